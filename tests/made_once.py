@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -38,14 +39,15 @@ def _compare_ops_without_a_child(patch: pytest.MonkeyPatch) -> None:
     from neural_mp.adaptors.common import runtime_probe
 
     run = runtime_probe._run
+    modules = [f"neural_mp.adaptors.{name}.kernel_check_probe" for name in ("onnxrt", "openvino")]
 
     def run_here(module: str, environment: dict[str, str], *arguments: str) -> Any:
-        if module != "neural_mp.adaptors.onnxrt.kernel_check_probe":
+        if module not in modules:
             return run(module, environment, *arguments)
-        from neural_mp.adaptors.onnxrt.kernel_check_probe import find_deviation
-
+        probe = importlib.import_module(module)
         cases = list(Path(arguments[0]).iterdir())
-        return {find_deviation(case) for case in cases}, {case.name for case in cases}
+        found = {f"{case.name} {probe.find_deviation(case)}" for case in cases}
+        return found, {case.name for case in cases}
 
     patch.setattr(runtime_probe, "_run", run_here)
 

@@ -7,12 +7,13 @@ difference: a fused kernel rounds fewer times.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array, float_arrays
 
@@ -58,6 +59,12 @@ def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: Any) ->
     except ConversionError:
         logger.debug("the model runs with optimizations only", exc_info=True)
         return
+    mismatch = describe_mismatch(unfused, fused)
+    if mismatch is not None:
+        raise ConversionError(
+            f"{adaptor.framework} computes {mismatch} in the converted model; exclude the ops "
+            f"before that output from conversion"
+        )
     if is_close(unfused, fused):
         return
     reference = float_arrays(adaptor.predict(model, inputs))
@@ -70,9 +77,35 @@ def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: Any) ->
         )
 
 
+def describe_mismatch(expected: Sequence[Array], found: Sequence[Array]) -> str | None:
+    """Return the first output of another shape or dtype; None if there is none."""
+    if len(expected) != len(found):
+        return f"{len(found)} floating-point outputs instead of {len(expected)}"
+    for right, wrong in zip(expected, found, strict=True):
+        if right.shape != wrong.shape:
+            return f"an output of shape {wrong.shape} instead of {right.shape}"
+        if right.dtype != wrong.dtype:
+            return f"an output of dtype {wrong.dtype} instead of {right.dtype}"
+    return None
+
+
 def is_close(expected: Sequence[Array], found: Sequence[Array]) -> bool:
     """Whether outputs are equal but for negligible noise."""
     return not exceeds_rounding(expected, expected, found)
+
+
+def first_different(
+    ops: Iterable[str], unfused: Mapping[str, OpOutput], fused: Mapping[str, OpOutput]
+) -> str | None:
+    """Return the first op whose results differ by more than negligible noise; None if unknown."""
+    return next(
+        (
+            op
+            for op in ops
+            if op in unfused and op in fused and not is_close([unfused[op].real], [fused[op].real])
+        ),
+        None,
+    )
 
 
 def exceeds_rounding(

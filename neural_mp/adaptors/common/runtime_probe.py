@@ -8,6 +8,7 @@ remaining cases. Results are cached on disk, by runtime version, processor and e
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import subprocess
@@ -120,6 +121,26 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
         for case in cases
         if (module, version, case) in _RESULTS
     }
+
+
+def deviations(module: str, version: str, cases: Mapping[str, bytes]) -> dict[str, str]:
+    """Return op → the deviation that a module found, for the ops whose cases deviate.
+
+    Args:
+        module: runs as a child process with `try_each_file`.
+        version: as for `probe_results`.
+        cases: op → the content of its case.
+    """
+    digests = {op: hashlib.sha256(content).hexdigest()[:32] for op, content in cases.items()}
+    results = case_results(module, version, {digests[op]: cases[op] for op in cases})
+    return {op: results[digest] for op, digest in digests.items() if results.get(digest)}
+
+
+def try_each_file(find: Callable[[Path], str]) -> None:
+    """Run the cases of `deviations` that no earlier child started; for a child."""
+    folder = Path(sys.argv[1])
+    names = sorted(path.name for path in folder.iterdir())
+    try_each(names, lambda name: [f"{name} {find(folder / name)}"])
 
 
 def _cache(version: str, environment: Mapping[str, str]) -> FileCache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from neural_mp.adaptors.common.fusion_check import is_close
+from neural_mp.adaptors.common.fusion_check import first_different
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.observe import op_outputs
 from neural_mp.adaptors.onnxrt.sessions import ALL, PLAIN
@@ -23,11 +23,4 @@ def first_deviating(model: OnnxModel, inputs: Any) -> str | None:
     """
     ops = list(model.results)
     unfused, fused = (op_outputs(model, ops, level)(inputs) for level in (PLAIN, ALL))
-    return next(
-        (
-            op
-            for op in ops
-            if op in unfused and op in fused and not is_close([unfused[op].real], [fused[op].real])
-        ),
-        None,
-    )
+    return first_different(ops, unfused, fused)

@@ -14,9 +14,9 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.runtime_probe import case_results, version_of
+from neural_mp.adaptors.common.runtime_probe import deviations, version_of
 from neural_mp.adaptors.onnxrt.fusion import has_weight, structure
-from neural_mp.adaptors.onnxrt.kernel_check_cases import Case, case_of
+from neural_mp.adaptors.onnxrt.kernel_check_cases import case_of
 from neural_mp.adaptors.onnxrt.kernel_check_probe import JOINER, LAYER, MOVER
 from neural_mp.adaptors.onnxrt.opset import opset_of
 
@@ -38,16 +38,12 @@ class KernelCheck:
     @cached_property
     def rejected(self) -> Mapping[str, str]:
         """Op → the reason why it cannot run between integer ops."""
-        cases = self.cases()
-        found = _compared(cases.values())
-        deviations = {op: found.get(case.digest, "") for op, case in cases.items()}
         return {
-            op: f"between integer ops, ONNX Runtime {deviation}"
-            for op, deviation in deviations.items()
-            if deviation
+            op: f"between integer ops, ONNX Runtime {words}"
+            for op, words in _deviations(self.cases()).items()
         }
 
-    def cases(self) -> dict[str, Case]:
+    def cases(self) -> dict[str, bytes]:
         """Return op → its case, for the ops that may be fused with integer ops."""
         found, opset = structure(self.program), opset_of(self.program)
         cases = {}
@@ -69,11 +65,10 @@ class KernelCheck:
 
 def compare_ahead(checks: Iterable[KernelCheck]) -> None:
     """Compare the ops of several models in one child process."""
-    _compared(case for check in checks for case in check.cases().values())
+    cases = (case for check in checks for case in check.cases().values())
+    _deviations({str(index): case for index, case in enumerate(cases)})
 
 
-def _compared(cases: Iterable[Case]) -> dict[str, str]:
-    """Return digest of a case → its deviation, empty if none."""
+def _deviations(cases: Mapping[str, bytes]) -> dict[str, str]:
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-    contents = {case.digest: case.content for case in cases}
-    return case_results(_PROBE, f"{_VERSION} {version}", contents)
+    return deviations(_PROBE, f"{_VERSION} {version}", cases)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
@@ -32,24 +30,8 @@ Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]
 
 
-@dataclass(frozen=True)
-class Case:
-    """An op to compare.
-
-    Attributes:
-        content: the serialized model of one op.
-    """
-
-    content: bytes
-
-    @property
-    def digest(self) -> str:
-        """A digest of the content."""
-        return hashlib.sha256(self.content).hexdigest()[:32]
-
-
-def case_of(node: ir.Node, role: str, opset: int) -> Case | None:
-    """Return the case of an op; None if no integer op can precede it."""
+def case_of(node: ir.Node, role: str, opset: int) -> bytes | None:
+    """Return the case of an op, a serialized model of it; None if no integer op can precede it."""
     if node.domain or list(bodies_of(node)) or not is_float32(node.outputs[0]):
         return None
     fed = [value for value in node.inputs if value is not None and value.const_value is None]
@@ -97,7 +79,7 @@ def case_of(node: ir.Node, role: str, opset: int) -> Case | None:
         GENERATED: [names[value] for value in free if value.const_value is not None],
     }
     onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in details.items()})
-    return Case(model.SerializeToString(deterministic=True))
+    return model.SerializeToString(deterministic=True)
 
 
 def _values(node: ir.Node) -> Iterator[ir.Value]:

@@ -9,7 +9,6 @@ without optimizations, but for rounding.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.common.runtime_probe import try_each_file
 from neural_mp.errors import one_line
 from neural_mp.util.pytree import Array
 
@@ -288,18 +287,15 @@ def _as_mover(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
 
 
 def find_deviation(path: Path) -> str:
-    """Return the name of a case and the deviation of its op on the shapes that it may run on."""
+    """Return the deviation of the op of a case on the shapes that it may run on."""
     case = onnx.load(str(path))
     for alternatives in _details(case)[SHAPES]:
         found = (_compare(case, shapes) for shapes in alternatives)
         deviation = next((words for words in found if words is not None), "")
         if deviation:
-            return f"{path.name} {deviation}"
-    return f"{path.name} "
+            return deviation
+    return ""
 
 
 if __name__ == "__main__":
-    cases = Path(sys.argv[1])
-    try_each(
-        sorted(path.name for path in cases.iterdir()), lambda name: [find_deviation(cases / name)]
-    )
+    try_each_file(find_deviation)

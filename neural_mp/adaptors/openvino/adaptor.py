@@ -10,10 +10,12 @@ import numpy as np
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.counterparts import OpNames
+from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.input_moments import corrections_from
 from neural_mp.adaptors.openvino import (
+    fusions,
     layer_inputs,
     layer_params,
     loading,
@@ -55,6 +57,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     single_file = optional.SingleFile((".xml",), storage.save_file)
     op_names = OpNames(renamed)
     streams = optional.Streams(with_streams)
+    unoptimized_run = UnoptimizedRun(fusions.outputs, fusions.first_deviating)
     graph_dump = optional.GraphDump(storage.dump_graph)
 
     read = staticmethod(loading.load)

@@ -94,6 +94,8 @@ def _integer_kernel(
         return _kernel_of_table(node)
     if resets_product(node):
         return _kernel_of_steps(node)
+    if name in model.rejected:
+        return model.rejected[name]
     if name not in structure.fusion_groups:
         if name in structure.layer_of:
             return FUSED

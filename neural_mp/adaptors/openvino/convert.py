@@ -8,7 +8,7 @@ INT8 layers an int8 weight, and 16-bit ops inputs in 16 bits, or the model a hin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import (
     CONVOLUTIONS,
+    LAYERS,
     GraphStructure,
     is_product,
     quantized_sums,
@@ -30,6 +31,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     name_of,
+    nodes_before,
     rank_of,
     source_of,
     tensor_of,
@@ -49,7 +51,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.util.pytree import Array
 
 #: Suffixes of the names of inserted nodes.
-QUANTIZED, CAST, BOUNDED = "/quantize", "/cast", "/bounded"
+QUANTIZED, CAST, BOUNDED, SEPARATED = "/quantize", "/cast", "/bounded", "/separated"
 #: Near the largest finite float32.
 _FLOAT_BOUND = 3e38
 #: The levels of uint8.
@@ -77,7 +79,7 @@ def convert_graph(
         ranges: scale owner → the range that its scale must cover.
     """
     program = model.program.clone()
-    found = structure(program)
+    found = structure(program, model.rejected)
     writer = _Writer(found, plan, ranges, _factors(found, plan))
     weights = WeightWriter(found, plan, model.grouped, writer.owners)
     set_input_group(program, weights.input_groups())
@@ -91,6 +93,7 @@ def convert_graph(
         writer.cast_to_16_bits()
     writer.quantize_recurrent()
     weights.replace_ops()
+    writer.separate(model.rejected)
     program.validate_nodes_and_infer_types()
     return replace(
         model,
@@ -219,6 +222,33 @@ class _Writer:
             self.owners[f"{name}{BOUNDED}"] = name
             for given in readers:
                 given.replace_source_output(bounded.output(0))
+
+    def separate(self, rejected: Collection[str]) -> None:
+        """Insert a Maximum without effect between ops and the integer kernels next to them.
+
+        Transformations of the plugin move no scale past a Maximum, and no kernel includes one that
+        follows.
+        """
+        for name in rejected:
+            node = self.structure.nodes[name]
+            sources = nodes_before(node, (*LAYERS, "FakeQuantize"))
+            is_next = any(
+                type_of(source) == "FakeQuantize" or f"{name_of(source)}{WEIGHT}" in self.owners
+                for source in sources
+            )
+            read = [given for given in node.inputs() if not is_constant(given.get_source_output())]
+            written = [
+                self._stored[tensor].input(0)
+                for tensor in map(tensor_of, node.outputs())
+                if tensor in self._stored
+            ]
+            for place, given in enumerate((*(read if is_next else ()), *written)):
+                output = given.get_source_output()
+                least = ops.convert(ops.constant(-np.inf, _F32), output.get_element_type())
+                barrier = ops.maximum(output, least)
+                barrier.set_friendly_name(f"{name}{SEPARATED}{place}")
+                self.owners[name_of(barrier)] = name
+                given.replace_source_output(barrier.output(0))
 
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""

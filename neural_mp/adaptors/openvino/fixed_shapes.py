@@ -59,7 +59,7 @@ class ShapedRunner:
         return runner(feeds)
 
     def _for_example(self) -> Runner:
-        if self._fixed is None:
+        if self._fixed is None or not self._fixed.is_usable:
             try:
                 model = self._model.clone()
                 model.reshape(dict(enumerate(self._example or ())))
@@ -72,7 +72,7 @@ class ShapedRunner:
         return self._fixed
 
     def _for_all(self) -> Runner:
-        if self._dynamic is None:
+        if self._dynamic is None or not self._dynamic.is_usable:
             self._dynamic = Runner(self._model, streams=self._streams)
         return self._dynamic
 

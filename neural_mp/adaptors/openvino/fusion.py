@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +75,11 @@ class GraphStructure:
         return [tensor for output in given if (tensor := tensor_of(output)) in self.tensors]
 
 
-def structure(model: Any) -> GraphStructure:
-    """Return the structure of a graph."""
+def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
+    """Return the structure of a graph.
+
+    `rejected` are ops that cannot run next to integer kernels.
+    """
     nodes = {name_of(node): node for node in op_nodes(model)}
     tensors = {tensor_of(output): output for output in model.inputs}
     parts: dict[str, str] = {}
@@ -85,13 +88,14 @@ def structure(model: Any) -> GraphStructure:
             tensors[tensor_of(output)] = output
             if output.get_index():
                 parts[tensor_of(output)] = name
-    groups = find_fusion_groups([n for n, node in nodes.items() if _heads(node)], _Kernels(nodes))
+    sound = {name: node for name, node in nodes.items() if name not in rejected}
+    groups = find_fusion_groups([n for n, node in sound.items() if _heads(node)], _Kernels(nodes))
     return GraphStructure(
         nodes,
         tensors,
         groups,
         fused_into(groups.values()),
-        frozenset(name for name, node in nodes.items() if moves(node)),
+        frozenset(name for name, node in sound.items() if moves(node)),
         parts,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,18 @@ def is_constant(output: Any, depth: int = 4) -> bool:
 _FOLDABLE = frozenset(
     {"Convert", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Multiply", "Subtract", "Broadcast"}
 )
+
+
+def nodes_before(node: Any, ends: Container[str]) -> Iterator[Any]:
+    """Yield the nodes that a node is computed from, but none before those of some types."""
+    waiting, seen = [given.get_source_output().get_node() for given in node.inputs()], set[str]()
+    while waiting:
+        source = waiting.pop()
+        if name_of(source) not in seen:
+            seen.add(name_of(source))
+            yield source
+            if type_of(source) not in ends:
+                waiting += [given.get_source_output().get_node() for given in source.inputs()]
 
 
 def array_of(output: Any) -> Array | None:

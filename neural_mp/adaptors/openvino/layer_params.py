@@ -110,7 +110,7 @@ def _weight(node: Any) -> Array:
 def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
-    found = structure(program)
+    found = structure(program, model.rejected)
     known = _layers(found)
     for name, change in changes.items():
         _change(found, name, known[name], change)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of, rename
+from neural_mp.adaptors.openvino.kernel_check import rejected_ops
 from neural_mp.adaptors.openvino.runtime import from_bytes, to_bytes
 
 
@@ -30,7 +31,12 @@ class OpenVinoModel(GraphModel[Any]):
     @cached_property
     def structure(self) -> GraphStructure:
         """The structure of the graph."""
-        return structure(self.program)
+        return structure(self.program, self.rejected)
+
+    @cached_property
+    def rejected(self) -> Mapping[str, str]:
+        """Op → the reason why it cannot run next to integer kernels; empty once converted."""
+        return {} if self.given is None else rejected_ops(self.program)
 
     @cached_property
     def _inputs(self) -> list[str]:
@@ -42,20 +48,23 @@ class OpenVinoModel(GraphModel[Any]):
         there = [name_of(port.get_node()) for port in self.runs.outputs]
         return [there.index(tensor) for tensor in self.signature.output_tensors]
 
+    def in_order(self, found: Sequence[Array]) -> list[Array]:
+        """Return outputs of the graph in the order of the signature."""
+        return [found[position] for position in self._outputs]
+
     def feeds(self, bound: Mapping[str, Array]) -> list[Array]:
         """Return bound inputs in the order of the graph."""
         return [bound[tensor] for tensor in self._inputs]
 
     def compiled(self) -> Run:
         """Return the compiled graph to run, for the allowed number of threads."""
-        inputs, outputs = self._inputs, self._outputs
+        inputs = self._inputs
         example = tuple(np.shape(self.example[tensor]) for tensor in inputs)
         is_converted = self.given is None
         runner = ShapedRunner(self.runs, example, streams=self.streams, rounds=not is_converted)
 
         def run(bound: Mapping[str, Array]) -> list[Array]:
-            found = runner([bound[tensor] for tensor in inputs])
-            return [found[position] for position in outputs]
+            return self.in_order(runner([bound[tensor] for tensor in inputs]))
 
         return run
 

@@ -144,14 +144,17 @@ def observable_ops(model: OpenVinoModel) -> OpGraph:
 
 
 def op_outputs(
-    model: OpenVinoModel, wanted: Collection[str]
+    model: OpenVinoModel, wanted: Collection[str], *, low_precision: bool = True
 ) -> Callable[[Any], dict[str, OpOutput]]:
-    """Return a function that runs one batch and returns the results of ops."""
+    """Return a function that runs one batch and returns the results of ops.
+
+    Without `low_precision`, quantized tensors are rounded in float.
+    """
     places = {op: _place(model, op) for op in wanted}
     there = model.structure.tensors
     places = {op: place for op, place in places.items() if place.tensor in there}
     fetched = list(dict.fromkeys(place.tensor for place in places.values()))
-    runner = Runner(_with_outputs(model.program, fetched))
+    runner = Runner(_with_outputs(model.program, fetched), low_precision=low_precision)
 
     def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.feeds(model.signature.bind(inputs))

@@ -43,13 +43,19 @@ ov: Any = _import_without_telemetry()
 ops: Any = ov.opset13
 
 CPU = "CPU"
+#: The shapes of all inputs.
+Shapes = tuple[tuple[int, ...], ...]
 #: Settings of every compiled model.
 _SETTINGS: Mapping[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
 #: Place of the precision hint in the runtime information of a model.
 _HINT = ["neural_mp", "inference_precision"]
 #: No kernels that the plugin generates for several ops; see `Runner._merges_int8_products`.
 _SEPARATE_KERNELS: Mapping[str, Any] = {"SNIPPETS_MODE": "DISABLE"}
+#: No transformations into integer kernels.
+_FLOAT_KERNELS: Mapping[str, Any] = {"LP_TRANSFORMS_MODE": "NO"}
 _NOT_EXECUTED = "not_executed"
+#: Maximum number of remembered shapes of the inputs of a compiled model.
+_MAX_SHAPES = 4096
 
 
 @lru_cache(maxsize=1)
@@ -154,13 +160,24 @@ class Runner:
         model: the `openvino.Model`.
         profiled: whether to time every kernel.
         streams: concurrent calls, among which the threads are divided; None for one call.
+        low_precision: whether quantized tensors are stored in integers, for integer kernels; else
+            they are rounded in float.
 
     Raises:
         ConversionError: OpenVINO rejects the model, or compiles a model of other shapes.
     """
 
-    def __init__(self, model: Any, *, profiled: bool = False, streams: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        profiled: bool = False,
+        streams: int | None = None,
+        low_precision: bool = True,
+    ) -> None:
         settings = {**_SETTINGS, "INFERENCE_PRECISION_HINT": precision_hint(model)}
+        if not low_precision:
+            settings |= {**_FLOAT_KERNELS, **_SEPARATE_KERNELS}
         if streams is not None:
             settings |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": streams}
         threads = allowed_threads()
@@ -189,6 +206,9 @@ class Runner:
         taken = [port.get_element_type() for port in self._compiled.inputs]
         self._shares = not {ov.Type.string, ov.Type.bf16} & {*taken}
         self._plain = ov.Type.bf16 not in self._outputs
+        self._accepted = set[Shapes]()
+        #: False after a failed run: the plugin keeps its shapes, and any inputs may fail.
+        self.is_usable = True
 
     def __call__(self, feeds: Sequence[Array], *, shared: bool = False) -> list[Array]:
         """Return all outputs for inputs in the order of the model, after a reset of its state.
@@ -207,7 +227,7 @@ class Runner:
         try:
             if self._has_state:
                 request.reset_state()
-            found = request.infer(fed, share_inputs=self._shares, share_outputs=shared).to_tuple()
+            found = self._infer(request, fed, tuple(value.shape for value in feeds), shared)
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
@@ -216,6 +236,27 @@ class Runner:
         if self._plain:
             return list(found)
         return [in_own_type(found[index], kind) for index, kind in enumerate(self._outputs)]
+
+    def _infer(self, request: Any, fed: Any, shapes: Shapes, shared: bool) -> tuple[Any, ...]:
+        """Return the outputs of a run, asynchronous unless inputs of these shapes ran before.
+
+        On one thread, a synchronous run ignores errors: outputs are those of the run before, and
+        later runs of any model of the process access freed memory (OpenVINO 2026.4). Shapes cause
+        the errors, and an asynchronous run takes more time.
+        """
+        if shapes in self._accepted:
+            outputs = request.infer(fed, share_inputs=self._shares, share_outputs=shared)
+            return tuple(outputs.to_tuple())
+        request.start_async(fed, share_inputs=self._shares)
+        try:
+            request.wait()
+        except RuntimeError:
+            self.is_usable = False
+            raise
+        if len(self._accepted) >= _MAX_SHAPES:
+            self._accepted.clear()
+        self._accepted.add(shapes)
+        return tuple(request.results.to_tuple())
 
     def _tensor(self, value: Array) -> Any:
         """Return a plain array as OpenVINO's tensor, which spares the search for its type."""

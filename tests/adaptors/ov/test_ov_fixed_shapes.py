@@ -12,6 +12,7 @@ import torch
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
 from neural_mp.adaptors.openvino import fixed_shapes
+from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.hardware import detect
@@ -113,3 +114,26 @@ def test_a_torch_module_runs_in_the_form_of_the_batches_of_its_data(compiled, tm
     compiled.clear()
     assert tuple(result(torch.randn(8, 5)).shape) == (8, 3)
     assert compiled == [(8, 5)]
+
+
+def _dense_of_two_rows():
+    """A model of any number of rows by its input, and of two by its weight."""
+    given = ops.parameter([-1, 5], np.float32, name="x")
+    dense = ops.matmul(given, ops.constant(WEIGHT), False, False)
+    found = ops.matmul(ops.constant(np.eye(2, dtype=np.float32)), dense, False, False)
+    return ov.Model([found], [given], "dense")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_call_of_impossible_shapes_raises_and_leaves_later_calls_right(threads):
+    other, adaptor = ShapedRunner(_dense(), ((4, 5),)), OpenVinoAdaptor()
+    with adaptor.threads(threads):
+        run = ShapedRunner(_dense_of_two_rows(), ((4, 5),))
+        _check(run, 2)
+        for _ in range(2):
+            with pytest.raises(ConversionError, match="fails to run"):
+                run([np.ones((3, 5), np.float32)])
+            _check(run, 2, times=2)
+        del run
+        _check(other, 4)
+        _check(ShapedRunner(_dense(), ((4, 5),)), 3)

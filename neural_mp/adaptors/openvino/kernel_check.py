@@ -1,0 +1,173 @@
+"""Ops of a model that OpenVINO miscompiles next to integer kernels.
+
+The low-precision transformations of OpenVINO move scales and zero points past float ops, and the
+plugin stores results of some kernels in bytes. For some ops and attributes, the results then have
+other values or another shape. No table of these would be complete, so a probe compares every
+combination of op, attributes and shapes once per machine and version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from neural_mp.adaptors.common.runtime_probe import deviations, version_of
+from neural_mp.adaptors.openvino.fusion import LAYERS, moves
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    is_constant,
+    is_float,
+    name_of,
+    nodes_before,
+    op_nodes,
+    outputs_of,
+    rank_of,
+    tensor_of,
+    type_of,
+)
+from neural_mp.adaptors.openvino.runtime import from_bytes, ops, ov, to_bytes
+
+#: Must change with the cases or the probe.
+_VERSION = 6
+_PROBE = "neural_mp.adaptors.openvino.kernel_check_probe"
+#: Places in the runtime information of a case: whether its op moves quantized values, and the types
+#: of the layers before.
+MOVES, FOLLOWS = ("neural_mp", "moves"), ("neural_mp", "follows")
+#: Ops that transformations move scales past, or whose kernels store bytes. Ops that compute value
+#: by value are compared if they broadcast over axes.
+_COMPARED = frozenset(
+    {
+        *("AvgPool", "MaxPool", "Gather", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split"),
+        *("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2"),
+        *("ReduceProd", "VariadicSplit", "StridedSlice", "Slice", "Pad", "Interpolate", "Concat"),
+        *("DepthToSpace", "SpaceToDepth", "Broadcast", "Tile", "MVN", "NormalizeL2"),
+        *("ShuffleChannels", "BatchToSpace", "SpaceToBatch"),
+    }
+)
+_ELEMENTWISE = frozenset({"Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum"})
+#: Sizes of free axes: the first axis, and the others in turn.
+_FREE_SIZES = (2, 16, 13)
+#: Maximum number of elements of an input.
+_MAX_ELEMENTS = 4_000_000
+#: Graph → its rejected ops.
+_REJECTED: MutableMapping[Any, dict[str, str]] = WeakKeyDictionary()
+
+
+def rejected_ops(program: Any) -> dict[str, str]:
+    """Return op → the reason why it cannot run next to integer kernels, for ops of a graph."""
+    if program not in _REJECTED:
+        version = f"{_VERSION} {version_of('openvino')}"
+        found = deviations(_PROBE, version, op_cases(program))
+        _REJECTED[program] = {
+            op: f"next to integer kernels, OpenVINO {words}" for op, words in found.items()
+        }
+    return _REJECTED[program]
+
+
+def op_cases(program: Any) -> dict[str, bytes]:
+    """Return op → case, a stored model of the op alone, for the ops to compare."""
+    found, known = dict[str, bytes](), dict[str, bytes | None]()
+    for node in op_nodes(program):
+        if _is_compared(node):
+            key = _key(node)
+            if key not in known:
+                known[key] = _case(program.clone(), name_of(node))
+            case = known[key]
+            if case is not None:
+                found[name_of(node)] = case
+    return found
+
+
+def _key(node: Any) -> str:
+    """Return a text that differs for nodes with different cases."""
+    read = [given.get_source_output() for given in node.inputs()]
+    tensors = [*map(tensor_of, read)]
+    repeated = [tensors.index(tensor) for tensor in tensors]
+    constants = [np.asarray(array_of(o)).tobytes() if is_constant(o) else None for o in read]
+    shapes = [str(output.get_partial_shape()) for output in read]
+    results = [output.get_index() for output in outputs_of(node)]
+    attributes = sorted(node.get_attributes().items(), key=str)
+    layers = _layers_before(node)
+    return f"{type_of(node)} {attributes} {shapes} {repeated} {constants} {results} {layers}"
+
+
+def _layers_before(node: Any) -> str:
+    """Return the types of the layers whose scales may move to a node."""
+    return " ".join(sorted({*map(type_of, nodes_before(node, LAYERS))} & {*LAYERS}))
+
+
+def _case(copied: Any, name: str) -> bytes | None:
+    """Return the case of an op, cut from a copy of the graph; None if no data can be drawn."""
+    node = next(node for node in op_nodes(copied) if name_of(node) == name)
+    details = {MOVES: str(moves(node)), FOLLOWS: _layers_before(node)}
+    case = _alone(node)
+    if case is None:
+        return None
+    for place, text in details.items():
+        case.set_rt_info(text, list(place))
+    graph, weights = to_bytes(case)
+    return len(graph).to_bytes(8, "little") + graph + weights
+
+
+def read_case(content: bytes) -> Any:
+    """Return the model of a case."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    return from_bytes(content[8:start], content[start:])
+
+
+def fixed_shape(shape: Any) -> list[int]:
+    """Return the sizes of a tensor, with numbers for free axes."""
+    return [
+        size.get_length() if size.is_static else _FREE_SIZES[min(axis, 1 + axis % 2)]
+        for axis, size in enumerate(shape)
+    ]
+
+
+def _is_compared(node: Any) -> bool:
+    given = [i.get_source_output() for i in node.inputs()]
+    computed = [output for output in given if not is_constant(output)]
+    # Arbitrary indices and sizes would not be valid.
+    if not computed or not all(map(is_float, [*computed, *outputs_of(node)])):
+        return False
+    if type_of(node) in _ELEMENTWISE:
+        return len({rank_of(output) for output in computed}) > 1
+    return type_of(node) in _COMPARED
+
+
+def _alone(node: Any) -> Any | None:
+    """Return a model of an op, cut from its graph; None if no data can be drawn for its inputs."""
+    inputs: dict[str, Any] = {}
+    for position, given in enumerate(node.inputs()):
+        output = given.get_source_output()
+        if is_constant(output):
+            given.replace_source_output(_constant(output, position).output(0))
+            continue
+        shape = output.get_partial_shape()
+        if shape.rank.is_dynamic or np.prod(fixed_shape(shape)) > _MAX_ELEMENTS:
+            return None
+        tensor = tensor_of(output)
+        if tensor not in inputs:
+            inputs[tensor] = ops.parameter(shape, np.float32, name=f"x{len(inputs)}")
+        given.replace_source_output(inputs[tensor].output(0))
+    node.set_friendly_name("op")
+    node.validate_and_infer_types()
+    results = []
+    for position, output in enumerate(outputs_of(node)):
+        output.set_names({f"y{position}"})
+        result = ops.result(output)
+        result.set_friendly_name(f"y{position}")
+        results.append(result)
+    return ov.Model(results, [*inputs.values()], "op")
+
+
+def _constant(output: Any, position: int) -> Any:
+    """Return a constant input; the values of vectors of floats are of no importance."""
+    values = np.asarray(array_of(output))
+    if is_float(output) and values.size > 1:
+        values = np.linspace(0.5, 1.5, values.size, dtype=np.float32).reshape(values.shape)
+    constant = ops.constant(values, output.get_element_type())
+    constant.set_friendly_name(f"c{position}")
+    return constant

@@ -1,0 +1,199 @@
+"""Comparison of ops next to integer kernels, as OpenVINO transforms them; runs in a child process.
+
+Every case is a model of one float op. In one branch the op reads quantized values, in others the
+results of integer convolutions and products; its result is quantized for a further kernel. The
+compiled model must yield the results of the same model without low-precision transformations, but
+for rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.fusion_check import describe_mismatch, exceeds_rounding, is_close
+from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.common.ranges import LEVELS
+from neural_mp.adaptors.common.runtime_probe import try_each_file
+from neural_mp.adaptors.openvino.kernel_check import FOLLOWS, MOVES, fixed_shape, read_case
+from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+from neural_mp.errors import ConversionError
+from neural_mp.util.pytree import Array
+
+logger = logging.getLogger(__name__)
+
+#: Signed weights up to this value never saturate 16-bit sums of two products with uint8.
+_LARGEST_WEIGHT = 63
+#: Ranks of the tensors that are convolved; the least rank of those multiplied by a matrix.
+_IMAGE_RANKS, _LEAST_AXES = (3, 4, 5), 2
+#: Size of the window of a convolution along the last axis: for 1, without low-precision
+#: transformations, OpenVINO refuses some convolutions after transpositions.
+_WINDOW = 3
+#: Limits of the tensors that an op moves, which share a scale.
+_MOVED = (-4.0, 4.0)
+
+
+class _Ranges:
+    """Quantization of tensors, in an order that is the same in each model of a case.
+
+    Args:
+        values: the value of each tensor; None leaves the tensors in float.
+    """
+
+    def __init__(self, values: Sequence[Array] | None) -> None:
+        self._values = None if values is None else iter(values)
+        self.tensors: list[Any] = []
+
+    def quantize(self, output: Any, limits: tuple[float, float] | None = None) -> Any:
+        """Return a tensor after a FakeQuantize, to its own limits by default, or the tensor."""
+        self.tensors.append(output)
+        if self._values is None:
+            return output
+        array = next(self._values)
+        own = float(array.min(initial=0)), float(array.max(initial=0))
+        params = QuantParams.of(limits or own)
+        ends = [np.array(end, np.float32) for end in (params.low, params.high)]
+        return ops.fake_quantize(output, *ends, *ends, LEVELS + 1).output(0)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A graph under construction.
+
+    Attributes:
+        inputs: its parameters.
+        results: the results of all branches.
+        quantized: the tensors that are quantized, or would be.
+    """
+
+    inputs: list[Any]
+    results: list[Any]
+    quantized: list[Any]
+
+    def run(self, outputs: list[Any], feeds: list[Array], *, low_precision: bool) -> list[Array]:
+        """Return the values of some tensors."""
+        model = ov.Model([ops.result(output) for output in outputs], self.inputs, "probe")
+        return Runner(model, low_precision=low_precision)(feeds)
+
+
+def find_deviation(path: Path) -> str:
+    """Return the deviation of the op of a case, empty if none or if unknown."""
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    try:
+        graph = _graph(content, None)
+        feeds = [
+            random.normal(size=fixed_shape(port.get_output_partial_shape(0))).astype(np.float32)
+            for port in graph.inputs
+        ]
+        outputs = [*graph.results, *graph.quantized]
+        values = graph.run(outputs, feeds, low_precision=False)
+    except (ConversionError, RuntimeError):
+        # Without a reference, nothing can be compared.
+        logger.info("no reference for %s", path.name, exc_info=True)
+        return ""
+    if not all(array.size and np.isfinite(array).all() for array in values):
+        return ""
+    count = len(graph.results)
+    quantized = _graph(content, values[count:])
+    return _deviation(quantized, feeds, values[:count])
+
+
+def _graph(content: bytes, values: Sequence[Array] | None) -> _Graph:
+    """Return all branches of a case."""
+    ranges = _Ranges(values)
+    inputs: list[Any] = []
+    results = []
+    layers = read_case(content).get_rt_info(list(FOLLOWS)).astype(str).split()
+    for kernel in (None, *dict.fromkeys(_KERNELS[layer] for layer in layers)):
+        case = read_case(content)
+        is_mover = case.get_rt_info(list(MOVES)).astype(str) == "True"
+        for index, given in enumerate(case.get_parameters()):
+            if kernel is None:
+                shape = given.get_output_partial_shape(0)
+                inputs.append(ops.parameter(shape, np.float32, name=f"x{index}"))
+            limits = _MOVED if is_mover else None
+            read = ranges.quantize(inputs[index].output(0), limits)
+            if kernel is not None:
+                read = kernel(read, values is not None)
+            for reader in list(given.output(0).get_target_inputs()):
+                reader.replace_source_output(read)
+        for result in case.get_results():
+            output = result.input(0).get_source_output()
+            output.get_node().validate_and_infer_types()
+            stored = output if is_mover and kernel is None else ranges.quantize(output)
+            last = _convolved if _rank_of(stored) in _IMAGE_RANKS else _multiplied
+            results.append(last(stored, values is not None))
+    return _Graph(inputs, results, ranges.tensors)
+
+
+def _rank_of(output: Any) -> int:
+    """Return the number of axes of a tensor, 0 if unknown."""
+    shape = output.get_partial_shape()
+    return 0 if shape.rank.is_dynamic else len(shape)
+
+
+# A bias in these layers would keep the scales, which are multiplied before, from moving.
+def _convolved(output: Any, in_int8: bool) -> Any:
+    """Return an image after a convolution with an activation, whose weight may be int8."""
+    shape, axes = output.get_partial_shape(), _rank_of(output) - 2
+    if axes + 2 not in _IMAGE_RANKS or shape[1].is_dynamic:
+        return output
+    size = shape[1].get_length()
+    weight = _weight((size, size, *[1] * (axes - 1), _WINDOW), in_int8)
+    ones, pads = [1] * axes, [*[0] * (axes - 1), _WINDOW // 2]
+    return ops.relu(ops.convolution(output, weight, ones, pads, pads, ones)).output(0)
+
+
+def _multiplied(output: Any, in_int8: bool) -> Any:
+    """Return a tensor after a product, whose weight may be int8."""
+    shape, rank = output.get_partial_shape(), _rank_of(output)
+    if rank < _LEAST_AXES or shape[rank - 1].is_dynamic:
+        return output
+    size = shape[rank - 1].get_length()
+    weight = _weight((size, size), in_int8)
+    return ops.matmul(output, weight, False, True).output(0)
+
+
+#: Type of a layer before an op → its kernel.
+_KERNELS = {"Convolution": _convolved, "GroupConvolution": _convolved, "MatMul": _multiplied}
+
+
+def _weight(shape: tuple[int, ...], in_int8: bool) -> Any:
+    """Return a weight with a scale per output channel."""
+    random, limit = np.random.default_rng(shape[0]), _LARGEST_WEIGHT
+    integers = random.integers(-limit, limit + 1, shape).astype(np.int8)
+    steps = np.linspace(0.5, 1, shape[0]) / (limit * np.sqrt(np.prod(shape[1:])))
+    scales = steps.astype(np.float32).reshape(-1, *[1] * (len(shape) - 1))
+    if not in_int8:
+        return ops.constant(integers * scales)
+    return ops.multiply(ops.convert(ops.constant(integers), "f32"), ops.constant(scales))
+
+
+def _deviation(quantized: _Graph, feeds: list[Array], expected: list[Array]) -> str:
+    """Return a deviation of the results of quantized tensors, empty if none."""
+    results = quantized.results
+    try:
+        found = quantized.run(results, feeds, low_precision=True)
+    except ConversionError:
+        logger.info("not compiled or run", exc_info=True)
+        return "does not compile it, or compiles it to another shape"
+    if is_close(expected, found):
+        return ""
+    try:
+        plain = quantized.run(results, feeds, low_precision=False)
+    except ConversionError:
+        logger.info("no run without transformations", exc_info=True)
+        return ""
+    mismatch = describe_mismatch(plain, found)
+    if mismatch is not None:
+        return f"computes {mismatch}"
+    return "computes other values" if exceeds_rounding(expected, plain, found) else ""
+
+
+if __name__ == "__main__":
+    try_each_file(find_deviation)
