@@ -71,9 +71,12 @@ def hidden_maps(program: ir.Model) -> Iterator[None]:
     domains = [node.domain for node in hidden]
     for node in hidden:
         node.domain = _UNKNOWN_DOMAIN
+    if hidden:  # an inference ends at a domain that the model does not import
+        program.opset_imports[_UNKNOWN_DOMAIN] = 1
     try:
         yield
     finally:
+        program.opset_imports.pop(_UNKNOWN_DOMAIN, None)
         for node, domain in zip(hidden, domains, strict=True):
             node.domain = domain
 

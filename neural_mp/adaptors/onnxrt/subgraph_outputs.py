@@ -60,8 +60,8 @@ def values_in(program: ir.Model) -> dict[str, ir.Value]:
 def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
     """Return the values that a run can return, at any depth of bodies.
 
-    A Scan returns values of its own body, but no sequences from deeper bodies; strings and
-    sequences cannot be returned.
+    A Scan returns values of its own body whose number of axes is known, but no sequences from
+    deeper bodies; strings and sequences cannot be returned.
     """
     found, opset = runners(program.graph), opset_of(program)
 
@@ -74,6 +74,8 @@ def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.V
         if around and (opset < _HAS_SEQUENCES or not _is_numbers(value)):
             return False
         if around and around[0].op_type == "Scan":
+            if value.shape is None:
+                return False
             del around[0]
         if around and opset < _PASSES_SEQUENCES:
             return False
@@ -172,7 +174,9 @@ class _Recorder:
     def _scanned(self, node: ir.Node, body: ir.Graph, value: ir.Value) -> ir.Value:
         graph = node.graph
         assert isinstance(graph, ir.Graph)
-        body.outputs.append(self._append(body, "Identity", [value]))
+        result = self._append(body, "Identity", [value])
+        result.type, result.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
+        body.outputs.append(result)
         for word in ("scan_output_axes", "scan_output_directions"):
             given = node.attributes.get_ints(word)
             if given:

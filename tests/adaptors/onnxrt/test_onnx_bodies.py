@@ -23,6 +23,7 @@ from onnx_bodies import (
 )
 from onnx_nets import MACHINE, Converted, graph, op, run
 
+from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.profiler import own_times
 from neural_mp.core.int8_accumulation import KernelKind
@@ -150,6 +151,35 @@ def test_a_loop_in_which_a_tensor_grows():
     grown = np.concatenate([START["start"], START["start"] @ W])
     grown = np.concatenate([grown, grown @ W])
     assert converted.observed.ranges["loop/s"]["minmax"][1] == pytest.approx(grown.max())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
+def test_a_body_with_a_tensor_of_an_unknown_number_of_axes_is_converted(tmp_path):
+    counts = body(
+        [
+            op("NonZero", "row", "places"),
+            op("Squeeze", "places", "squeezed"),
+            op("Cast", "squeezed", "numbers", to=FLOAT),
+            op("ReduceSum", "numbers", "total", keepdims=0),
+            op("Identity", "state", "same"),
+        ],
+        [info("state", FLOAT, [1]), info("row", FLOAT, [None])],
+        [info("same", FLOAT, [1]), info("total", FLOAT, [])],
+    )
+    node = op("Scan", "start p", "last totals", body=counts, num_scan_inputs=1)
+    model = graph(
+        [op("MatMul", "x u", "h"), op("Relu", "h", "r"), op("MatMul", "r w", "p"), node],
+        {"x": ["batch", WIDTH]},
+        ["p", "totals"],
+        {"w": W, "u": U, "start": np.zeros(1, np.float32)},
+    )
+    x = draw(BATCH, WIDTH, seed=7)
+    options = {"precisions": "int8", "objective": "modelsize", "workspace": tmp_path}
+    result = MixedPrecision(model=model, calib_dataloader=[({"x": x}, None)], **options)()
+    assert result.plan.counts()[INT8] == 2
+    for expected, output in zip(run(model, x=x), result({"x": x}), strict=True):
+        assert signal_to_noise(expected, np.asarray(output)) > 25
 
 
 def nested(kind):

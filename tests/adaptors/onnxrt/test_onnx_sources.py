@@ -13,6 +13,8 @@ from onnx_nets import MACHINE, Converted, as_onnx, graph, kernels, op, run
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
+from neural_mp.adaptors.onnxrt.map_types import program_from
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
 from neural_mp.testing import signal_to_noise
@@ -336,6 +338,17 @@ def test_maps_pass_through_in_float(case, tmp_path):
     written = onnx.load(tmp_path / "model.onnx").graph
     assert written.input[0].type == model.graph.input[0].type
     assert written.output[-1].type == model.graph.output[-1].type
+
+
+def test_shapes_of_a_model_that_returns_maps_are_inferred():
+    model, _ = classifier("numbers")
+    del model.graph.value_info[:]
+    program = program_from(model)
+    infer_shapes(program)
+    (product,) = (node for node in program.graph if node.op_type == "MatMul")
+    assert [str(size) for size in product.outputs[0].shape or ()] == ["n", "3"]
+    (zipped,) = (node for node in program.graph if node.op_type == "ZipMap")
+    assert zipped.domain == "ai.onnx.ml"
 
 
 def test_the_probabilities_in_maps_count_towards_the_noise_of_the_output():

@@ -19,7 +19,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConversionError
 from neural_mp.testing import signal_to_noise, uniform
-from neural_mp.testing.onnx_graph_check import Verdict, checked
+from neural_mp.testing.graph_check import Verdict
+from neural_mp.testing.onnx_graph_check import checked
 from neural_mp.testing.onnx_graphs import OnnxGraph, drawn_graph
 
 ADAPTOR = OpenVinoAdaptor()
@@ -167,9 +168,11 @@ def test_a_plan_with_wrong_outputs_is_a_failed_candidate(seed, words):
 @pytest.mark.slow
 def test_drawn_graphs_compute_the_same_fused_unfused_and_in_floats():
     graphs = [*map(drawn_graph, range(20)), *map(drawn_graph, MOVED)]
-    findings = [checked(drawn, adaptor=ADAPTOR, source=read(drawn.model)) for drawn in graphs]
-    assert [(f.verdict, f.words, str(f.graph)) for f in findings if f.is_failure] == []
-    assert sum(found.verdict is Verdict.RIGHT for found in findings) > 15
+    outcomes = [
+        (drawn, checked(drawn, adaptor=ADAPTOR, source=read(drawn.model))) for drawn in graphs
+    ]
+    assert [f"{drawn}: {outcome}" for drawn, outcome in outcomes if outcome.is_failure] == []
+    assert sum(outcome.verdict is Verdict.RIGHT for _, outcome in outcomes) > 15
 
 
 @pytest.mark.usefixtures("unchecked_ops")
