@@ -71,6 +71,38 @@ def test_sizes_survive_saving(rule, tmp_path):
     torch.testing.assert_close(restored.module(torch.ones(2, 12, 3)), module(torch.ones(2, 12, 3)))
 
 
+class ResizedPositions(nn.Module):
+    """Positions that are resized to the length of the input, before ops whose arguments are read.
+
+    The mode decides which of torch's composed ops does the resizing.
+    """
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode, self.axes = mode, 1 if mode in ("linear", "nearest") else 2
+        self.positions = nn.Parameter(torch.randn(1, 8, *[12] * self.axes))
+        self.conv = (nn.Conv1d, nn.Conv2d)[self.axes - 1](8, 4, 3, padding=1)
+        self.norm = (nn.BatchNorm1d, nn.BatchNorm2d)[self.axes - 1](8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = x.shape[-self.axes :]
+        positions = F.interpolate(self.positions, size=sizes, mode=self.mode)
+        return self.conv(torch.relu(self.norm(x + positions)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["linear", "nearest", "bilinear", "bicubic", "nearest-exact"])
+def test_tensors_resized_to_the_input_survive_saving(mode, tmp_path):
+    module, adaptor = ResizedPositions(mode).eval(), PyTorchAdaptor()
+    model = adaptor.load(module, example=(torch.randn(2, 8, *[16] * module.axes),))
+    adaptor.save(model, tmp_path)
+    restored = adaptor.restore(tmp_path)
+    for size in (16, 9):
+        x = torch.randn(3, 8, *[size] * module.axes)
+        with torch.no_grad():
+            torch.testing.assert_close(restored.module(x), module(x))
+
+
 @given(
     st.sampled_from([math.ceil, math.floor, round, abs]),
     st.one_of(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
@@ -66,7 +67,8 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
     fake = torch._guards.detect_fake_mode(inputs)
     if fake is None:
         raise ValueError("the inputs of a program must be tensors")
-    with fake, torch.no_grad(), free_lengths():
+    # Ops composed of others, such as resizing, take symbolic sizes in Python only.
+    with fake, enable_python_dispatcher(), torch.no_grad(), free_lengths():
         _Propagation(program.graph_module, checks).run(*inputs, enable_io_processing=False)
 
 
