@@ -42,6 +42,18 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
             continue
         numbers = np.random.default_rng(seed)
         shape = (SAMPLES, side, side, 3)
-        made = [numbers.standard_normal(shape).astype(np.float32) for _ in range(batches)]
-        return ZooCase(net, made, partial(net, training=False), f"side {side}")
+        pictures = [numbers.standard_normal(shape).astype(np.float32) for _ in range(batches)]
+        _normalize(net, pictures[0])
+        return ZooCase(net, pictures, partial(net, training=False), f"side {side}")
     raise NotBuiltError("; ".join(reasons))
+
+
+def _normalize(net: Any, batch: np.ndarray) -> None:
+    """Let batch norms keep the statistics of a batch: with those of no data, signals vanish."""
+    from keras import layers
+
+    norms = [layer for layer in net.layers if isinstance(layer, layers.BatchNormalization)]
+    for norm in norms:
+        norm.momentum = 0.0
+    if norms:
+        net(batch, training=True)

@@ -37,7 +37,9 @@ def _estimators() -> dict[str, Any]:
         "LinearRegression": linear_model.LinearRegression(),
         "LogisticRegression": linear_model.LogisticRegression(),
         "MLPClassifier": neural_network.MLPClassifier((16, 16), max_iter=50, **small),
-        "MLPRegressor": neural_network.MLPRegressor((16, 16), max_iter=50, **small),
+        "MLPRegressor": neural_network.MLPRegressor(
+            hidden_layer_sizes=(16, 16), max_iter=50, **small
+        ),
         "PCA": decomposition.PCA(3),
         "RandomForestClassifier": ensemble.RandomForestClassifier(4, max_depth=4, **small),
         "SVC": svm.SVC(probability=True, **small),

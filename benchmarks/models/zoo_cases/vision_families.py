@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -133,8 +134,20 @@ def _case(make: Callable[[], nn.Module], seed: int, batches: int) -> ZooCase:
         except Exception as error:  # noqa: BLE001 - nets raise any type for another size
             reasons.append(f"{form}: {' '.join(str(error).split())[:160]}")
             continue
+        _normalize(net, inputs[0])
         return ZooCase(net, inputs, partial(_run, net), form)
     raise NotBuiltError("; ".join(reasons))
+
+
+def _normalize(net: nn.Module, batch: Any) -> None:
+    """Let batch norms keep the statistics of a batch: with those of no data, signals vanish."""
+    norms = [norm for norm in net.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 1.0
+    with suppress(ValueError):  # one value per channel has no variance
+        _run(net, batch)
+    net.eval()
 
 
 def _run(net: nn.Module, batch: Any) -> Any:
