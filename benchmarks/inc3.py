@@ -39,8 +39,11 @@ from torch import nn
 _SCRIPT = _HERE / "models" / "inc3_script.py"
 _MODELS = ("mlp", "cnn", "decoder")
 CASES = (
-    *("static mlp", "static cnn"),
-    *("rtn decoder", "gptq decoder", "awq decoder"),
+    "static mlp",
+    "static cnn",
+    "rtn decoder",
+    "gptq decoder",
+    "awq decoder",
     *(f"autotune {name}" for name in _MODELS),
     *(f"search {name}" for name in _MODELS),
 )
@@ -72,8 +75,16 @@ def main() -> None:
 
 
 _HEADINGS = (
-    *("case", "tool", "target", "seconds", "memory, MB", "kB on disk"),
-    *("evaluations", "accuracy", "in FP32", "perplexity"),
+    "case",
+    "tool",
+    "target",
+    "seconds",
+    "memory, MB",
+    "kB on disk",
+    "evaluations",
+    "accuracy",
+    "in FP32",
+    "perplexity",
 )
 
 

@@ -26,9 +26,14 @@ from rich.table import Table
 _HERE = Path(__file__).resolve().parent
 _FOLDER = "test"
 FILES = (
-    *("common/test_common.py", "common/test_logger.py", "common/test_param.py"),
-    *("common/test_utility.py", "torch/test_config.py", "torch/test_autotune.py"),
-    *("torch/utils/test_auto_accelerator.py", "torch/utils/test_torch_utility.py"),
+    "common/test_common.py",
+    "common/test_logger.py",
+    "common/test_param.py",
+    "common/test_utility.py",
+    "torch/test_config.py",
+    "torch/test_autotune.py",
+    "torch/utils/test_auto_accelerator.py",
+    "torch/utils/test_torch_utility.py",
     *(
         f"torch/quantization/test_{name}.py"
         for name in ("static_quant", "smooth_quant", "pt2e_quant", "mx_quant", "autoround_cpu")

@@ -172,8 +172,14 @@ def main() -> None:
         Planning(20, strategy).run()  # imports what it needs
         table = Table(title=f"{strategy}: planning, seconds, evaluations not counted")
         for heading in (
-            *("ops", "decided", "trials", "met", "seconds", *PARTS),
-            *("µs an op", "× a doubling"),
+            "ops",
+            "decided",
+            "trials",
+            "met",
+            "seconds",
+            *PARTS,
+            "µs an op",
+            "× a doubling",
         ):
             table.add_column(heading, justify="right")
         before, profile = None, cProfile.Profile()

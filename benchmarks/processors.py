@@ -123,8 +123,17 @@ def compare_vision(
     """All rows of ResNet-50 and MobileNetV2."""
     made = table(
         "INT8 beside FP32",
-        *("framework", "limit", "products", "model", "batch", "× of FP32", "SQNR, dB"),
-        *("full range", "portable", "speed of portable / here", "MB FP32 / here / portable"),
+        "framework",
+        "limit",
+        "products",
+        "model",
+        "batch",
+        "× of FP32",
+        "SQNR, dB",
+        "full range",
+        "portable",
+        "speed of portable / here",
+        "MB FP32 / here / portable",
     )
     for framework in frameworks:
         for limit in limits_for(framework, wanted):
@@ -190,16 +199,14 @@ def compare_searches(
             for batch, runs in child(limit, framework, GATED, sizes, repeats).items():
                 made = table(
                     f"Search on the gated net: {framework}, limit {limit}, batch {batch}",
-                    *(
-                        "plan",
-                        "run in INT8",
-                        "trials: INT8 in the plan",
-                        "said, × of FP32",
-                        "measured",
-                        "all INT8",
-                        "met",
-                        "accuracy",
-                    ),
+                    "plan",
+                    "run in INT8",
+                    "trials: INT8 in the plan",
+                    "said, × of FP32",
+                    "measured",
+                    "all INT8",
+                    "met",
+                    "accuracy",
                 )
                 for run in runs:
                     made.add_row(*search_row(run))

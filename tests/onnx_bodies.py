@@ -244,7 +244,19 @@ def op_called_like_its_runner() -> Odd:
 
 
 ODD = (
-    *(same_initializers, while_loop, no_turns, constant_branch, own_input_as_output, old_opset),
-    *(scan_in_a_branch, recurrent_layer_in_a_loop, gru_in_a_branch, quantized_around, deep),
-    *(table_read_by_turn, one_weight_inside_and_out, carried_sequence, op_called_like_its_runner),
+    same_initializers,
+    while_loop,
+    no_turns,
+    constant_branch,
+    own_input_as_output,
+    old_opset,
+    scan_in_a_branch,
+    recurrent_layer_in_a_loop,
+    gru_in_a_branch,
+    quantized_around,
+    deep,
+    table_read_by_turn,
+    one_weight_inside_and_out,
+    carried_sequence,
+    op_called_like_its_runner,
 )

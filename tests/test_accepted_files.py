@@ -12,22 +12,52 @@ import pytest
 ROOT = Path(__file__).parent.parent
 #: One file of each sort that was once refused for a wrong reason, and some others.
 SAVED_MODELS = (
-    *("keras_TextVectorization", "keras_random_at_inference", "jit_compiled", "generator"),
-    *("text_asset", "table_in_a_loop", "v1_asset", "split", "control_flow", "pictures"),
+    "keras_TextVectorization",
+    "keras_random_at_inference",
+    "jit_compiled",
+    "generator",
+    "text_asset",
+    "table_in_a_loop",
+    "v1_asset",
+    "split",
+    "control_flow",
+    "pictures",
 )
 KERAS = (
-    *("GroupQueryAttention.h5", "AdaptiveMaxPooling1D.keras", "AdaptiveAveragePooling3D.h5"),
-    *("StringLookup_adapted.keras", "TextVectorization_tf_idf.keras", "features.keras"),
-    *("IntegerLookup.h5", "LSTM_dropout.keras", "quantized_int8.keras", "augmented.h5"),
+    "GroupQueryAttention.h5",
+    "AdaptiveMaxPooling1D.keras",
+    "AdaptiveAveragePooling3D.h5",
+    "StringLookup_adapted.keras",
+    "TextVectorization_tf_idf.keras",
+    "features.keras",
+    "IntegerLookup.h5",
+    "LSTM_dropout.keras",
+    "quantized_int8.keras",
+    "augmented.h5",
 )
 EXPORTS = (
-    *("resnet_core.pt2", "unet.pt2", "lstm.pt2", "bags_core.pt2", "weight_norm.pt2", "sampled.pt2"),
-    *("written.pt2", "branches.pt2", "loops.pt2", "spectra_core.pt2", "divided.pt2", "gpt2.pt2"),
+    "resnet_core.pt2",
+    "unet.pt2",
+    "lstm.pt2",
+    "bags_core.pt2",
+    "weight_norm.pt2",
+    "sampled.pt2",
+    "written.pt2",
+    "branches.pt2",
+    "loops.pt2",
+    "spectra_core.pt2",
+    "divided.pt2",
+    "gpt2.pt2",
 )
 ONNX = (
-    *("traced_resnet_7.onnx", "traced_lstm_9.onnx", "traced_unet_11.onnx"),
-    *("helper_net_8.onnx", "helper_controlled_13.onnx", "helper_quantized_25.onnx"),
-    *("simple_test_sequence_model4.onnx", "simple_test_expand_shape_model2.onnx"),
+    "traced_resnet_7.onnx",
+    "traced_lstm_9.onnx",
+    "traced_unet_11.onnx",
+    "helper_net_8.onnx",
+    "helper_controlled_13.onnx",
+    "helper_quantized_25.onnx",
+    "simple_test_sequence_model4.onnx",
+    "simple_test_expand_shape_model2.onnx",
 )
 
 

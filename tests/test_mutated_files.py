@@ -37,8 +37,13 @@ ROOT = Path(__file__).parent.parent
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
 #: Arguments of the short form, about 35 CPU seconds.
 ATTACKS = (
-    *("--scale", "0.0004", "--whole", "hostile files"),
-    *("--count", "ONNX files=20", "tokenizers=20"),
+    "--scale",
+    "0.0004",
+    "--whole",
+    "hostile files",
+    "--count",
+    "ONNX files=20",
+    "tokenizers=20",
 )
 MANIFEST, PLAN, CONF = "neural_mp.json", "plan.yaml", "conf.yaml"
 READ = {PLAN: load_plan_file, CONF: load_settings}

@@ -219,15 +219,22 @@ def random() -> Call:
     def run(m: Any, x: Any) -> Any:
         y = m.l(x)
         return [
-            *(torch.rand_like(y), torch.randn_like(y), torch.rand(2), torch.randn(2)),
-            *(torch.bernoulli(y.sigmoid()), torch.multinomial(y.softmax(-1), 2), torch.randperm(4)),
-            *(F.dropout(y, 0.5, training=True), torch.randint(0, 4, (2,)), torch.normal(y, 1.0)),
-            *(
-                torch.poisson(y.exp()),
-                torch.randint_like(y, 4),
-                F.alpha_dropout(y, 0.5, training=True),
-            ),
-            *(F.gumbel_softmax(y), torch.empty_like(y).normal_(), torch.normal(0.0, 1.0, (2,))),
+            torch.rand_like(y),
+            torch.randn_like(y),
+            torch.rand(2),
+            torch.randn(2),
+            torch.bernoulli(y.sigmoid()),
+            torch.multinomial(y.softmax(-1), 2),
+            torch.randperm(4),
+            F.dropout(y, 0.5, training=True),
+            torch.randint(0, 4, (2,)),
+            torch.normal(y, 1.0),
+            torch.poisson(y.exp()),
+            torch.randint_like(y, 4),
+            F.alpha_dropout(y, 0.5, training=True),
+            F.gumbel_softmax(y),
+            torch.empty_like(y).normal_(),
+            torch.normal(0.0, 1.0, (2,)),
         ]
 
     return Call(linear(run), (torch.randn(2, 4),))

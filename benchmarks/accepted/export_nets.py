@@ -189,18 +189,30 @@ def paddings() -> Call:
 def activations() -> Call:
     """Activations of every kind."""
     kinds = (
-        *("ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Softplus", "Softsign", "Tanhshrink"),
-        *("Hardtanh", "Hardswish", "Hardsigmoid", "LeakyReLU", "LogSigmoid", "Sigmoid", "Tanh"),
-        *(
-            "Hardshrink",
-            "Softshrink",
-            "PReLU",
-            "ReLU6",
-            "RReLU",
-            "Softmax",
-            "LogSoftmax",
-            "Softmin",
-        ),
+        "ELU",
+        "SELU",
+        "CELU",
+        "GELU",
+        "SiLU",
+        "Mish",
+        "Softplus",
+        "Softsign",
+        "Tanhshrink",
+        "Hardtanh",
+        "Hardswish",
+        "Hardsigmoid",
+        "LeakyReLU",
+        "LogSigmoid",
+        "Sigmoid",
+        "Tanh",
+        "Hardshrink",
+        "Softshrink",
+        "PReLU",
+        "ReLU6",
+        "RReLU",
+        "Softmax",
+        "LogSoftmax",
+        "Softmin",
     )
     layers = [getattr(nn, kind)() for kind in kinds]
     layers += [nn.Threshold(0.1, 0.2), nn.GELU("tanh"), nn.GLU(), nn.Softmax2d()]

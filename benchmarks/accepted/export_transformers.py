@@ -63,7 +63,8 @@ _picture("dinov2", "Dinov2Model", **_PICTURES)
 _picture("clip", "CLIPVisionModel", **_PICTURES)
 _picture("siglip", "SiglipVisionModel", **_PICTURES)
 _picture(
-    *("swin", "SwinModel"),
+    "swin",
+    "SwinModel",
     embed_dim=16,
     depths=[1, 1],
     num_heads=[2, 2],

@@ -74,10 +74,34 @@ _of("Dropout", SEQUENCE, "Dropout_seeded", rate=0.3, seed=1, noise_shape=(None, 
 _of("GaussianNoise", SEQUENCE, stddev=0.1)
 _of("ActivityRegularization", SEQUENCE, l1=0.1)
 for _name in (
-    *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
-    *("hard_tanh", "leaky_relu", "linear", "log_sigmoid", "log_softmax", "mish", "relu", "relu6"),
-    *("selu", "sigmoid", "silu", "soft_shrink", "softmax", "softplus", "softsign", "sparse_plus"),
-    *("sparse_sigmoid", "sparsemax", "squareplus", "tanh", "tanh_shrink"),
+    "celu",
+    "elu",
+    "exponential",
+    "gelu",
+    "hard_shrink",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_tanh",
+    "leaky_relu",
+    "linear",
+    "log_sigmoid",
+    "log_softmax",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "soft_shrink",
+    "softmax",
+    "softplus",
+    "softsign",
+    "sparse_plus",
+    "sparse_sigmoid",
+    "sparsemax",
+    "squareplus",
+    "tanh",
+    "tanh_shrink",
 ):
     if hasattr(keras.activations, _name):
         _of("Activation", VECTOR, f"activation_{_name}", activation=_name)
@@ -127,15 +151,33 @@ def _alike(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, dict[st
 
 # Images: most augment in training only.
 for _name in (
-    *("AugMix", "AutoContrast", "ContrastLimitedAdaptiveHistogramEqualization", "CutMix"),
-    *("Equalization", "MixUp", "RandAugment", "RandomColorJitter", "RandomElasticTransform"),
-    *("RandomErasing", "RandomFlip", "RandomGaussianBlur", "RandomGrayscale", "RandomInvert"),
-    *("RandomPerspective", "RandomShear", "Solarization"),
+    "AugMix",
+    "AutoContrast",
+    "ContrastLimitedAdaptiveHistogramEqualization",
+    "CutMix",
+    "Equalization",
+    "MixUp",
+    "RandAugment",
+    "RandomColorJitter",
+    "RandomElasticTransform",
+    "RandomErasing",
+    "RandomFlip",
+    "RandomGaussianBlur",
+    "RandomGrayscale",
+    "RandomInvert",
+    "RandomPerspective",
+    "RandomShear",
+    "Solarization",
 ):
     _of(_name, COLOURS)
 for _name in (
-    *("RandomBrightness", "RandomColorDegeneration", "RandomContrast", "RandomHue"),
-    *("RandomRotation", "RandomSaturation", "RandomSharpness"),
+    "RandomBrightness",
+    "RandomColorDegeneration",
+    "RandomContrast",
+    "RandomHue",
+    "RandomRotation",
+    "RandomSaturation",
+    "RandomSharpness",
 ):
     _of(_name, COLOURS, factor=0.2)
 _of("RandomPosterization", COLOURS, factor=4)

@@ -48,7 +48,8 @@ for _name, _lookup in _LOOKUPS.items():
 for _mode in ("one_hot", "multi_hot", "count"):
     MODELS[f"StringLookup_{_mode}"] = lambda mode=_mode: _chain(
         (2,),
-        *(layers.StringLookup(vocabulary=WORDS, output_mode=mode), layers.Dense(2)),
+        layers.StringLookup(vocabulary=WORDS, output_mode=mode),
+        layers.Dense(2),
         dtype="string",
     )
     MODELS[f"TextVectorization_{_mode}"] = lambda mode=_mode: _chain(
@@ -59,7 +60,8 @@ for _mode in ("one_hot", "multi_hot", "count"):
     )
     MODELS[f"CategoryEncoding_{_mode}"] = lambda mode=_mode: _chain(
         (1,) if mode == "one_hot" else (3,),
-        *(layers.CategoryEncoding(num_tokens=5, output_mode=mode), layers.Dense(2)),
+        layers.CategoryEncoding(num_tokens=5, output_mode=mode),
+        layers.Dense(2),
         dtype="int32",
     )
 
@@ -260,9 +262,21 @@ def _lora() -> Any:
 
 # What configurations name.
 for _name in (
-    *("GlorotNormal", "GlorotUniform", "HeNormal", "HeUniform", "LecunNormal", "LecunUniform"),
-    *("Ones", "Orthogonal", "RandomNormal", "RandomUniform", "TruncatedNormal", "Zeros"),
-    *("VarianceScaling", "Identity", "Constant"),
+    "GlorotNormal",
+    "GlorotUniform",
+    "HeNormal",
+    "HeUniform",
+    "LecunNormal",
+    "LecunUniform",
+    "Ones",
+    "Orthogonal",
+    "RandomNormal",
+    "RandomUniform",
+    "TruncatedNormal",
+    "Zeros",
+    "VarianceScaling",
+    "Identity",
+    "Constant",
 ):
     MODELS[f"initializer_{_name}"] = lambda name=_name: _chain(
         (4,), layers.Dense(4, kernel_initializer=getattr(keras.initializers, name)())
@@ -287,8 +301,19 @@ def _trained(optimizer: Any = "adam", loss: Any = "mse", metrics: Any = None) ->
 
 
 for _name in (
-    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion"),
-    *("Muon", "Nadam", "RMSprop", "SGD"),
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "Lamb",
+    "Lion",
+    "Muon",
+    "Nadam",
+    "RMSprop",
+    "SGD",
 ):
     if hasattr(keras.optimizers, _name):
         MODELS[f"optimizer_{_name}"] = lambda name=_name: _trained(
@@ -304,14 +329,35 @@ for _name, _schedule in {
         keras.optimizers.SGD(getattr(keras.optimizers.schedules, name)(*given))
     )
 for _name in (
-    *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "Dice", "Hinge"),
-    *("CategoricalFocalCrossentropy", "CosineSimilarity", "Huber", "KLDivergence", "LogCosh"),
-    *("MeanAbsoluteError", "MeanSquaredError", "Poisson", "SquaredHinge", "Tversky"),
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "CategoricalCrossentropy",
+    "Dice",
+    "Hinge",
+    "CategoricalFocalCrossentropy",
+    "CosineSimilarity",
+    "Huber",
+    "KLDivergence",
+    "LogCosh",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "Poisson",
+    "SquaredHinge",
+    "Tversky",
 ):
     MODELS[f"loss_{_name}"] = lambda name=_name: _trained(loss=getattr(keras.losses, name)())
 for _name in (
-    *("AUC", "BinaryAccuracy", "CategoricalAccuracy", "F1Score", "FalsePositives", "Precision"),
-    *("R2Score", "Recall", "RootMeanSquaredError", "TopKCategoricalAccuracy", "MeanSquaredError"),
+    "AUC",
+    "BinaryAccuracy",
+    "CategoricalAccuracy",
+    "F1Score",
+    "FalsePositives",
+    "Precision",
+    "R2Score",
+    "Recall",
+    "RootMeanSquaredError",
+    "TopKCategoricalAccuracy",
+    "MeanSquaredError",
 ):
     MODELS[f"metric_{_name}"] = lambda name=_name: _trained(
         metrics=[getattr(keras.metrics, name)()]

@@ -28,10 +28,24 @@ def _exported(name: str) -> None:
 
 
 for _name in (
-    *("TextVectorization", "TextVectorization_adapted", "TextVectorization_tf_idf", "features"),
-    *("StringLookup_adapted", "StringLookup_multi_hot", "IntegerLookup", "Hashing", "masked"),
-    *("transformer", "several", "operations", "random_at_inference", "policy_mixed_float16"),
-    *("quantized_int8", "open_sizes", "augmented", "sequential"),
+    "TextVectorization",
+    "TextVectorization_adapted",
+    "TextVectorization_tf_idf",
+    "features",
+    "StringLookup_adapted",
+    "StringLookup_multi_hot",
+    "IntegerLookup",
+    "Hashing",
+    "masked",
+    "transformer",
+    "several",
+    "operations",
+    "random_at_inference",
+    "policy_mixed_float16",
+    "quantized_int8",
+    "open_sizes",
+    "augmented",
+    "sequential",
 ):
     _exported(_name)
 
@@ -41,8 +55,12 @@ def keras_cnn(path: Path) -> None:
     """A convolutional net, saved by TensorFlow."""
     net = keras.Sequential(
         [
-            *(keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization()),
-            *(layers.ReLU(), layers.GlobalAveragePooling2D(), layers.Dense(2)),
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(4, 3),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(2),
         ]
     )
     tf.saved_model.save(net, str(path))

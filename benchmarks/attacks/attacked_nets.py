@@ -14,9 +14,16 @@ def torch_net() -> nn.Module:
     """Convolutions, a norm, a pooling and a dense layer."""
     torch.manual_seed(0)
     return nn.Sequential(
-        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 10)),
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(32, 10),
     ).eval()
 
 
@@ -29,10 +36,14 @@ def keras_net() -> Any:
     return keras.Sequential(
         [
             keras.Input((8, 8, 1), name="image"),
-            *(layers.Conv2D(16, 3, padding="same", activation="relu"), layers.MaxPooling2D(2)),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(2),
             layers.Conv2D(32, 3, padding="same", use_bias=False),
-            *(layers.BatchNormalization(), layers.Activation("relu")),
-            *(layers.GlobalAveragePooling2D(), layers.Dropout(0.1), layers.Dense(10, name="head")),
+            layers.BatchNormalization(),
+            layers.Activation("relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dropout(0.1),
+            layers.Dense(10, name="head"),
         ]
     )
 

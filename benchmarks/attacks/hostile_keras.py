@@ -225,8 +225,12 @@ def _with_weights(folder: Path, what: str, file: Any) -> None:
 
 
 _WEIGHTS = (
-    *("from another file", "of a virtual layout", "by a link to a file", "by a link inside"),
-    *("of a terabyte that is not there", "that are texts"),
+    "from another file",
+    "of a virtual layout",
+    "by a link to a file",
+    "by a link inside",
+    "of a terabyte that is not there",
+    "that are texts",
 )
 
 

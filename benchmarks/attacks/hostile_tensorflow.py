@@ -87,9 +87,22 @@ def _effect(name: str, canary: Path) -> Any:
 
 #: Ops of every sort that files may not hold.
 _OPS = (
-    *("WriteFile", "PrintV2", "SaveV2", "DebugIdentity", "SummaryWriter", "Abort"),
-    *("ReadFile", "MatchingFiles", "ImmutableConst", "PyFuncStateless", "PyFunc", "EagerPyFunc"),
-    *("RestoreV2", "WholeFileReaderV2", "DecodeProtoV2", "TextLineDataset"),
+    "WriteFile",
+    "PrintV2",
+    "SaveV2",
+    "DebugIdentity",
+    "SummaryWriter",
+    "Abort",
+    "ReadFile",
+    "MatchingFiles",
+    "ImmutableConst",
+    "PyFuncStateless",
+    "PyFunc",
+    "EagerPyFunc",
+    "RestoreV2",
+    "WholeFileReaderV2",
+    "DecodeProtoV2",
+    "TextLineDataset",
     "GenerateVocabRemapping",
 )
 

@@ -30,13 +30,41 @@ Attacks = Iterator[tuple[str, Callable[[], object]]]
 _ACCEPTED = Path(__file__).resolve().parent.parent / "accepted"
 #: Programs of `accepted/exports.py` that are changed, as exported and in core ATen.
 _PROGRAMS = (
-    *("resnet", "unet", "lstm", "bags", "weight_norm", "encoder", "indexed", "written", "spectra"),
-    *("branches", "loops", "layered", "checked", "divided", "sampled", "pools"),
+    "resnet",
+    "unet",
+    "lstm",
+    "bags",
+    "weight_norm",
+    "encoder",
+    "indexed",
+    "written",
+    "spectra",
+    "branches",
+    "loops",
+    "layered",
+    "checked",
+    "divided",
+    "sampled",
+    "pools",
 )
 #: Programs whose calls of ops are changed.
 _SOURCES = (
-    *("resnet", "lstm", "gru", "weight_norm", "pools", "sizes", "paddings", "norms", "sampled"),
-    *("indexed", "written", "ordered", "reduced", "shaped", "spectra", "attention"),
+    "resnet",
+    "lstm",
+    "gru",
+    "weight_norm",
+    "pools",
+    "sizes",
+    "paddings",
+    "norms",
+    "sampled",
+    "indexed",
+    "written",
+    "ordered",
+    "reduced",
+    "shaped",
+    "spectra",
+    "attention",
 )
 #: Calls kept of one op, and elements of their tensors.
 _MOST_CALLS, _MOST_ELEMENTS = 4, 40_000

@@ -33,9 +33,19 @@ MARK = "NEURAL_MP_ATTACK_MARK"
 NET, ARRAYS = "net.onnx", "net.npz"
 _PASSES = "passes.txt"
 _IMPORTS = (
-    *("short_runs", "neural_mp", "neural_mp.runs.history", "neural_mp.tuning.executors.local"),
-    *("neural_mp.adaptors.onnxrt.adaptor", "onnxruntime", "optuna", "sqlalchemy", "scipy.stats"),
-    *("neural_mp.strategies.bayesian", "optuna.samplers", "loky", "sklearn.datasets"),
+    "short_runs",
+    "neural_mp",
+    "neural_mp.runs.history",
+    "neural_mp.tuning.executors.local",
+    "neural_mp.adaptors.onnxrt.adaptor",
+    "onnxruntime",
+    "optuna",
+    "sqlalchemy",
+    "scipy.stats",
+    "neural_mp.strategies.bayesian",
+    "optuna.samplers",
+    "loky",
+    "sklearn.datasets",
 )
 
 

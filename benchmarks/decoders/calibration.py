@@ -48,8 +48,15 @@ _CASES = {
 _FOLDERS = (("float32", ""), ("bfloat16", ""), ("float32", " hqq"), ("float32", " gptq"))
 _SHARD = "90MB"
 FOLDER_HEADINGS = (
-    *("folder", "its bytes, MB", "result, MB", "peak, MB", "without pages of files"),
-    *("loaded, MB", "without pages of files, MB", "peak over bytes", "without pages, over bytes"),
+    "folder",
+    "its bytes, MB",
+    "result, MB",
+    "peak, MB",
+    "without pages of files",
+    "loaded, MB",
+    "without pages of files, MB",
+    "peak over bytes",
+    "without pages, over bytes",
 )
 
 

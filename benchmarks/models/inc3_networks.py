@@ -12,13 +12,20 @@ def network(name: str) -> nn.Module:
     """Return an untrained model."""
     if name == "mlp":
         return nn.Sequential(
-            *(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
         )
     if name == "cnn":
         return nn.Sequential(
-            *(nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 32, 3, padding=1), nn.ReLU()),
-            *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-            *(nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10)),
+            nn.Unflatten(1, (1, 8)),
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(1024, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
         )
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -138,8 +138,15 @@ class JobBuilder:
         )
         url = partial(storage_url, given.workspace, given.storage)
         runtime = RuntimeOptions(
-            *(given.runtime, load, loaded, self.settings, given, precisions),
-            *(here.for_target(given.target), amp, strategy),
+            given.runtime,
+            load,
+            loaded,
+            self.settings,
+            given,
+            precisions,
+            here.for_target(given.target),
+            amp,
+            strategy,
         )
         sampled = None if calibration is None else Calibration(calibration, samples)
         chosen = runtime.chosen(

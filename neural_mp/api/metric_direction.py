@@ -22,8 +22,18 @@ from neural_mp.tuning.metric_values import MetricAggregation
 _ERROR_WORDS = frozenset({"err", "rms", "wer", "cer", "eer", "nll", "bce", "ppl"})
 #: Likewise, also as endings of words: `logloss`, `nrmse`, `crossentropy`.
 _ERROR_ENDINGS = (
-    *("loss", "losses", "error", "errors", "mse", "mae", "mape", "msle"),
-    *("entropy", "perplexity", "deviance", "divergence"),
+    "loss",
+    "losses",
+    "error",
+    "errors",
+    "mse",
+    "mae",
+    "mape",
+    "msle",
+    "entropy",
+    "perplexity",
+    "deviance",
+    "divergence",
 )
 #: Splits `MyRMSELoss2` into `My`, `RMSE`, `Loss`; `val_loss` into `val`, `loss`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")

@@ -16,11 +16,30 @@ if TYPE_CHECKING:
 
 #: Options that affect the run and have a short text.
 _SHOWN = (
-    *("strategy", "precisions", "accuracy_criterion", "objective", "min_speedup"),
-    *("max_bytes", "max_bits", "workload", "exit_policy", "approach"),
-    *("sampling_size", "max_batches", "target", "runtime", "capture"),
-    *("exclude", "op_wise", "optype_wise", "model_wise"),
-    *("random_seed", "rounding_steps", "early_stopping", "workers", "resume"),
+    "strategy",
+    "precisions",
+    "accuracy_criterion",
+    "objective",
+    "min_speedup",
+    "max_bytes",
+    "max_bits",
+    "workload",
+    "exit_policy",
+    "approach",
+    "sampling_size",
+    "max_batches",
+    "target",
+    "runtime",
+    "capture",
+    "exclude",
+    "op_wise",
+    "optype_wise",
+    "model_wise",
+    "random_seed",
+    "rounding_steps",
+    "early_stopping",
+    "workers",
+    "resume",
 )
 
 

@@ -47,9 +47,18 @@ FILE_SUFFIXES = (ONNX_SUFFIX, ".pb", ".pbtxt", ".xml")
 _MODEL_SUFFIXES = (*FILE_SUFFIXES, ".pt2", ".pt", ".pth", ".keras", ".h5", ".tflite")
 #: File names reserved in the folder of a saved model, for all frameworks.
 RESERVED = (
-    *(MANIFEST, PLAN_FILE, RECORD_FILE, PAGE_FILE, "details.json", "neural_mp_onnx.json"),
-    *("model.pt2", "saved_model.pb", "saved_model.pbtxt", "variables"),
-    *("model.onnx", "model.onnx.data"),
+    MANIFEST,
+    PLAN_FILE,
+    RECORD_FILE,
+    PAGE_FILE,
+    "details.json",
+    "neural_mp_onnx.json",
+    "model.pt2",
+    "saved_model.pb",
+    "saved_model.pbtxt",
+    "variables",
+    "model.onnx",
+    "model.onnx.data",
 )
 
 

@@ -39,9 +39,17 @@ _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
 #: Keys of `tuning` whose values are settings as they are.
 _UNCHANGED = (
-    *("objective", "min_speedup", "max_bytes", "max_bits", "random_seed", "storage"),
-    *("rounding_steps", "workload"),
-    *("early_stopping", "cache", "workers"),
+    "objective",
+    "min_speedup",
+    "max_bytes",
+    "max_bits",
+    "random_seed",
+    "storage",
+    "rounding_steps",
+    "workload",
+    "early_stopping",
+    "cache",
+    "workers",
 )
 _ACCURACY: KeyPath = ("evaluation", "accuracy")
 _PERFORMANCE: KeyPath = ("evaluation", "performance")

@@ -248,7 +248,10 @@ SCHEMAS: Mapping[Dialect, Section] = {
         values.SHARE, values.amount, values.SECONDS, integer_between(1), seed_number
     ),
     Dialect.INC: _schema(
-        *(values.ANY_SHARE, values.ANY_SHARE, values.ANY_SECONDS),
-        *(values.raised_to(1), values.raised_to(0, MAX_SEED)),
+        values.ANY_SHARE,
+        values.ANY_SHARE,
+        values.ANY_SECONDS,
+        values.raised_to(1),
+        values.raised_to(0, MAX_SEED),
     ),
 }

@@ -43,8 +43,15 @@ QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
 ROUND_TO_NEAREST = "rtn"
 #: All roundings of a weight in groups, as texts.
 ROUNDINGS = (
-    *(ROUND_TO_NEAREST, "hqq", "awq", "gptq", "awq gptq"),
-    *("autoround", "awq autoround", "gptq autoround", "awq gptq autoround"),
+    ROUND_TO_NEAREST,
+    "hqq",
+    "awq",
+    "gptq",
+    "awq gptq",
+    "autoround",
+    "awq autoround",
+    "gptq autoround",
+    "awq gptq autoround",
 )
 #: Default number of steps per block of learned rounding, and the largest number.
 ROUNDING_STEPS, MAX_ROUNDING_STEPS = 200, 100_000

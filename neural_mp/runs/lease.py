@@ -156,7 +156,9 @@ class _Heartbeat:
         if alive is None:
             logger.warning(
                 "Waiting up to %g s for a heartbeat of %s, the owner of run %r on another machine.",
-                *(_LEASE_TIMEOUT_SECONDS, other, self._row.name),
+                _LEASE_TIMEOUT_SECONDS,
+                other,
+                self._row.name,
             )
             alive = self._beats(found)
         if alive:

@@ -27,8 +27,15 @@ _UPDATE_METHODS = ("update", "update_state", "add_batch")
 SCALAR_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...), Path)
 #: Types of options, in any package and in this one.
 _OPTION_TYPES = (
-    *(*SCALAR_TYPES, enum.Enum, np.generic, tuple, frozenset),
-    *(type, functools.partial, types.FunctionType, types.MethodType),
+    *SCALAR_TYPES,
+    enum.Enum,
+    np.generic,
+    tuple,
+    frozenset,
+    type,
+    functools.partial,
+    types.FunctionType,
+    types.MethodType,
 )
 _OWN_OPTION_TYPES = (*_OPTION_TYPES, list, dict, np.ndarray)
 

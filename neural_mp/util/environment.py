@@ -27,8 +27,18 @@ def _version(package: str) -> str | None:
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Prefixes of variables that affect numerics or select devices.
 _NUMERIC = (
-    *("ATEN_", "DNNL_", "GOMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "ORT_"),
-    *("TF_", "TORCH_", "XLA_", "CUDA_VISIBLE_DEVICES"),
+    "ATEN_",
+    "DNNL_",
+    "GOMP_",
+    "MKL_",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "ORT_",
+    "TF_",
+    "TORCH_",
+    "XLA_",
+    "CUDA_VISIBLE_DEVICES",
 )
 #: Overridden variable → the user's value; None if unset.
 _hidden: dict[str, str | None] = {}

@@ -37,8 +37,17 @@ FINGERPRINT_VERSION = 2
 _NOT_CONTENT = frozenset(
     f"__{name}__"
     for name in (
-        *("dict", "weakref", "doc", "module", "qualname", "annotations", "annotate_func"),
-        *("annotations_cache", "firstlineno", "slotnames", "static_attributes"),
+        "dict",
+        "weakref",
+        "doc",
+        "module",
+        "qualname",
+        "annotations",
+        "annotate_func",
+        "annotations_cache",
+        "firstlineno",
+        "slotnames",
+        "static_attributes",
     )
 )
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)

@@ -21,8 +21,17 @@ from neural_mp.cli.app import app
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 COMMANDS = (
-    *("tune", "inspect", "explain", "convert", "benchmark", "advise", "hardware", "kernels"),
-    *("compare", "sensitivity", "audit"),
+    "tune",
+    "inspect",
+    "explain",
+    "convert",
+    "benchmark",
+    "advise",
+    "hardware",
+    "kernels",
+    "compare",
+    "sensitivity",
+    "audit",
 )
 
 

@@ -30,7 +30,13 @@ def here(tmp_path, monkeypatch):
 
 def _tune(run, *options: str, code: int = 0) -> dict:
     found, out, err = run(
-        *("tune", "net.onnx", "--objective", "modelsize", "--runtime", "source", "--json"),
+        "tune",
+        "net.onnx",
+        "--objective",
+        "modelsize",
+        "--runtime",
+        "source",
+        "--json",
         *options,
     )
     assert found == code, err

@@ -128,7 +128,9 @@ def test_further_arguments_reach_the_functions(net, agreement):
         return measured(model)
 
     autotune(
-        *(net, TuningConfig(StaticQuantConfig(), tolerable_loss=0.1), evaluated),
+        net,
+        TuningConfig(StaticQuantConfig(), tolerable_loss=0.1),
+        evaluated,
         eval_args=("evaluation",),
         run_fn=run,
         run_args=(x,),

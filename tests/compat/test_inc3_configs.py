@@ -110,7 +110,8 @@ def test_schemes_of_autoround_name_bits_and_groups():
     assert weight(AutoRoundConfig()) == ("int4", (128,), ("symmetric",))
     assert weight(AutoRoundConfig(scheme="W2A16G32")) == ("int2", (32,), ("symmetric",))
     assert weight(AutoRoundConfig(scheme="W4A16", bits=8, group_size=64, use_sym=False)) == (
-        *("int8", (64,)),
+        "int8",
+        (64,),
         ("asymmetric",),
     )
     assert AutoRoundConfig(iters=0).constraint().weight.rounding == ("rtn",)

@@ -59,8 +59,10 @@ class OwnConfig(BaseConfig):
 def test_a_configuration_class_of_a_script_expands_maps_and_survives_a_dict():
     config = OwnConfig(bits=[4, 8], kinds=[["a", "b"], ["c"]])
     assert [(c.bits, c.kinds) for c in config.expand()] == [
-        *((4, ["a", "b"]), (4, ["c"])),
-        *((8, ["a", "b"]), (8, ["c"])),
+        (4, ["a", "b"]),
+        (4, ["c"]),
+        (8, ["a", "b"]),
+        (8, ["c"]),
     ]
     assert len(OwnConfig(kinds=["a", "b"]).expand()) == 1
     again = OwnConfig.from_dict(OwnConfig(bits=8).set_local("fc1", OwnConfig(bits=2)).to_dict())

@@ -76,7 +76,10 @@ def test_a_script_shows_the_results_of_both_modes(files):
 def test_lines_go_to_the_log_of_a_program_that_has_its_own(files, loader, caplog, capsys):
     benchmark.fit("net.onnx", BenchmarkConfig(warmup=1, iteration=2), b_dataloader=loader)
     assert [line.split(" ")[0] for line in caplog.messages] == [
-        *("benchmark", "Batch", "Latency:", "Throughput:")
+        "benchmark",
+        "Batch",
+        "Latency:",
+        "Throughput:",
     ]
     assert capsys.readouterr().err == ""
 

@@ -40,8 +40,12 @@ def classifier(photos):
     """A small torch net, trained on the first 700 photos in 0…1, channels first."""
     torch.manual_seed(0)
     net = nn.Sequential(
-        *(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 32, 3, 1, 1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(32 * 64, 10)),
+        nn.Conv2d(3, 8, 4, 4),
+        nn.ReLU(),
+        nn.Conv2d(8, 32, 3, 1, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 64, 10),
     )
     images = torch.from_numpy(photos[0][:700]).permute(0, 3, 1, 2).float() / 255
     labels = torch.from_numpy(photos[1][:700])
@@ -289,8 +293,12 @@ tuning:
         evaluator("performance")
         print(f"Tuned: {q_model.report.accuracy:.4f}")
         """,
-        *("--input-graph", str(tmp_path / "net.pb"), "--config", str(tmp_path / "conf.yaml")),
-        *("--output-graph", str(tmp_path / "int8.pb")),
+        "--input-graph",
+        str(tmp_path / "net.pb"),
+        "--config",
+        str(tmp_path / "conf.yaml"),
+        "--output-graph",
+        str(tmp_path / "int8.pb"),
     )
     accuracy = re.search(r"Accuracy is ([\d.]+)", lines)[1]
     assert float(accuracy) > 0.7

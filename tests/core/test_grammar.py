@@ -21,9 +21,24 @@ def test_one_is_not_many(count, noun, plural, said):
 @pytest.mark.parametrize(
     "said",
     [
-        *("an array", "an int", "a tuple", "an ndarray", "an Accuracy", "an hour", "a union"),
-        *("a user", "an MSE", "an RMSE", "a BERT", "an LSTM", "a NumPy", "a module", "a Mean"),
-        *("a uint8", "an 'image'", "a one"),
+        "an array",
+        "an int",
+        "a tuple",
+        "an ndarray",
+        "an Accuracy",
+        "an hour",
+        "a union",
+        "a user",
+        "an MSE",
+        "an RMSE",
+        "a BERT",
+        "an LSTM",
+        "a NumPy",
+        "a module",
+        "a Mean",
+        "a uint8",
+        "an 'image'",
+        "a one",
     ],
 )
 def test_the_article_is_that_of_the_sound(said):

@@ -165,7 +165,12 @@ def test_an_addition_between_integers_reads_and_writes_them_each_with_a_scale_of
     assert "relu" in flow.int8_outputs
     assert "add" not in flow.int8_outputs  # inside of the kernel
     assert {name for name, root in flow.scale_owner.items() if name == root} == {
-        *("x", "stem", "a", "relu", "b", "sum"),
+        "x",
+        "stem",
+        "a",
+        "relu",
+        "b",
+        "sum",
     }
 
 
@@ -195,5 +200,10 @@ def test_an_addition_shares_the_tensors_it_reads_and_writes():
     assert tensors["a"].ops == {"a", "add"}
     assert tensors["relu"].ops == {"add", "b", "sum"}
     assert observable_tensors(JOINED, frozenset(all_joined())) == {
-        *("x", "stem", "a", "relu", "b", "sum"),
+        "x",
+        "stem",
+        "a",
+        "relu",
+        "b",
+        "sum",
     }

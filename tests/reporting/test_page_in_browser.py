@@ -95,9 +95,15 @@ def looked_at(tmp_path):
         )
         threading.Thread(target=server.serve_forever, daemon=True).start()
         options = (
-            *("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
-            *("--disable-extensions", "--disable-background-networking", "--no-first-run"),
-            *("--disable-component-update", "--disable-sync"),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--disable-extensions",
+            "--disable-background-networking",
+            "--no-first-run",
+            "--disable-component-update",
+            "--disable-sync",
         )
         address = f"http://127.0.0.1:{server.server_port}/looker.html"
         profile = f"--user-data-dir={tmp_path / 'profile'}"

@@ -93,7 +93,12 @@ def test_an_op_too_short_to_be_timed_does_not_change_its_float_precision_for_it(
     space = replace(space, capabilities=capabilities)
     (trial,) = tried(space, lambda plan: 0.0, {}, probe=Mixed())
     assert [_at(trial.plan, f"op{i}") for i in range(6)] == [
-        *("int8", "int8", "int8", "bf16", "int8", "bf16")
+        "int8",
+        "int8",
+        "int8",
+        "bf16",
+        "int8",
+        "bf16",
     ]
 
 
@@ -117,7 +122,12 @@ def test_an_op_that_leaves_int8_may_take_the_float_precision_of_all_others():
     space = replace(space, capabilities={**space.capabilities, "op5": Capability((BF16, FP32))})
     (trial,) = tried(space, lambda plan: 0.0, {}, probe=FloatsAlike())
     assert [_at(trial.plan, f"op{i}") for i in range(6)] == [
-        *("int8", "int8", "int8", "bf16", "int8", "bf16")
+        "int8",
+        "int8",
+        "int8",
+        "bf16",
+        "int8",
+        "bf16",
     ]
 
 

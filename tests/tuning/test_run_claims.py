@@ -197,7 +197,12 @@ def damaged(pid):
 @pytest.mark.parametrize(
     "words",
     [
-        *("", "[]", "{}", '{"process": {"pid": 1}}', "no JSON", "[" * 100_000),
+        "",
+        "[]",
+        "{}",
+        '{"process": {"pid": 1}}',
+        "no JSON",
+        "[" * 100_000,
         *(damaged(pid) for pid in (-5, 10**30, float("inf"))),
     ],
 )

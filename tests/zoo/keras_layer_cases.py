@@ -100,7 +100,9 @@ _CONVOLUTIONS = [
     case("Conv2D in groups", around, IMAGE, filters=8, kernel_size=3, groups=2),
     case("Conv2D with strides", around, IMAGE, filters=8, kernel_size=3, strides=2),
     case(
-        *("Conv2D with activation", around, IMAGE),
+        "Conv2D with activation",
+        around,
+        IMAGE,
         **{"filters": 8, "kernel_size": 3, "activation": "relu", "padding": "same"},
     ),
     *_in_every_dimension("ConvNDTranspose", "123", filters=8, kernel_size=3, strides=2),
@@ -147,8 +149,10 @@ _NORMALIZATIONS = [
     case("RMSNormalization", around, SEQUENCE),
     case("UnitNormalization", around, SEQUENCE),
     made(
-        *("SpectralNormalization", around),
-        *(lambda: layers.SpectralNormalization(layers.Conv2D(8, 3)), IMAGE),
+        "SpectralNormalization",
+        around,
+        lambda: layers.SpectralNormalization(layers.Conv2D(8, 3)),
+        IMAGE,
     ),
 ]
 
@@ -156,12 +160,16 @@ _ATTENTION = [
     case("AdditiveAttention", merging, SEQUENCE),
     case("Attention", merging, SEQUENCE, use_scale=True),
     made(
-        *("MultiHeadAttention", around),
-        *(lambda: _on_itself(layers.MultiHeadAttention(2, 4)), SEQUENCE),
+        "MultiHeadAttention",
+        around,
+        lambda: _on_itself(layers.MultiHeadAttention(2, 4)),
+        SEQUENCE,
     ),
     made(
-        *("GroupQueryAttention", around),
-        *(lambda: _on_itself(layers.GroupQueryAttention(4, 4, 2)), SEQUENCE),
+        "GroupQueryAttention",
+        around,
+        lambda: _on_itself(layers.GroupQueryAttention(4, 4, 2)),
+        SEQUENCE,
     ),
 ]
 
@@ -173,7 +181,9 @@ _DENSE = [
     case("Dense without bias", around, (8,), units=8, use_bias=False),
     case("EinsumDense", around, SEQUENCE, equation="abc,cd->abd", output_shape=(6, 8)),
     case(
-        *("EinsumDense with two axes", around, SEQUENCE),
+        "EinsumDense with two axes",
+        around,
+        SEQUENCE,
         **{"equation": "abc,cde->abde", "output_shape": (6, 2, 4), "bias_axes": "de"},
     ),
     case("Embedding", alone, np.arange(12).reshape(2, 6), input_dim=16, output_dim=8),
@@ -184,8 +194,10 @@ _DENSE = [
     made("Layer", around, _Own, (8,)),
     made("TFSMLayer", _of_saved_model),
     made(
-        *("Pipeline", around),
-        *(lambda: layers.Pipeline([layers.Rescaling(0.5), layers.Dense(8)]), (8,)),
+        "Pipeline",
+        around,
+        lambda: layers.Pipeline([layers.Rescaling(0.5), layers.Dense(8)]),
+        (8,),
     ),
 ]
 
@@ -198,6 +210,13 @@ _DROPPING = [
 ]
 
 CASES = [
-    *(*_ACTIVATIONS, *_CONVOLUTIONS, *_POOLING, *_SHAPING, *_MERGING, *_NORMALIZATIONS),
-    *(*_ATTENTION, *_DENSE, *_DROPPING),
+    *_ACTIVATIONS,
+    *_CONVOLUTIONS,
+    *_POOLING,
+    *_SHAPING,
+    *_MERGING,
+    *_NORMALIZATIONS,
+    *_ATTENTION,
+    *_DENSE,
+    *_DROPPING,
 ]

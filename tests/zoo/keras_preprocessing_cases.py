@@ -109,7 +109,10 @@ CASES = [
     case("MelSpectrogram", _of_sound, 256, fft_length=32, num_mel_bins=8, sampling_rate=1000),
     # The logarithm of small magnitudes enlarges what rounding changes.
     case(
-        *("STFTSpectrogram", _of_sound, 256, 1),
+        "STFTSpectrogram",
+        _of_sound,
+        256,
+        1,
         **{"frame_length": 32, "frame_step": 16, "options": {"min_sqnr_db": 10.0}},
     ),
     made("MaxNumBoundingBoxes", _with_boxes),

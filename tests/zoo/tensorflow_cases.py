@@ -217,7 +217,7 @@ CASES = [
     _case("jit_compile", lambda x: _compiled(x) @ _V),
     _case("custom_gradient", lambda x: _with_gradient(x @ _W) @ _V),
     _case(
-        *("nested outputs",),
+        "nested outputs",
         lambda x: {"a": [x @ _W, {"b": _hidden(x) @ _V}], "c": (tf.reduce_sum(x, 1),)},
     ),
     _case("output that is an input", lambda x: (x, _hidden(x) @ _V)),
@@ -225,7 +225,8 @@ CASES = [
     _case("constant output", lambda x: (tf.constant([1.0, 2.0]), _hidden(x) @ _V)),
     _case("top_k", _beams, discontinuous="rounding changes which are the largest"),
     _case(
-        *("argmax", lambda x: tf.argmax(_hidden(x) @ _V, 1)),
+        "argmax",
+        lambda x: tf.argmax(_hidden(x) @ _V, 1),
         discontinuous="rounding changes which is the largest",
     ),
     _case("half precision inside", lambda x: tf.cast(tf.cast(_hidden(x), tf.float16), tf.float32)),
@@ -235,7 +236,8 @@ CASES = [
     _case("random numbers of a seed", _with_noise),
     _case("resize", lambda x: tf.image.resize(_convolved(x), (5, 5)), _IMAGES, specs=_IMAGE),
     _case(
-        *("non_max_suppression", _suppressed),
+        "non_max_suppression",
+        _suppressed,
         discontinuous="rounding changes which boxes overlap",
     ),
     _case("dilated convolution", _dilated, _IMAGES, specs=_IMAGE),

@@ -20,10 +20,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 CASES = {case.name: case for case in openvino_cases.cases()}
 MIXED = (
-    *("Add, residual", "Concat", "Split", "MVN", "Softmax, attention", "AvgPool"),
-    *("Multiply, squeeze and excitation", "GroupConvolution", "Add, with its terms as outputs"),
-    *("LSTMSequence", "LSTMSequence of any size, reversed", "LSTMSequence, two-way"),
-    *("GRUSequence", "GRUSequence, reset of the state", "Gather, embedding"),
+    "Add, residual",
+    "Concat",
+    "Split",
+    "MVN",
+    "Softmax, attention",
+    "AvgPool",
+    "Multiply, squeeze and excitation",
+    "GroupConvolution",
+    "Add, with its terms as outputs",
+    "LSTMSequence",
+    "LSTMSequence of any size, reversed",
+    "LSTMSequence, two-way",
+    "GRUSequence",
+    "GRUSequence, reset of the state",
+    "Gather, embedding",
 )
 
 

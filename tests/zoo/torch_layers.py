@@ -12,9 +12,27 @@ _STEPS = "a value at the edge falls to either side of it"
 
 def _activations() -> list[Case]:
     smooth = (
-        *(nn.CELU, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU),
-        *(nn.LogSigmoid, nn.Mish, nn.PReLU, nn.RReLU, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU),
-        *(nn.Sigmoid, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanh, nn.Tanhshrink),
+        nn.CELU,
+        nn.ELU,
+        nn.GELU,
+        nn.Hardsigmoid,
+        nn.Hardswish,
+        nn.Hardtanh,
+        nn.LeakyReLU,
+        nn.LogSigmoid,
+        nn.Mish,
+        nn.PReLU,
+        nn.RReLU,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.SELU,
+        nn.SiLU,
+        nn.Sigmoid,
+        nn.Softplus,
+        nn.Softshrink,
+        nn.Softsign,
+        nn.Tanh,
+        nn.Tanhshrink,
     )
     return [
         *(layer(kind.__name__, kind, 16) for kind in smooth),
@@ -118,7 +136,9 @@ def _poolings() -> list[Case]:
         layer(
             "MaxPool2d indices",
             lambda: nn.MaxPool2d(2, return_indices=True),
-            *(4, 8, 8),
+            4,
+            8,
+            8,
             discontinuous="rounding decides which of two near values is the largest",
         ),
         case("FractionalMaxPool2d", lambda: _Fractional(2), floats(4, 8, 8)),

@@ -68,7 +68,8 @@ CASES: tuple[Case, ...] = (
     loss(
         "CrossEntropyLoss weighted",
         lambda: nn.CrossEntropyLoss(weight=torch.linspace(0.5, 1, _WIDTH), label_smoothing=0.1),
-        *(_WIDTH, integers(_WIDTH)),
+        _WIDTH,
+        integers(_WIDTH),
     ),
     loss("NLLLoss", lambda: _Probable(nn.NLLLoss(), _log), _WIDTH, integers(_WIDTH)),
     loss("KLDivLoss", lambda: _Probable(nn.KLDivLoss(), _log), _WIDTH, probabilities(_WIDTH)),
@@ -92,7 +93,9 @@ CASES: tuple[Case, ...] = (
     loss(
         "TripletMarginWithDistanceLoss",
         lambda: nn.TripletMarginWithDistanceLoss(distance_function=nn.PairwiseDistance()),
-        *(_WIDTH, floats(_WIDTH), floats(_WIDTH)),
+        _WIDTH,
+        floats(_WIDTH),
+        floats(_WIDTH),
     ),
     loss("CosineSimilarity", nn.CosineSimilarity, _WIDTH, floats(_WIDTH)),
     loss("PairwiseDistance", nn.PairwiseDistance, _WIDTH, floats(_WIDTH)),
@@ -104,7 +107,8 @@ CASES: tuple[Case, ...] = (
     loss(
         "AdaptiveLogSoftmaxWithLoss",
         lambda: nn.AdaptiveLogSoftmaxWithLoss(_WIDTH, 20, [5, 10]),
-        *(_WIDTH, integers(20)),
+        _WIDTH,
+        integers(20),
         **BY_MODULES,
     ),
 )

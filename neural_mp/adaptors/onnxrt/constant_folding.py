@@ -34,16 +34,31 @@ _CONSTANT = "neural_mp.constant"
 #: Repetitions of constant folding.
 _MOST_ROUNDS = 3
 _RANDOM_OPS = (
-    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"),
-    *("Bernoulli", "Dropout"),
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+    "Dropout",
 )
 #: The ops around a weight of an already quantized model, which stays stored in integers.
 _QUANTIZING_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 #: The types of folded constants.
 _NUMBERS = (
-    *(ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16),
-    *(ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL),
-    *(ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64),
+    ir.DataType.FLOAT,
+    ir.DataType.DOUBLE,
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.INT8,
+    ir.DataType.INT16,
+    ir.DataType.INT32,
+    ir.DataType.INT64,
+    ir.DataType.BOOL,
+    ir.DataType.UINT8,
+    ir.DataType.UINT16,
+    ir.DataType.UINT32,
+    ir.DataType.UINT64,
 )
 
 

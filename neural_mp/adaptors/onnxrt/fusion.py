@@ -24,15 +24,35 @@ Step = fusion.Step[ir.Node, ir.Value]
 LAYERS = ("Conv", "MatMul", "Gemm")
 #: Ops whose integer kernel has scales for inputs and output, e.g. `QLinearAdd`.
 JOINERS = (
-    *("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu"),
+    "Add",
+    "Mul",
+    "Concat",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Sigmoid",
+    "LeakyRelu",
     "ReduceMean",
 )
 #: Rank of images: samples, channels, two axes of positions.
 _LEAST_IMAGE_RANK = 4
 #: Ops that only move or select values; ONNX Runtime has uint8 kernels of most.
 _AGNOSTIC = (
-    *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),
-    *("Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "Pad", "Resize", "Identity"),
+    "MaxPool",
+    "Reshape",
+    "Transpose",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Slice",
+    "Split",
+    "Gather",
+    "Expand",
+    "Tile",
+    "DepthToSpace",
+    "SpaceToDepth",
+    "Pad",
+    "Resize",
+    "Identity",
 )
 
 

@@ -16,8 +16,15 @@ logger = logging.getLogger(__name__)
 #: Types of op with which a model stays dynamic.
 _DYNAMIC_ONLY = frozenset(
     {
-        *("GroupQueryAttention", "ScaledDotProductAttention", "PagedAttentionExtension"),
-        *("If", "Loop", "TensorIterator", "LSTMSequence", "GRUSequence", "RNNSequence"),
+        "GroupQueryAttention",
+        "ScaledDotProductAttention",
+        "PagedAttentionExtension",
+        "If",
+        "Loop",
+        "TensorIterator",
+        "LSTMSequence",
+        "GRUSequence",
+        "RNNSequence",
     }
 )
 #: Shape of each input, in the order of the model.

@@ -35,15 +35,36 @@ JOINERS = ("Add", "AvgPool", "Multiply", "ReduceMean")
 #: Activations that the plugin fuses into layers.
 ACTIVATIONS = frozenset(
     {
-        *("Relu", "Clamp", "Sigmoid", "Swish", "HSwish", "HSigmoid", "Gelu", "Tanh", "Elu"),
-        *("PRelu", "Mish", "SoftPlus", "Abs"),
+        "Relu",
+        "Clamp",
+        "Sigmoid",
+        "Swish",
+        "HSwish",
+        "HSigmoid",
+        "Gelu",
+        "Tanh",
+        "Elu",
+        "PRelu",
+        "Mish",
+        "SoftPlus",
+        "Abs",
     }
 )
 #: Ops that only move or select values; INT8 passes through them.
 _AGNOSTIC = frozenset(
     {
-        *("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "VariadicSplit"),
-        *("StridedSlice", "Concat", "DepthToSpace", "SpaceToDepth", "ShuffleChannels"),
+        "MaxPool",
+        "Reshape",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Split",
+        "VariadicSplit",
+        "StridedSlice",
+        "Concat",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "ShuffleChannels",
     }
 )
 

@@ -164,7 +164,11 @@ _BUILDERS: Mapping[str, Any] = {
 }
 #: Further attributes, named as the arguments of the builders.
 _OPTIONS = (
-    *("activations", "activations_alpha", "activations_beta", "clip", "linear_before_reset"),
+    "activations",
+    "activations_alpha",
+    "activations_beta",
+    "clip",
+    "linear_before_reset",
 )
 
 

@@ -127,14 +127,31 @@ class Kernel:
 #: Kernels with integer variants.
 _COMPUTING = frozenset(
     {
-        *("Convolution", "Deconvolution", "FullyConnected", "MatMul", "Eltwise", "Subgraph"),
-        *("Pooling", "RNNSeq"),
+        "Convolution",
+        "Deconvolution",
+        "FullyConnected",
+        "MatMul",
+        "Eltwise",
+        "Subgraph",
+        "Pooling",
+        "RNNSeq",
     }
 )
 _MOVING = frozenset(
     {
-        *("Concatenation", "Split", "StridedSlice", "Reshape", "Transpose", "Tile", "Gather"),
-        *("Pad", "SpaceToDepth", "DepthToSpace", "ShuffleChannels", "Broadcast", "Unsqueeze"),
+        "Concatenation",
+        "Split",
+        "StridedSlice",
+        "Reshape",
+        "Transpose",
+        "Tile",
+        "Gather",
+        "Pad",
+        "SpaceToDepth",
+        "DepthToSpace",
+        "ShuffleChannels",
+        "Broadcast",
+        "Unsqueeze",
         "Squeeze",
     }
 )

@@ -40,9 +40,18 @@ _LEAST_PRODUCTS = 50_000_000
 #: Ops whose result is in channels-last memory if all their images are.
 _KEEPS_LAYOUT = frozenset(
     {
-        *(*ACTIVATIONS, layers.ADD, layers.MAX_POOLING, layers.CONCATENATION, ops.dequantize),
-        *(aten.mul.Tensor, aten.sigmoid.default, aten.hardsigmoid.default, aten.clone.default),
-        *(aten.avg_pool2d.default, aten.dropout.default, aten.batch_norm.default),
+        *ACTIVATIONS,
+        layers.ADD,
+        layers.MAX_POOLING,
+        layers.CONCATENATION,
+        ops.dequantize,
+        aten.mul.Tensor,
+        aten.sigmoid.default,
+        aten.hardsigmoid.default,
+        aten.clone.default,
+        aten.avg_pool2d.default,
+        aten.dropout.default,
+        aten.batch_norm.default,
     }
 )
 _Shapes = Mapping[Node, tuple[int, ...]]

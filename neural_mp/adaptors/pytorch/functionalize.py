@@ -223,9 +223,13 @@ _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
     aten.detach_.default: _bypassed,
     **dict.fromkeys(
         (
-            *(aten.dropout_.default, aten.alpha_dropout_.default, aten.alpha_dropout.default),
-            *(aten.feature_dropout_.default, aten.feature_dropout.default),
-            *(aten.feature_alpha_dropout_.default, aten.feature_alpha_dropout.default),
+            aten.dropout_.default,
+            aten.alpha_dropout_.default,
+            aten.alpha_dropout.default,
+            aten.feature_dropout_.default,
+            aten.feature_dropout.default,
+            aten.feature_alpha_dropout_.default,
+            aten.feature_alpha_dropout.default,
         ),
         _dropout_without_copy,
     ),

@@ -29,9 +29,18 @@ _IN_PLACE = {
 }
 #: Ops whose result is always memory of its own, which none of their inputs share.
 _OWN_RESULT = INTEGER_CONVOLUTIONS.union(_IN_PLACE) | {
-    *(onednn.qlinear_pointwise.default, onednn.qlinear_pointwise.binary),
-    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.gelu.default),
-    *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.addmm.default, aten.mm.default),
+    onednn.qlinear_pointwise.default,
+    onednn.qlinear_pointwise.binary,
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.div.Tensor,
+    aten.gelu.default,
+    aten.mean.dim,
+    aten.sum.dim_IntList,
+    aten.amax.default,
+    aten.addmm.default,
+    aten.mm.default,
 }
 
 

@@ -38,8 +38,15 @@ _CONSTANTS_FILE = "layers.safetensors"
 _WEIGHTS_FILE = "model.safetensors"
 #: Files of a tokenizer, copied from the folder that a model was loaded from.
 TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
 )
 #: Upper bound of weights per byte of a folder, as codes have 4 bits.
 _WEIGHTS_PER_BYTE = 2

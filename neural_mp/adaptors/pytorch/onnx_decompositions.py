@@ -45,7 +45,15 @@ def _transposed(axes: int) -> _Rewrite:
             for sizes in (stride, padding, output_padding, dilation)
         )
         return _aten.convolution.default, (
-            *(x, weight, bias, steps, pads, spread, True, more, groups),
+            x,
+            weight,
+            bias,
+            steps,
+            pads,
+            spread,
+            True,
+            more,
+            groups,
         )
 
     return rewrite

@@ -19,15 +19,39 @@ aten = torch.ops.aten
 #: Ops on single values, whose operands are broadcast.
 _ON_VALUES = frozenset(
     {
-        *(aten.relu.default, aten.gelu.default, aten.silu.default, aten.sigmoid.default),
-        *(aten.tanh.default, aten.hardtanh.default, aten.hardswish.default, aten.elu.default),
-        *(aten.hardsigmoid.default, aten.leaky_relu.default, aten.mish.default),
-        *(aten.softplus.default, aten.exp.default, aten.abs.default, aten.neg.default),
-        *(aten.clamp.default, aten.clamp_min.default, aten.pow.Tensor_Scalar),
-        *(aten._to_copy.default, aten.clone.default, aten.contiguous.default),
-        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
-        *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar),
-        *(aten.maximum.default, aten.minimum.default, ops.quantize, ops.dequantize),
+        aten.relu.default,
+        aten.gelu.default,
+        aten.silu.default,
+        aten.sigmoid.default,
+        aten.tanh.default,
+        aten.hardtanh.default,
+        aten.hardswish.default,
+        aten.elu.default,
+        aten.hardsigmoid.default,
+        aten.leaky_relu.default,
+        aten.mish.default,
+        aten.softplus.default,
+        aten.exp.default,
+        aten.abs.default,
+        aten.neg.default,
+        aten.clamp.default,
+        aten.clamp_min.default,
+        aten.pow.Tensor_Scalar,
+        aten._to_copy.default,
+        aten.clone.default,
+        aten.contiguous.default,
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.div.Tensor,
+        aten.add.Scalar,
+        aten.sub.Scalar,
+        aten.mul.Scalar,
+        aten.div.Scalar,
+        aten.maximum.default,
+        aten.minimum.default,
+        ops.quantize,
+        ops.dequantize,
     }
 )
 #: Op on a batch, whose other operands are constants → number of axes of the batch; None for any.
@@ -43,10 +67,20 @@ _ON_BATCHES: Mapping[Any, int | None] = {
 #: Ops along the axes that their arguments name.
 _ALONG_AXES = frozenset(
     {
-        *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.layer_norm.default),
-        *(aten.softmax.int, aten.log_softmax.int, aten.cat.default, aten.slice.Tensor),
-        *(aten.select.int, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims),
-        *(aten.transpose.int, aten.permute.default),
+        aten.mean.dim,
+        aten.sum.dim_IntList,
+        aten.amax.default,
+        aten.layer_norm.default,
+        aten.softmax.int,
+        aten.log_softmax.int,
+        aten.cat.default,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.transpose.int,
+        aten.permute.default,
     }
 )
 

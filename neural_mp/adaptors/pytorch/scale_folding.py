@@ -14,7 +14,9 @@ onednn = torch.ops.onednn
 
 _SUMMING = onednn.qconv2d_pointwise.binary
 _KERNELS = INTEGER_CONVOLUTIONS | {
-    *(_SUMMING, onednn.qlinear_pointwise.default, onednn.qlinear_pointwise.binary)
+    _SUMMING,
+    onednn.qlinear_pointwise.default,
+    onednn.qlinear_pointwise.binary,
 }
 #: Names of the argument for the activation.
 _ACTIVATIONS = ("attr", "unary_attr", "post_op_name", "unary_post_op")

@@ -27,9 +27,27 @@ _KERNEL = "_FusedQuantizedConv2D"
 _SUMMAND = 3
 #: Ops whose result may alias the memory of their input.
 _SHARE_MEMORY = (
-    *("Bitcast", "Reshape", "Squeeze", "ExpandDims", "Identity", "Slice", "StridedSlice"),
-    *("Split", "SplitV", "Unpack", "Snapshot", "StopGradient", "IdentityN", "Switch", "Merge"),
-    *("Pad", "PadV2", "ConcatV2", "Transpose", "SpaceToBatchND", "BatchToSpaceND"),
+    "Bitcast",
+    "Reshape",
+    "Squeeze",
+    "ExpandDims",
+    "Identity",
+    "Slice",
+    "StridedSlice",
+    "Split",
+    "SplitV",
+    "Unpack",
+    "Snapshot",
+    "StopGradient",
+    "IdentityN",
+    "Switch",
+    "Merge",
+    "Pad",
+    "PadV2",
+    "ConcatV2",
+    "Transpose",
+    "SpaceToBatchND",
+    "BatchToSpaceND",
 )
 
 #: A copy: ops, each with its constant operand, applied in sequence.

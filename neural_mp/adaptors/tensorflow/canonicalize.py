@@ -54,8 +54,26 @@ _BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
 _PRODUCTS = ("Einsum", *_BATCH_PRODUCTS)
 #: Ops that process each element separately, so that a Reshape commutes with them.
 _ELEMENTWISE = (
-    *("BiasAdd", "Add", "AddV2", "Mul", "Sub", "RealDiv", "Neg", "Erf", "Erfc", "Tanh", "Pow"),
-    *("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Softplus", "Square", "Exp"),
+    "BiasAdd",
+    "Add",
+    "AddV2",
+    "Mul",
+    "Sub",
+    "RealDiv",
+    "Neg",
+    "Erf",
+    "Erfc",
+    "Tanh",
+    "Pow",
+    "Relu",
+    "Relu6",
+    "Elu",
+    "Selu",
+    "LeakyRelu",
+    "Sigmoid",
+    "Softplus",
+    "Square",
+    "Exp",
 )
 
 

@@ -132,7 +132,8 @@ def _without_effects(
     given = {*captured, *map(node_of, names)}
     rest = TensorGraph(
         {name: node for name, node in graph.nodes.items() if name not in given},
-        *(graph.versions, graph.library),
+        graph.versions,
+        graph.library,
     )
 
     @tf.function(

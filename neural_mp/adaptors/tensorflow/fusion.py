@@ -130,13 +130,40 @@ _AGNOSTIC: Mapping[str, int | None] = {
 #: Averages over larger windows are too fine for the scale of their input.
 LARGEST_AVERAGE = 9
 _NEVER_NEGATIVE = (
-    *("Relu", "Relu6", "Sigmoid", "Softmax", "Softplus", "Exp", "Square", "Abs", "Sqrt", "Rsqrt"),
-    *("SquaredDifference", "LogicalNot"),
+    "Relu",
+    "Relu6",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Exp",
+    "Square",
+    "Abs",
+    "Sqrt",
+    "Rsqrt",
+    "SquaredDifference",
+    "LogicalNot",
 )
 _KEEP_SIGN = (
-    *("MaxPool", "AvgPool", "Mean", "Max", "Min", "Sum", "Pad", "Reshape", "Squeeze", "ExpandDims"),
-    *("Transpose", "StridedSlice", "Slice", "SpaceToDepth", "DepthToSpace", "Identity"),
-    *("ResizeNearestNeighbor", "ResizeBilinear", "SpaceToBatchND", "BatchToSpaceND"),
+    "MaxPool",
+    "AvgPool",
+    "Mean",
+    "Max",
+    "Min",
+    "Sum",
+    "Pad",
+    "Reshape",
+    "Squeeze",
+    "ExpandDims",
+    "Transpose",
+    "StridedSlice",
+    "Slice",
+    "SpaceToDepth",
+    "DepthToSpace",
+    "Identity",
+    "ResizeNearestNeighbor",
+    "ResizeBilinear",
+    "SpaceToBatchND",
+    "BatchToSpaceND",
 )
 
 

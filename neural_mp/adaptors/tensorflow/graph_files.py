@@ -34,8 +34,16 @@ SUFFIXES = (".pb", ".pbtxt")
 UNREADABLE = (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, RecursionError)
 #: Ops with unread results that are not outputs.
 _NO_OUTPUTS = (
-    *(CONSTANT, *PLACEHOLDERS, "NoOp", "Assert", "CheckNumerics"),
-    *("Switch", "RefSwitch", "Enter", "NextIteration", "LoopCond"),
+    CONSTANT,
+    *PLACEHOLDERS,
+    "NoOp",
+    "Assert",
+    "CheckNumerics",
+    "Switch",
+    "RefSwitch",
+    "Enter",
+    "NextIteration",
+    "LoopCond",
 )
 
 

@@ -28,7 +28,8 @@ FORMS = (
     *(f"Conv2D {kind}" for kind in (*_CONVOLUTION, "explicit", "dilated", "Sum")),
     *(f"DepthwiseConv2dNative {kind}" for kind in _CONVOLUTION),
     *(f"MatMul {kind}" for kind in ("plain", "Relu", "Relu6", "Tanh", "Sigmoid", "Elu")),
-    *("MatMul GeluExact", "MatMul GeluApproximate"),
+    "MatMul GeluExact",
+    "MatMul GeluApproximate",
 )
 #: Ops that are run once in BF16: with instructions disabled, oneDNN refuses BF16 although
 #: TensorFlow assumes its support, and ends the process in training.

@@ -29,9 +29,14 @@ FINDS = {"LookupTableFindV2": "LookupTableExportV2", "LookupTableFind": "LookupT
 SIZES = ("LookupTableSizeV2", "LookupTableSize")
 #: Ops that create a table.
 TABLES = (
-    *("HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"),
-    *("MutableHashTableOfTensors", "MutableHashTableOfTensorsV2"),
-    *("MutableDenseHashTable", "MutableDenseHashTableV2"),
+    "HashTable",
+    "HashTableV2",
+    "MutableHashTable",
+    "MutableHashTableV2",
+    "MutableHashTableOfTensors",
+    "MutableHashTableOfTensorsV2",
+    "MutableDenseHashTable",
+    "MutableDenseHashTableV2",
 )
 #: Buckets per key; a bucket then holds a handful of keys at most.
 _BUCKETS_PER_KEY = 2

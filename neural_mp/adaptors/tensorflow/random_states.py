@@ -35,10 +35,29 @@ _STATEFUL = {
 }
 #: Ops that compute a seed from a state.
 _ON_SEEDS = (
-    *("Identity", "Cast", "Bitcast", "Reshape", "Pack", "Unpack", "ConcatV2", "Slice"),
-    *("StridedSlice", "ExpandDims", "Squeeze", "Add", "AddV2", "Sub", "Mul", "FloorMod"),
-    *("BitwiseXor", "BitwiseAnd", "BitwiseOr", "LeftShift", "RightShift"),
-    *("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg"),
+    "Identity",
+    "Cast",
+    "Bitcast",
+    "Reshape",
+    "Pack",
+    "Unpack",
+    "ConcatV2",
+    "Slice",
+    "StridedSlice",
+    "ExpandDims",
+    "Squeeze",
+    "Add",
+    "AddV2",
+    "Sub",
+    "Mul",
+    "FloorMod",
+    "BitwiseXor",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "LeftShift",
+    "RightShift",
+    "StatelessRandomGetKeyCounter",
+    "StatelessRandomGetKeyCounterAlg",
 )
 #: Inputs of random ops that determine the numbers.
 _SEEDS = ("seed", "key", "counter")

@@ -49,7 +49,14 @@ CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 #: The runtime's default passes except those that convert a graph to MLIR and back, which bring no
 #: speed on a frozen graph, and cost a second and several copies of it.
 _FUSING = (
-    *("function", "pruning", "constfold", "arithmetic", "layout", "remap", "loop", "dependency"),
+    "function",
+    "pruning",
+    "constfold",
+    "arithmetic",
+    "layout",
+    "remap",
+    "loop",
+    "dependency",
 )
 
 

@@ -14,8 +14,12 @@ from neural_mp.compat.inc.import_aliases import HERE, absent_names, register
 #: Module → names that are defined there.
 _MODULES = {
     "config": (
-        *("AccuracyCriterion", "BenchmarkConfig", "MixedPrecisionConfig"),
-        *("PostTrainingQuantConfig", "QuantizationAwareTrainingConfig", "TuningCriterion"),
+        "AccuracyCriterion",
+        "BenchmarkConfig",
+        "MixedPrecisionConfig",
+        "PostTrainingQuantConfig",
+        "QuantizationAwareTrainingConfig",
+        "TuningCriterion",
     ),
     "metric": ("METRICS", "Metric", "BaseMetric"),
     "model": ("Model",),

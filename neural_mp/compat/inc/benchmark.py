@@ -274,7 +274,9 @@ def feasible(cores: int | None, instances: int) -> tuple[int | None, int]:
     logger.warning(
         "num_of_instance is %d with %d cores each, which exceeds the %d available cores; measuring "
         "one instance on all of them",
-        *(instances, cores or 1, there),
+        instances,
+        cores or 1,
+        there,
     )
     return None, 1
 

@@ -22,7 +22,11 @@ from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision
 
 debug, info, warning, error, log = (
-    *(logger.debug, logger.info, logger.warning, logger.error, logger.log),
+    logger.debug,
+    logger.info,
+    logger.warning,
+    logger.error,
+    logger.log,
 )
 
 #: Constraints, as written in scripts, that keep an op in FP32.

@@ -18,8 +18,17 @@ from neural_mp.training import apply_plan, devices, first_nonfinite
 from neural_mp.tuning.comparison import compare_models
 
 PARTS = (
-    *("op_timing", "kernel_trace", "op_outputs", "corrections", "hessian", "portability"),
-    *("single_file", "onnx_export", "compiler", "graph_dump", "training"),
+    "op_timing",
+    "kernel_trace",
+    "op_outputs",
+    "corrections",
+    "hessian",
+    "portability",
+    "single_file",
+    "onnx_export",
+    "compiler",
+    "graph_dump",
+    "training",
 )
 
 

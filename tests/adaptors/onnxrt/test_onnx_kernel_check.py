@@ -32,13 +32,18 @@ MISCOMPILED = {
     "ceil and counted pads": (op("AveragePool", "r", "m", **_WINDOW), {}, 17, "other results"),
     "padded": (op("AveragePool", "r", "m", pads=[1] * 4, **_WINDOW), {}, 17, "other results"),
     "default dilations": (
-        *(op("AveragePool", "r", "m", dilations=[1, 1], **_SMALL), {}, 19, "cannot load"),
+        op("AveragePool", "r", "m", dilations=[1, 1], **_SMALL),
+        {},
+        19,
+        "cannot load",
     ),
     "dilations": (op("AveragePool", "r", "m", dilations=[2, 2], **_SMALL), {}, 19, "cannot load"),
     "cubic": (op("Resize", "r - s", "m", mode="cubic"), HALVES, 17, "cannot load"),
     "center": (
-        *(op("CenterCropPad", "r s", "m", axes=[2, 3]), {"s": np.array([12, 18])}),
-        *(18, "fails to run"),
+        op("CenterCropPad", "r s", "m", axes=[2, 3]),
+        {"s": np.array([12, 18])},
+        18,
+        "fails to run",
     ),
 }
 

@@ -30,7 +30,11 @@ def test_a_graph_that_a_function_takes_by_default_is_looked_at(inner, match, tmp
     result = helper.make_tensor_value_info("o", onnx.TensorProto.FLOAT, [4])
     body = helper.make_graph(nodes, "body", [], [result], weights)
     function = helper.make_function(
-        *("own", "F", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])]),
+        "own",
+        "F",
+        ["x"],
+        ["y"],
+        [helper.make_node("Relu", ["x"], ["y"])],
         [helper.make_opsetid("", 18)],
         attribute_protos=[helper.make_attribute("body", body)],
     )

@@ -29,8 +29,13 @@ def taken_in():
     """Convolutions over channels, by channel, and over channels twice; with what is observed."""
     torch.manual_seed(0)
     net = nn.Sequential(
-        *(nn.Conv2d(1, 32, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.ReLU()),
-        *(nn.Conv2d(32, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 1)),
+        nn.Conv2d(1, 32, 1),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1, groups=32),
+        nn.ReLU(),
+        nn.Conv2d(32, 16, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 8, 1),
     )
     batch = np.random.default_rng(0).standard_normal((4, 1, 8, 8), dtype=np.float32)
     model = ADAPTOR.load(as_openvino(net.eval()))

@@ -92,8 +92,12 @@ class ComputedBias(Between):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(DenseThenConvolution, ConvolutionThenDense, NormThenConvolution),
-        *(Threshold, Clipped, ComputedBias),
+        DenseThenConvolution,
+        ConvolutionThenDense,
+        NormThenConvolution,
+        Threshold,
+        Clipped,
+        ComputedBias,
     ],
 )
 def test_no_correction_where_the_function_would_change(kind):

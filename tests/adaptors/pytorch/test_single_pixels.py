@@ -117,8 +117,13 @@ def test_few_ops_remain_of_a_block(monkeypatch):
     called = targets(module)
     start = called.index(aten.mean.dim)
     assert called[start : called.index(aten.addcmul.default)] == [
-        *(aten.mean.dim, aten.reshape.default, aten.addmm.default, aten.silu.default),
-        *(aten.addmm.default, aten.sigmoid.default, aten.view.default),
+        aten.mean.dim,
+        aten.reshape.default,
+        aten.addmm.default,
+        aten.silu.default,
+        aten.addmm.default,
+        aten.sigmoid.default,
+        aten.view.default,
     ]
     before = shallow_copy(without_products(monkeypatch, Block(), precisions))
     inline_kernels(before)

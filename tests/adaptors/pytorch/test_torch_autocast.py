@@ -167,9 +167,19 @@ def test_operators_methods_and_functions_are_one_op(square):
     with autocast("bf16", amp(inferlist_remove="add,softmax,mul", denylist_add="add,softmax,mul")):
         low = square @ square
         results = [
-            *(low + low, 1 + low, low.add(1), torch.add(low, low), torch.ops.aten.add(low, low)),
-            *(low.softmax(-1), F.softmax(low, -1), torch.softmax(low, -1), nn.Softmax(-1)(low)),
-            *(torch.special.softmax(low, -1), low * low, low.multiply(2), 2 * low),
+            low + low,
+            1 + low,
+            low.add(1),
+            torch.add(low, low),
+            torch.ops.aten.add(low, low),
+            low.softmax(-1),
+            F.softmax(low, -1),
+            torch.softmax(low, -1),
+            nn.Softmax(-1)(low),
+            torch.special.softmax(low, -1),
+            low * low,
+            low.multiply(2),
+            2 * low,
         ]
     assert {result.dtype for result in results} == {FP32}
 
@@ -204,9 +214,21 @@ def test_functions_find_their_op_type(function, op_type):
 
 #: Composed in Python, or not of numbers in memory: no list, hence FP32, and no edit can name them.
 NAMELESS = {
-    *("fill_diagonal", "fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices"),
-    *("gaussian_nll_loss", "hsmm", "dsmm", "saddmm", "interpolate", "lobpcg", "lu", "svd_lowrank"),
-    *("local_response_norm", "max_unpool1d", "multilabel_soft_margin_loss", "pca_lowrank"),
+    "fill_diagonal",
+    "fractional_max_pool2d_with_indices",
+    "fractional_max_pool3d_with_indices",
+    "gaussian_nll_loss",
+    "hsmm",
+    "dsmm",
+    "saddmm",
+    "interpolate",
+    "lobpcg",
+    "lu",
+    "svd_lowrank",
+    "local_response_norm",
+    "max_unpool1d",
+    "multilabel_soft_margin_loss",
+    "pca_lowrank",
     "triplet_margin_with_distance_loss",
 }
 

@@ -18,17 +18,22 @@ LAYERS = {
     "attention": lambda: SelfAttention(),
     "encoder": lambda: nn.TransformerEncoderLayer(8, 2, 16, 0, batch_first=True),
     "norms": lambda: nn.Sequential(
-        *(nn.Conv1d(5, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
-        *(nn.PReLU(), nn.GroupNorm(2, 4), nn.BatchNorm1d(4), nn.RMSNorm(6)),
+        nn.Conv1d(5, 4, 3),
+        nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+        nn.PReLU(),
+        nn.GroupNorm(2, 4),
+        nn.BatchNorm1d(4),
+        nn.RMSNorm(6),
     ),
     "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
     "images": lambda: nn.Sequential(
-        *(
-            nn.Unflatten(1, (1, 5)),
-            nn.Conv2d(1, 2, 3),
-            nn.Upsample(scale_factor=2, mode="bilinear"),
-        ),
-        *(nn.AvgPool2d(2), nn.Dropout(0.0), nn.Flatten(), nn.LeakyReLU(inplace=True)),
+        nn.Unflatten(1, (1, 5)),
+        nn.Conv2d(1, 2, 3),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.AvgPool2d(2),
+        nn.Dropout(0.0),
+        nn.Flatten(),
+        nn.LeakyReLU(inplace=True),
     ),
 }
 

@@ -22,11 +22,24 @@ FLOATS, INDICES = torch.ones(2, 4), torch.zeros(2, dtype=torch.long)
 
 
 INTERNALS = (
-    *("max_pool2d_with_indices_backward", "nll_loss_backward", "convolution_backward"),
-    *("_embedding_bag_forward_only", "_embedding_bag_dense_backward", "_fused_sgd_"),
-    *("_sobol_engine_draw", "_sobol_engine_scramble_", "_ctc_loss", "_ctc_loss_backward"),
-    *("_convert_indices_from_csr_to_coo", "_reshape_alias", "resize_", "set_", "lu_unpack"),
-    *("_fused_moving_avg_obs_fq_helper", "embedding_dense_backward", "_nested_view_from_buffer"),
+    "max_pool2d_with_indices_backward",
+    "nll_loss_backward",
+    "convolution_backward",
+    "_embedding_bag_forward_only",
+    "_embedding_bag_dense_backward",
+    "_fused_sgd_",
+    "_sobol_engine_draw",
+    "_sobol_engine_scramble_",
+    "_ctc_loss",
+    "_ctc_loss_backward",
+    "_convert_indices_from_csr_to_coo",
+    "_reshape_alias",
+    "resize_",
+    "set_",
+    "lu_unpack",
+    "_fused_moving_avg_obs_fq_helper",
+    "embedding_dense_backward",
+    "_nested_view_from_buffer",
 )
 
 

@@ -287,7 +287,9 @@ def test_a_plan_names_layers_within_layers(data):
     found = model._flatten_layers()  # Keras numbers those that have no name of their own
     dtypes = {layer.name.rstrip("_0123456789"): layer.compute_dtype for layer in found}
     assert (dtypes["query"], dtypes["key"], dtypes["softmax"]) == (
-        *("float32", "bfloat16", "bfloat16"),
+        "float32",
+        "bfloat16",
+        "bfloat16",
     )
     assert dtypes["out"] == "float32"
 

@@ -302,7 +302,8 @@ class _Switched(tf.Module):
 @pytest.mark.parametrize(
     ("way", "flag", "inside"),
     [
-        *((("two", True, 1)), ("two", False, 3)),
+        (("two", True, 1)),
+        ("two", False, 3),
         *(("several", index, count) for index, count in ((0, 1), (1, 1), (2, 0), (9, 0))),
     ],
 )

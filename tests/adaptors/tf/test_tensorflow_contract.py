@@ -32,5 +32,12 @@ class TestTensorFlow(ChannelsLast, AdaptorContract):
 
     def test_batch_norms_are_folded(self, space):
         assert {op.type for op in space.graph} == {
-            *("Conv2D", "BiasAdd", "Relu", "MaxPool", "AddV2", "Mean", "MatMul", "Identity"),
+            "Conv2D",
+            "BiasAdd",
+            "Relu",
+            "MaxPool",
+            "AddV2",
+            "Mean",
+            "MatMul",
+            "Identity",
         }

@@ -100,7 +100,13 @@ def test_an_input_that_the_options_leave_out_is_a_constant(tmp_path):
     model = adaptor.load(as_graph(tmp_path), inputs="rows")
     assert [port.name for port in model.signature.inputs] == ["rows"]
     assert {node.op for node in model.graph.nodes.values()} <= {
-        *("Placeholder", "Const", "MatMul", "Relu", "Identity", "BiasAdd", "Mul")
+        "Placeholder",
+        "Const",
+        "MatMul",
+        "Relu",
+        "Identity",
+        "BiasAdd",
+        "Mul",
     }
     np.testing.assert_allclose(adaptor.predict(model, ROWS), reference(), rtol=1e-4, atol=1e-4)
 

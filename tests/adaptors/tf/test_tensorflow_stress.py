@@ -105,8 +105,14 @@ def twice_itself():
 NETS = {
     build.__name__: build
     for build in (
-        *(read_later, summed_by_many, an_output, without_activation, through_views),
-        *(pooled_and_padded, two_of_a_kind, twice_itself),
+        read_later,
+        summed_by_many,
+        an_output,
+        without_activation,
+        through_views,
+        pooled_and_padded,
+        two_of_a_kind,
+        twice_itself,
     )
 }
 

@@ -105,8 +105,12 @@ def padded(x):
 @pytest.mark.parametrize(
     "build",
     [
-        *(limited, strided, downsampled(layers.Dense(4)), downsampled(attended)),
-        *(downsampled(padded), downsampled(lambda x: layers.Dense(3)(layers.UpSampling2D()(x)))),
+        limited,
+        strided,
+        downsampled(layers.Dense(4)),
+        downsampled(attended),
+        downsampled(padded),
+        downsampled(lambda x: layers.Dense(3)(layers.UpSampling2D()(x))),
     ],
 )
 def test_sizes_that_depend_on_the_input_are_not_taken_as_fixed(build, adaptor, converted):
@@ -132,8 +136,11 @@ def test_an_empty_batch_ends_no_process(adaptor, converted):
 @pytest.mark.parametrize(
     "layer",
     [
-        *(layers.LSTM(3), layers.GRU(3, return_sequences=True), layers.SimpleRNN(3)),
-        *(layers.Bidirectional(layers.LSTM(4)), layers.LSTM(3, unroll=True)),
+        layers.LSTM(3),
+        layers.GRU(3, return_sequences=True),
+        layers.SimpleRNN(3),
+        layers.Bidirectional(layers.LSTM(4)),
+        layers.LSTM(3, unroll=True),
     ],
     ids=["lstm", "gru", "rnn", "bidirectional", "unrolled"],
 )

@@ -168,8 +168,10 @@ _CHECKS: dict[str, Callable[[OpOverload, Arguments], Iterator[str]]] = {
     **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), _fourier),
     **dict.fromkeys(
         (
-            *("_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
-            *("_native_batch_norm_legit_no_training", "native_batch_norm"),
+            "_native_batch_norm_legit",
+            "_native_batch_norm_legit_functional",
+            "_native_batch_norm_legit_no_training",
+            "native_batch_norm",
         ),
         _batch_norm,
     ),

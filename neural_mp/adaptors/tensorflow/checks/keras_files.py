@@ -93,22 +93,46 @@ _CONFIG, _WEIGHTS = "config.json", ".h5"
 _OTHER_WEIGHTS = "model.weights.npz"
 #: Allowed parts of a model: base classes of Keras.
 _KINDS = (
-    *("Layer", "Operation", "Model", "Initializer", "constraints.Constraint"),
-    *("Regularizer", "Loss", "Metric", "Optimizer", "Quantizer", "DTypePolicy"),
-    *("dtype_policies.DTypePolicyMap", "optimizers.schedules.LearningRateSchedule"),
-    *("random.SeedGenerator", "quantizers.QuantizationConfig"),
+    "Layer",
+    "Operation",
+    "Model",
+    "Initializer",
+    "constraints.Constraint",
+    "Regularizer",
+    "Loss",
+    "Metric",
+    "Optimizer",
+    "Quantizer",
+    "DTypePolicy",
+    "dtype_policies.DTypePolicyMap",
+    "optimizers.schedules.LearningRateSchedule",
+    "random.SeedGenerator",
+    "quantizers.QuantizationConfig",
 )
 #: Layers that run code in the file, or read another file.
 _HARMFUL = ("TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer")
 #: Modules whose functions only compute.
 _FUNCTIONS = (
-    *("keras.activations", "keras.constraints", "keras.initializers", "keras.losses"),
-    *("keras.metrics", "keras.ops", "keras.regularizers"),
+    "keras.activations",
+    "keras.constraints",
+    "keras.initializers",
+    "keras.losses",
+    "keras.metrics",
+    "keras.ops",
+    "keras.regularizers",
 )
 #: Names that Keras writes for values that JSON cannot represent.
 _VALUES = (
-    *("__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"),
-    *("__tuple__", "TensorShape", "TypeSpec", "CompositeTensor"),
+    "__keras_tensor__",
+    "__tensor__",
+    "__numpy__",
+    "__bytes__",
+    "__ellipsis__",
+    "__slice__",
+    "__tuple__",
+    "TensorShape",
+    "TypeSpec",
+    "CompositeTensor",
 )
 #: Layer options that name a file to read.
 _FILES = ("vocabulary", "idf_weights")
@@ -245,8 +269,17 @@ def _is_part(name: str, module: str | None) -> bool:
 
 #: Modules in which classes of legacy files, which name no module, are looked up.
 _PLACES = (
-    *("layers", "models", "initializers", "regularizers", "constraints", "losses", "metrics"),
-    *("optimizers", "optimizers.schedules", "dtype_policies", "src.models.functional"),
+    "layers",
+    "models",
+    "initializers",
+    "regularizers",
+    "constraints",
+    "losses",
+    "metrics",
+    "optimizers",
+    "optimizers.schedules",
+    "dtype_policies",
+    "src.models.functional",
     "quantizers",
 )
 

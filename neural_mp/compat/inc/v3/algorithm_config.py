@@ -144,7 +144,9 @@ class WeightOnlyConfig(AlgorithmConfig):
             asked = self._dtype if self._is_small_float else f"{self._asked_bits} bits"
             logger.warning(
                 "no kernel reads weights in %s: integers of %d bits are used, rounded by %s",
-                *(asked, self.bit_width, self._rounding),
+                asked,
+                self.bit_width,
+                self._rounding,
             )
 
     def _value(self, name: str, otherwise: Any) -> Any:

@@ -57,7 +57,7 @@ def autotune(
 
     def converted(config: BaseConfig) -> Any:
         return quantize(
-            *(model, copy.deepcopy(config), run_fn, run_args), example_inputs=example_inputs
+            model, copy.deepcopy(config), run_fn, run_args, example_inputs=example_inputs
         )
 
     return OrderedTrials(tune_config, evaluation).chosen(model, converted)

@@ -269,7 +269,10 @@ class TuningMonitor:
         self.tuning_history.append(TrialRecord(trial_index, trial_result, quant_config))
         logger.info(
             "trial %d, %s: accuracy %.4g, target %s",
-            *(trial_index, quant_config.name, trial_result, "met" if self.met() else "missed"),
+            trial_index,
+            quant_config.name,
+            trial_result,
+            "met" if self.met() else "missed",
         )
 
     def get_number_of_trials(self) -> int:

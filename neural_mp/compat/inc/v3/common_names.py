@@ -56,7 +56,11 @@ __all__ = [
 ]
 
 debug, info, warning, error, log = (
-    *(logger.debug, logger.info, logger.warning, logger.error, logger.log),
+    logger.debug,
+    logger.info,
+    logger.warning,
+    logger.error,
+    logger.log,
 )
 __version__ = "3.9"
 

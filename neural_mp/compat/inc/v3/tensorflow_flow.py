@@ -140,7 +140,7 @@ def autotune(
 
     def converted(config: BaseConfig) -> Result:
         return quantize_model(
-            *(model, copy.deepcopy(config)), calib_dataloader, calib_iteration, calib_func
+            model, copy.deepcopy(config), calib_dataloader, calib_iteration, calib_func
         )
 
     found: Result | Model = OrderedTrials(tune_config, evaluation).chosen(given, converted)

@@ -285,8 +285,15 @@ class MixedPrecisionConfig(PrecisionConfig):
 CONFIGS: Mapping[str, type[AlgorithmConfig]] = {
     kind.name: kind
     for kind in (
-        *(RTNConfig, GPTQConfig, AWQConfig, TEQConfig, HQQConfig),
-        *(DynamicQuantConfig, INT8StaticQuantConfig, SmoothQuantConfig, MixedPrecisionConfig),
+        RTNConfig,
+        GPTQConfig,
+        AWQConfig,
+        TEQConfig,
+        HQQConfig,
+        DynamicQuantConfig,
+        INT8StaticQuantConfig,
+        SmoothQuantConfig,
+        MixedPrecisionConfig,
     )
 }
 #: Kind of double quantization → options that mean it.

@@ -35,8 +35,14 @@ from neural_mp.errors import ConfigurationError, DataError
 
 #: Methods of `tf.image.resize`.
 _METHODS = (
-    *("nearest", "bilinear", "bicubic", "area"),
-    *("lanczos3", "lanczos5", "gaussian", "mitchellcubic"),
+    "nearest",
+    "bilinear",
+    "bicubic",
+    "area",
+    "lanczos3",
+    "lanczos5",
+    "gaussian",
+    "mitchellcubic",
 )
 
 
