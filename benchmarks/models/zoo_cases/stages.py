@@ -155,7 +155,7 @@ def reload(job: dict[str, Any], folder: Path) -> dict[str, Any]:
         outputs = [array for batch in batches for _, array in leaves(loaded(batch))]
     except Exception:  # noqa: BLE001 - an error of any type is a finding
         return {"reload": traceback.format_exc()[-1500:]}
-    expected = list(np.load(folder / OUTPUTS).values())
+    expected = list(np.load(folder / OUTPUTS, allow_pickle=True).values())  # texts are objects
     if len(outputs) != len(expected):
         return {"reload": f"{len(outputs)} outputs, not {len(expected)}"}
     pairs = zip(expected, outputs, strict=True)
