@@ -64,7 +64,8 @@ def page_of(rows: Iterable[dict[str, Any]]) -> str:
     parts = [_HEAD + _counts(ordered, sources)]
     for source in sources:
         of_source = [row for row in ordered if row["source"] == source]
-        parts.append(f"## {source}\n\n{_table(of_source)}{_reasons(of_source)}")
+        sections = (_table(of_source), _in_float(of_source), _reasons(of_source))
+        parts.append(f"## {source}\n\n{''.join(sections)}")
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -82,13 +83,12 @@ def _counts(rows: list[dict[str, Any]], sources: list[str]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    shown = [row for row in rows if "precisions" in row]
+    shown = [row for row in rows if "precisions" in row and not _is_plain_float(row)]
     if not shown:
         return ""
-    lines = [
-        "| architecture | runtime | INT8 | FP32 | SQNR | lowest output | seconds | MB | reloaded |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ("architecture", "runtime", "INT8", "FP32", "SQNR", "lowest output", "seconds", "MB")
+    columns = (*columns, "reloaded", "capture")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in shown:
         counts = row["precisions"]
         noise = row["sqnr_db"]
@@ -102,9 +102,20 @@ def _table(rows: list[dict[str, Any]]) -> str:
             f"{row['convert_seconds']:.1f}",
             f"{row['memory'] / 1e6:.0f}",
             _short(row.get("reload", "")) or "–",
+            "modules" if "by_modules" in row else "whole",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n\n"
+
+
+def _is_plain_float(row: dict[str, Any]) -> bool:
+    """Whether a result is the FP32 model, because no op of the model has an integer kernel."""
+    return verdict(row) == "float" and not row.get("by_modules")
+
+
+def _in_float(rows: list[dict[str, Any]]) -> str:
+    names = [f"`{row['name']}`" for row in rows if _is_plain_float(row)]
+    return f"FP32, as no op has an integer kernel: {', '.join(names)}.\n\n" if names else ""
 
 
 def _reasons(rows: list[dict[str, Any]]) -> str:
