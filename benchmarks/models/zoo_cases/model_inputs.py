@@ -12,6 +12,8 @@ from torch import nn
 #: Samples of a batch, tokens of a sequence, values of a waveform.
 SAMPLES, TOKENS, WAVEFORM = 2, 12, 8000
 _SIDES = (64, 32, 224)
+#: Frames, rows and columns of patches.
+GRID = (1, 4, 4)
 Inputs = dict[str, torch.Tensor]
 
 
@@ -86,7 +88,10 @@ class _Maker:
     def inputs(self, names: list[str]) -> Inputs:
         if "input_ids" not in names:  # the length of a mask of other inputs is not known
             names = [name for name in names if name != "attention_mask"]
-        return {name: RULES[name](self) for name in names if name in RULES}
+        values = {name: RULES[name](self) for name in names if name in RULES}
+        if "grid_thw" in names:
+            values["hidden_states"] = self.patches()
+        return values
 
     def floats(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator)
@@ -107,6 +112,13 @@ class _Maker:
 
     def _takes_frames(self) -> bool:
         return not hasattr(self.config, "image_token_id")
+
+    def patches(self) -> torch.Tensor:
+        """Return rows of pixels, as towers read that take pictures of any size."""
+        side = self.size("patch_size", default=16)
+        values = side * side * self.size("in_channels", "num_channels", default=3)
+        values *= self.size("temporal_patch_size", default=1)
+        return self.floats(SAMPLES * GRID[0] * GRID[1] * GRID[2], values)
 
     def image_size(self) -> tuple[int, int]:
         for part in _parts(self.config):
@@ -206,6 +218,7 @@ _RULES_OF_TEXT: dict[str, Callable[[_Maker], torch.Tensor]] = {
 }
 _RULES_OF_PICTURES: dict[str, Callable[[_Maker], torch.Tensor]] = {
     "pixel_values": lambda maker: maker.pixels(),
+    "grid_thw": lambda maker: torch.tensor([GRID] * SAMPLES),
     "pixel_values_videos": lambda maker: maker.pixels(),
     "pixel_values_images": lambda maker: maker.pixels(),
     "images": lambda maker: maker.pixels(),
@@ -218,6 +231,9 @@ _RULES_OF_PICTURES: dict[str, Callable[[_Maker], torch.Tensor]] = {
 _RULES_OF_AUDIO: dict[str, Callable[[_Maker], torch.Tensor]] = {
     "input_features": lambda maker: maker.spectrum(),
     "input_values": lambda maker: maker.waveform(),
+    "input_features_mask": lambda maker: torch.ones(
+        SAMPLES, maker.spectrum().shape[-1], dtype=torch.long
+    ),
     "audio_values": lambda maker: maker.waveform(),
     "waveform": lambda maker: maker.waveform(),
     "spectrogram": lambda maker: maker.floats(

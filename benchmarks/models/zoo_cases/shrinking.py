@@ -53,6 +53,7 @@ _POSITIONS = re.compile(
 _IMAGE = re.compile(r"^(image_size|img_size|input_size|image_resolution|size|crop_size)$")
 
 
+_CHOSEN_STAGES = re.compile(r"^(out_features|out_indices|stage_names|_out_)")
 #: Values that have no default.
 _REQUIRED = {"prediction_length": 8}
 
@@ -97,6 +98,8 @@ def shrunk(config: Any, way: Shrinking) -> dict[str, Any]:
     for key, value in plain.items():
         if hasattr(value, "to_dict"):
             own = value.to_diff_dict() if hasattr(value, "to_diff_dict") else {}
+            if value.model_type != "timm_backbone":  # stages are cut, so the chosen ones change
+                own = {name: part for name, part in own.items() if not _CHOSEN_STAGES.search(name)}
             changed[key] = own | {"model_type": value.model_type} | shrunk(value, way)
             continue
         smaller = _REQUIRED.get(key) if value is None else sizes.of(key, value)
@@ -104,7 +107,19 @@ def shrunk(config: Any, way: Shrinking) -> dict[str, Any]:
             smaller = _token(value, ids)
         if smaller is not None and smaller != value:
             changed[key] = smaller
-    return changed
+    return changed | _sections({**plain, **changed})
+
+
+def _sections(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters whose sections add up to half of the width of a head."""
+    sections = (plain.get("rope_parameters") or {}).get("mrope_section")
+    heads = plain.get("num_attention_heads") or 1
+    width = plain.get("head_dim") or (plain.get("hidden_size") or 0) // heads
+    if not sections or not width or sum(sections) <= width // 2:
+        return {}
+    parts = [part * (width // 2) // sum(sections) for part in sections]
+    parts[0] += width // 2 - sum(parts)
+    return {"rope_parameters": {**plain["rope_parameters"], "mrope_section": parts}}
 
 
 def _token(value: Any, ids: Iterator[int]) -> Any:
