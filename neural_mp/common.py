@@ -186,8 +186,8 @@ class DataLoader:
             return self.collate_fn(samples)
         except TypeError as error:
             if is_signature_mismatch(error, self.collate_fn, samples):
-                words = mismatch_message(error, self.collate_fn, "collate_fn(samples)")
-                raise DataError(words) from error
+                message = mismatch_message(error, self.collate_fn, "collate_fn(samples)")
+                raise DataError(message) from error
             raise
 
     def _samples(self) -> Iterator[Any]:

@@ -198,15 +198,15 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     Returns:
         A clause that starts with `; ` and ends without a full stop; empty if `known` is empty.
     """
-    words = sorted({str(word) for word in known})
+    names = sorted({str(choice) for choice in known})
     # The comparison is quadratic in the length of the words.
-    given = str(name)[:_MAX_COMPARED_CHARS]
+    text = str(name)[:_MAX_COMPARED_CHARS]
     # A prefix up to a separator is closer than a word of similar letters: arm → arm-dotprod.
-    begun = [word for word in words if given and re.match(rf"{re.escape(given)}[-_.:]", word)]
-    near = begun[:3] or difflib.get_close_matches(given, words, n=3, cutoff=0.6)
-    if near:
-        return "; did you mean " + " or ".join(repr(word) for word in near) + "?"
-    if not words:
+    begun = [choice for choice in names if text and re.match(rf"{re.escape(text)}[-_.:]", choice)]
+    matches = begun[:3] or difflib.get_close_matches(text, names, n=3, cutoff=0.6)
+    if matches:
+        return "; did you mean " + " or ".join(repr(choice) for choice in matches) + "?"
+    if not names:
         return ""
-    shown = ", ".join(words[:12]) + (f", … ({len(words)} in all)" if len(words) > 12 else "")
+    shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
     return f"; known are {shown}"

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,41 @@ def test_arguments_and_items_are_not_packed():
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     lines = {str(file.relative_to(ROOT)): packed(file.read_text()) for file in files}
     assert not {name: numbers for name, numbers in lines.items() if numbers}
+
+
+#: Participles, adverbs and pronouns, which are no names of values by themselves.
+VAGUE_NAMES = frozenset(
+    "found given made said told asked wanted taken known kept there here place places each one "
+    "other others word words way ways seen left held gone fits both alone beside before after read "
+    "owner turned close near".split()
+)
+#: Share of vague names among all local names: some are a convention, as in `__eq__(self, other)`.
+MAX_VAGUE_RATIO = 0.01
+
+
+def local_names(source: str) -> list[str]:
+    """Return the names that each function binds."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            bound = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _is_stored(n)}
+            names += bound | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    return names
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def test_local_names_are_nouns():
+    assert VAGUE_NAMES & set(local_names("def f(given):\n    found = given\n")) == {
+        "given",
+        "found",
+    }
+    files = (ROOT / "neural_mp").rglob("*.py")
+    names = [name for file in files for name in local_names(file.read_text())]
+    vague = [name for name in names if name in VAGUE_NAMES]
+    assert len(vague) <= MAX_VAGUE_RATIO * len(names), Counter(vague).most_common(10)
 
 
 def imported(folder: Path) -> set[str]:

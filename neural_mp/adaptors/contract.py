@@ -45,8 +45,8 @@ class ConversionCounts:
     @classmethod
     def from_dict(cls, data: Any) -> ConversionCounts:
         """Read back the dict of the attributes; raise `NeuralMPError` if malformed."""
-        others = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
-        return cls(**record({}, others)(data))
+        fields = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
+        return cls(**record({}, fields)(data))
 
 
 class Adaptor(ABC, Generic[M]):
@@ -223,10 +223,10 @@ class Adaptor(ABC, Generic[M]):
         Tensors that are not floating-point, or empty, are omitted. By default from
         `observe_tensors`; overridden by frameworks that know sizes without computing statistics.
         """
-        found: dict[str, float] = {}
-        for name, seen in self.observe_tensors(model, [inputs], tensors):
-            found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
-        return found
+        counts: dict[str, float] = {}
+        for name, stats in self.observe_tensors(model, [inputs], tensors):
+            counts[name] = counts.get(name, 0.0) + stats.count * len(stats.power)
+        return counts
 
     def prepare(self, model: M) -> None:
         """Make what the first run would make, e.g. a session, so that its time is that of a run.
@@ -268,21 +268,21 @@ class Adaptor(ABC, Generic[M]):
         """
         if lists is None:
             lists = {p: self.amp_lists(p) for p in Precision if p.is_16_bit}
-        found = built_capabilities(self.kernels(model, hardware), hardware)
-        return TuningSpace(self.graph(model), found, lists)
+        capabilities = built_capabilities(self.kernels(model, hardware), hardware)
+        return TuningSpace(self.graph(model), capabilities, lists)
 
     def observe(
         self,
         model: M,
         batches: Iterable[Any],
         space: TuningSpace,
-        kept: KeptOutputs | None = None,
+        collected: KeptOutputs | None = None,
     ) -> Observations:
         """Calibrate in one pass over the inputs, in memory that does not grow with their number.
 
-        The outputs are `kept` if the adaptor offers it.
+        The outputs are `collected` if the adaptor offers it.
         """
-        return conversion.observe(self, model, batches, space, kept)
+        return conversion.observe(self, model, batches, space, collected)
 
     def convert(
         self,

@@ -95,8 +95,8 @@ class LoadedModel(Generic[M]):
         """
         if batch_size is not None:
             validate_option("batch_size", integer_between(1), batch_size)
-            held = self.adaptor.example_inputs(self.held, 1)
-            size = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(held))
+            example = self.adaptor.example_inputs(self.held, 1)
+            size = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(example))
             validate_option("batch_size", shape_of_array(size), (batch_size,))
         return self.adaptor.example_inputs(self.held, batch_size)
 
@@ -295,8 +295,8 @@ class TunableModel(LoadedModel[M]):
             DataError: NaN in every sample reaches the outputs.
         """
         kept = None if self.boundary is not None else kept
-        seen = self.adaptor.observe(self.held, map(self._given, batches), self.space, kept)
-        return self.observed(score_corrections(self.adaptor, self.held, self.space, seen))
+        observed = self.adaptor.observe(self.held, map(self._given, batches), self.space, kept)
+        return self.observed(score_corrections(self.adaptor, self.held, self.space, observed))
 
     def observed(self, observations: Observations) -> TunableModel[M]:
         """Return the model with earlier calibration results, and its space as in `calibrated`."""
@@ -310,10 +310,10 @@ class TunableModel(LoadedModel[M]):
             ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
             PlanError: a correction in the plan cannot be applied.
         """
-        held = self.adaptor.convert(self.held, plan, self.observations, self.space, self.corrected)
-        if held is self.held:
+        model = self.adaptor.convert(self.held, plan, self.observations, self.space, self.corrected)
+        if model is self.held:
             return self
-        return LoadedModel(self.adaptor, held, boundary=self.boundary)
+        return LoadedModel(self.adaptor, model, boundary=self.boundary)
 
     def check_fusions(self, converted: LoadedModel[M], inputs: Any) -> None:
         """Check a converted model on one batch; see `fusion_check.check_fusions`.
@@ -355,8 +355,8 @@ class TunableModel(LoadedModel[M]):
         Raises:
             ConversionError: the framework has no gradients.
         """
-        given = map(self._given, batches)
-        return weight_sensitivity(self.adaptor, self.held, given, self.space)
+        inputs = map(self._given, batches)
+        return weight_sensitivity(self.adaptor, self.held, inputs, self.space)
 
     def weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
         """Return op → quantization of its weight → noise of the rounding: see `fisher`.
@@ -364,11 +364,11 @@ class TunableModel(LoadedModel[M]):
         Without gradients, the noise at the results of each layer, from its inputs; empty if the
         framework offers neither.
         """
-        given = map(self._given, batches)
+        inputs = map(self._given, batches)
         if self.adaptor.gradients is not None:
-            return weight_noise(self.adaptor, self.held, given, self.space, self.corrected)
+            return weight_noise(self.adaptor, self.held, inputs, self.space, self.corrected)
         if self.adaptor.layer_inputs is not None:
-            return layer_noise(self.adaptor, self.held, given, self.space, self.corrected)
+            return layer_noise(self.adaptor, self.held, inputs, self.space, self.corrected)
         return {}
 
 

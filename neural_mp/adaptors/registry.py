@@ -32,14 +32,14 @@ def framework_names() -> list[str]:
 
 def installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
     """Return installed framework → its INT8 accumulation, without importing the framework."""
-    found = {}
+    accumulations = {}
     for name, entry in FRAMEWORKS.items():
         if importlib.util.find_spec(entry.package) is not None:
-            asked = importlib.import_module(f"{entry.home}.int8_accumulation")
-            found[name] = asked.int8_accumulation(hardware)
+            module = importlib.import_module(f"{entry.home}.int8_accumulation")
+            accumulations[name] = module.int8_accumulation(hardware)
     for name, kind in _third_party().items():
-        found[name] = kind().int8_accumulation(hardware)
-    return found
+        accumulations[name] = kind().int8_accumulation(hardware)
+    return accumulations
 
 
 def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
@@ -51,14 +51,14 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     """
     # Third-party adaptors are looked up last: reading all entry points takes milliseconds.
     if framework is not None:
-        if framework not in FRAMEWORKS and framework not in (known := framework_names()):
+        if framework not in FRAMEWORKS and framework not in (names := framework_names()):
             what = f"framework {framework!r} has no adaptor"
             require_importable(ENTRY_POINT_GROUP, framework, UnknownFrameworkError, what)
-            raise UnknownFrameworkError(f"{what}{did_you_mean(framework, known)}")
+            raise UnknownFrameworkError(f"{what}{did_you_mean(framework, names)}")
         return adaptor_named(framework)
-    found = _detected(source)
-    if found is not None:
-        return found
+    detected = _detected(source)
+    if detected is not None:
+        return detected
     if isinstance(source, type):
         raise UnknownFrameworkError(
             f"the model must be an instance, got the class {_qualified_name(source)}; "
@@ -130,8 +130,8 @@ def adaptor_named(name: str) -> AnyAdaptor:
     require_framework(name, f"models of {name}")
     with collection_paused():
         module = importlib.import_module(f"{ours.home}.adaptor")
-    made: AnyAdaptor = getattr(module, ours.adaptor)()
-    return made
+    adaptor: AnyAdaptor = getattr(module, ours.adaptor)()
+    return adaptor
 
 
 def require_framework(name: str, what: str) -> None:

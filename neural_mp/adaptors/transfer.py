@@ -84,8 +84,8 @@ def transferred(
     file = file or transfer_file(source)
     boundary = file.boundary
     example = _example(boundary, source, batch_size)
-    held = _named_as_source(adaptor, adaptor.load(file.path, example=example), source)
-    inner: Signature = held.signature
+    model = _named_as_source(adaptor, adaptor.load(file.path, example=example), source)
+    inner: Signature = model.signature
     outside = boundary.signature
     inputs = _matched(outside.inputs, inner.inputs, "inputs")
     outputs = _matched(outside.outputs, inner.outputs, "outputs")
@@ -95,7 +95,7 @@ def transferred(
     )
     return LoadedModel(
         adaptor,
-        replace(held, signature=chosen),
+        replace(model, signature=chosen),
         boundary=replace(boundary, signature=signature, held=file),
     )
 
@@ -174,12 +174,12 @@ def _matched(
     Raises:
         ConversionError: a tensor is missing in the file.
     """
-    found = []
+    matches = []
     for port in outside:
         if port.tensor.startswith(POSITION):
             # Files without unused inputs would shift the positions.
-            fits = inside if len(inside) == len(outside) else ()
-            match = fits[int(port.tensor[1:])] if fits else None
+            candidates = inside if len(inside) == len(outside) else ()
+            match = candidates[int(port.tensor[1:])] if candidates else None
         else:
             match = next((spec for spec in inside if spec.answers_to(port.name)), None)
         if match is None:
@@ -187,8 +187,8 @@ def _matched(
             raise ConversionError(
                 f"the {kind} of the transferred model must include {port.name!r}, got {names}"
             )
-        found.append(match)
-    return tuple(found)
+        matches.append(match)
+    return tuple(matches)
 
 
 def _named_as(

@@ -76,7 +76,7 @@ def canonical_lists(precision: Precision) -> FourLists:
     attribute = "fp16" if precision is Precision.FP16 else "bf16"
     return FourLists(
         *(
-            frozenset(kind.name for kind in KINDS.values() if getattr(kind, attribute) is found)
-            for found in AmpList
+            frozenset(kind.name for kind in KINDS.values() if getattr(kind, attribute) is amp_list)
+            for amp_list in AmpList
         )
     )

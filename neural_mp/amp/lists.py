@@ -42,14 +42,16 @@ class FourLists:
 
     def types(self, name: AmpList) -> frozenset[str]:
         """Return the op types on a list."""
-        found: frozenset[str] = getattr(self, name.value)
-        return found
+        op_types: frozenset[str] = getattr(self, name.value)
+        return op_types
 
     def translated(self, names: Mapping[str, Iterable[str]]) -> FourLists:
         """Return the lists with each name replaced by its names (zero or more) in a framework."""
         return FourLists(
             *(
-                frozenset(other for name in self.types(which) for other in names.get(name, ()))
+                frozenset(
+                    translation for name in self.types(which) for translation in names.get(name, ())
+                )
                 for which in AmpList
             )
         )
@@ -82,10 +84,10 @@ class FourLists:
         current = self.of(edit.op_type)
         if not edit.adds:
             if edit.op_type not in types:
-                found = f"the {current} list" if current else "no list"
+                location = f"the {current} list" if current else "no list"
                 raise ConfigurationError(
                     f"{edit.origin} removes {edit.op_type!r} from the {edit.list} list, but "
-                    f"{edit.op_type!r} is on {found}"
+                    f"{edit.op_type!r} is on {location}"
                 )
             return replace(self, **{edit.list.value: types - {edit.op_type}})
         if current not in (None, edit.list):

@@ -42,8 +42,8 @@ class AmpDataType(str, Enum):
     @property
     def precision(self) -> Precision | None:
         """The equivalent `Precision`; None for the default."""
-        found = {self.FLOAT16: Precision.FP16, self.BFLOAT16: Precision.BF16}
-        return found.get(self)
+        precisions = {self.FLOAT16: Precision.FP16, self.BFLOAT16: Precision.BF16}
+        return precisions.get(self)
 
 
 @dataclass
@@ -126,13 +126,13 @@ def _words_of(settings: AmpSettings, option: str) -> str:
         return ", ".join(e.op_type for e in settings.edits if (e.list, e.adds) == which) or "none"
     if option == "data_type":
         return "default" if settings.data_type is None else str(settings.data_type)
-    others = {
+    values = {
         "unsafe_force_all": settings.force_all,
         "treat_infer_as_deny": settings.infer_as_deny,
         "auto_mixed_precision": "on" if settings.switched_on else "off",
         "log_path": settings.log_path,
     }
-    return str(others[option])
+    return str(values[option])
 
 
 def settle(
@@ -157,17 +157,17 @@ def settle(
         if name.startswith(PREFIXES) and name not in _VARIABLES:
             _warn_unknown(name)
     first = {option: _first(option, sources, environment) for option in OPTIONS}
-    found = {option: value for option, value in first.items() if value is not None}
-    found = {**found, **_from_other_variables(environment), **found}
+    values = {option: value for option, value in first.items() if value is not None}
+    values = {**values, **_from_other_variables(environment), **values}
 
     def source_and_value(option: str) -> tuple[str, Any]:
-        return found.get(option, ("", None))
+        return values.get(option, ("", None))
 
     edits = tuple(
-        ListEdit(adds, name, op_type, found[option][0])
+        ListEdit(adds, name, op_type, values[option][0])
         for option, (name, adds) in EDIT_OPTIONS.items()
-        if option in found
-        for op_type in op_types(*found[option])
+        if option in values
+        for op_type in op_types(*values[option])
     )
     _, path = source_and_value("log_path")
     return AmpSettings(
@@ -175,9 +175,9 @@ def settle(
         _switch(*source_and_value("unsafe_force_all")),
         edits,
         str(path) if path not in (None, "") else None,
-        infer_as_deny="treat_infer_as_deny" in found,
+        infer_as_deny="treat_infer_as_deny" in values,
         switched_on=_switch(*source_and_value("auto_mixed_precision")),
-        origins={option: origin for option, (origin, _) in found.items()},
+        origins={option: origin for option, (origin, _) in values.items()},
     )
 
 
@@ -207,19 +207,19 @@ def _first(
 
 def _from_other_variables(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     """Return option → source and value, for the variables without an option."""
-    found: dict[str, tuple[str, Any]] = {}
+    values: dict[str, tuple[str, Any]] = {}
     if environment.get(SWITCH, "").strip():
-        found["auto_mixed_precision"] = SWITCH, environment[SWITCH]
+        values["auto_mixed_precision"] = SWITCH, environment[SWITCH]
     level = environment.get(LEVEL, "").strip().upper()
     if level and level not in LEVELS:
         raise ConfigurationError(
             f"{LEVEL} cannot be {environment[LEVEL]!r}{did_you_mean(level, LEVELS)}"
         )
     if level == FORCE_ALL:
-        found["unsafe_force_all"] = LEVEL, True
+        values["unsafe_force_all"] = LEVEL, True
     elif level == INFER_AS_DENY:
-        found["treat_infer_as_deny"] = LEVEL, True
-    return found
+        values["treat_infer_as_deny"] = LEVEL, True
+    return values
 
 
 def op_types(origin: str, value: object) -> tuple[str, ...]:
@@ -228,14 +228,14 @@ def op_types(origin: str, value: object) -> tuple[str, ...]:
     Raises:
         ConfigurationError: the value is neither; the message names `origin`.
     """
-    words = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, list | tuple | set | frozenset) or not all(
-        isinstance(word, str) for word in words
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple | set | frozenset) or not all(
+        isinstance(name, str) for name in names
     ):
         raise ConfigurationError(
             f"{origin} must be op types, separated by commas or as a list, got {value!r}"
         )
-    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+    return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 def _data_type(origin: str, value: object) -> Precision | None:
@@ -258,10 +258,10 @@ def _switch(origin: str, value: object) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     switches = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-    found = switches.get(str(value).strip().lower())
-    if found is None:
+    state = switches.get(str(value).strip().lower())
+    if state is None:
         raise ConfigurationError(f"{origin} must be on or off, got {value!r}")
-    return found
+    return state
 
 
 def requested(
@@ -279,10 +279,10 @@ def requested(
     settings = settle({"amp.{option}": amp}, environment)
     if precision is None:
         return settings.data_type or Precision.BF16, settings
-    (chosen, *others) = parse_precisions(precision)
+    (chosen, *remaining) = parse_precisions(precision)
     from_options = settings.origins.get("data_type") == "amp.data_type"
     in_options = settings.data_type if from_options else None
-    if others or in_options not in (None, chosen):
+    if remaining or in_options not in (None, chosen):
         raise ConfigurationError(
             f"{asker} requires a single 16-bit precision, got {precision!r}"
             + (f" and amp.data_type {in_options}" if in_options else "")
@@ -304,19 +304,19 @@ def known_edits(
     edits = tuple(edits)
     if not edits:
         return (), ()  # listing all op types is slow
-    known = op_types()
+    available = op_types()
     foreign = [
         edit
         for edit in edits
         if framework != "tensorflow"
         and edit.origin.startswith(TENSORFLOW_PREFIXES)
-        and edit.op_type not in known
+        and edit.op_type not in available
     ]
     warnings = tuple(
         f"{edit.origin} names {edit.op_type!r}, which is not an op type of {framework}; the edit "
         f"is ignored"
         for edit in foreign
     )
-    kept = tuple(edit for edit in edits if edit not in foreign)
-    check_known(kept, known)
-    return kept, warnings
+    supported = tuple(edit for edit in edits if edit not in foreign)
+    check_known(supported, available)
+    return supported, warnings

@@ -81,11 +81,11 @@ def graph_of(ops: Iterable[tuple[str, str, Iterable[str]]]) -> OpGraph:
 
     Names without an op are inputs; ops without consumers are outputs.
     """
-    made = [Op(name, kind, tuple(inputs)) for name, kind, inputs in ops]
-    names = {op.name for op in made}
-    read = dict.fromkeys(source for op in made for source in op.inputs)
-    inputs = [source for source in read if source not in names]
-    return OpGraph(made, inputs, [op.name for op in made if op.name not in read])
+    nodes = [Op(name, kind, tuple(inputs)) for name, kind, inputs in ops]
+    names = {op.name for op in nodes}
+    sources = dict.fromkeys(source for op in nodes for source in op.inputs)
+    inputs = [source for source in sources if source not in names]
+    return OpGraph(nodes, inputs, [op.name for op in nodes if op.name not in sources])
 
 
 def paint(
@@ -168,10 +168,10 @@ class _Painter:
         while waiting:
             name = waiting.popleft()
             for neighbours, enters in directions:
-                for other in neighbours[name]:
-                    if other not in found and enters(other):
-                        found[other] = name
-                        waiting.append(other)
+                for adjacent in neighbours[name]:
+                    if adjacent not in found and enters(adjacent):
+                        found[adjacent] = name
+                        waiting.append(adjacent)
         return found
 
     def seeds(self) -> list[str]:
@@ -208,9 +208,13 @@ class _Painter:
         downstream = self.spread(starts, (self.below, lambda name: self.joins(name, INFER, CLEAR)))
         self.allowed = self.spread(starts, (self.above, lambda name: name in downstream))
         for op in self.graph:
-            before = next((name for name in self.above[op.name] if name in self.allowed), None)
-            if before is not None and op.name not in self.allowed and self.joins(op.name, INFER):
-                self.allowed[op.name] = before
+            predecessor = next((name for name in self.above[op.name] if name in self.allowed), None)
+            if (
+                predecessor is not None
+                and op.name not in self.allowed
+                and self.joins(op.name, INFER)
+            ):
+                self.allowed[op.name] = predecessor
 
         def clear(name: str) -> bool:
             return self.joins(name, CLEAR)
@@ -226,41 +230,41 @@ class _Painter:
 
     def _paint(self, op: Op) -> Paint:
         kind = self.kind[op.name]
-        word = self._word(op.name)
+        label = self._word(op.name)
         if op.name in self.chosen:
-            return Paint(kind, Colour.ALLOWED, f"{word}, allowed: {self.chosen[op.name]}")
+            return Paint(kind, Colour.ALLOWED, f"{label}, allowed: {self.chosen[op.name]}")
         if op.name in self.boundaries:
-            return Paint(kind, Colour.PLAIN, f"{word}, not in 16 bits: {self.boundaries[op.name]}")
+            return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: {self.boundaries[op.name]}")
         if op.name in self.allowed:
             return Paint(
-                kind, Colour.ALLOWED, f"{word}, allowed{self._path(op.name, self.allowed)}"
+                kind, Colour.ALLOWED, f"{label}, allowed{self._path(op.name, self.allowed)}"
             )
         if op.name in self.denied:
-            return Paint(kind, Colour.DENIED, f"{word}, denied{self._path(op.name, self.denied)}")
+            return Paint(kind, Colour.DENIED, f"{label}, denied{self._path(op.name, self.denied)}")
         if op.name in self.unable:
-            return Paint(kind, Colour.PLAIN, f"{word}, not in 16 bits: {self.unable[op.name]}")
+            return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: {self.unable[op.name]}")
         if kind is None:
             return Paint(kind, Colour.PLAIN, f"{op.type} is on no list")
-        return Paint(kind, Colour.PLAIN, f"{word}, not in 16 bits: no neighbour to follow")
+        return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: no neighbour to follow")
 
     def _word(self, name: str) -> str:
         return _WORDS[self.kind[name]]
 
-    def _path(self, name: str, found: Mapping[str, str | None]) -> str:
+    def _path(self, name: str, predecessors: Mapping[str, str | None]) -> str:
         """Return the path to an op from the start of its set, as text."""
-        before = found[name]
-        if before is None:
+        predecessor = predecessors[name]
+        if predecessor is None:
             return ""
         begin = self.begins[name]
-        side = "downstream of" if before in self.above[name] else "upstream of"
+        side = "downstream of" if predecessor in self.above[name] else "upstream of"
         passed: list[str] = []
-        while before is not None and before != begin and len(passed) <= _MAX_PATH_OPS:
-            passed.append(before)
-            before = found[before]
-        words = [f"{self._word(op)} {op!r}" for op in passed[:_MAX_PATH_OPS]]
+        while predecessor is not None and predecessor != begin and len(passed) <= _MAX_PATH_OPS:
+            passed.append(predecessor)
+            predecessor = predecessors[predecessor]
+        parts = [f"{self._word(op)} {op!r}" for op in passed[:_MAX_PATH_OPS]]
         if len(passed) > _MAX_PATH_OPS:
-            words.append("…")
-        through = f" through {', '.join(words)}" if words else ""
+            parts.append("…")
+        through = f" through {', '.join(parts)}" if parts else ""
         return f": {side} {self.graph[begin].type} {begin!r}{through}"
 
     def _casts(self) -> int:
@@ -275,9 +279,9 @@ class _Painter:
         return count
 
 
-def _beginnings(found: Mapping[str, str | None]) -> dict[str, str]:
-    """Return op → start of its set; `found` lists an op after its predecessor."""
+def _beginnings(predecessors: Mapping[str, str | None]) -> dict[str, str]:
+    """Return op → start of its set; `predecessors` lists an op after its predecessor."""
     begins: dict[str, str] = {}
-    for name, before in found.items():
-        begins[name] = name if before is None else begins[before]
+    for name, predecessor in predecessors.items():
+        begins[name] = name if predecessor is None else begins[predecessor]
     return begins

@@ -57,16 +57,16 @@ def advise_from_file(
     )
 
 
-def _trained(found: object) -> Any:
-    """Return the trainable model, loaded if `found` is the path of a Keras file."""
-    if not isinstance(found, str):
-        return found
-    if Path(found).suffix not in _KERAS_FILES:
+def _trained(source: object) -> Any:
+    """Return the trainable model, loaded if `source` is the path of a Keras file."""
+    if not isinstance(source, str):
+        return source
+    if Path(source).suffix not in _KERAS_FILES:
         raise ConfigurationError(
             f"the model must be a Keras file ({', '.join(_KERAS_FILES)}) or module:attribute, got "
-            f"{found!r}"
+            f"{source!r}"
         )
     require_framework("tensorflow", "Keras files")
     from neural_mp.adaptors.tensorflow.keras_models import load
 
-    return load(Path(found), compiled=True)
+    return load(Path(source), compiled=True)

@@ -51,30 +51,30 @@ def with_data_type(
     Raises:
         ConfigurationError: `explicit` and `data_type` contradict each other.
     """
-    wanted = amp.data_type
-    words = ",".join(map(str, explicit or ()))
-    if wanted is None:
+    dtype = amp.data_type
+    names = ",".join(map(str, explicit or ()))
+    if dtype is None:
         chosen = explicit or default
         if not amp.switched_on or any(precision.is_16_bit for precision in chosen):
             return chosen, ()
         if explicit is not None:  # explicit precisions override environment variables
             return explicit, (
-                f"{SWITCH} requires a 16-bit precision, but precisions are {words}; the variable "
+                f"{SWITCH} requires a 16-bit precision, but precisions are {names}; the variable "
                 f"is ignored",
             )
         return tuple(p for p in Precision if p in (*chosen, Precision.BF16)), ()
     origin = amp.origins["data_type"]
-    if explicit is not None and wanted not in explicit:
+    if explicit is not None and dtype not in explicit:
         if origin.startswith(PREFIXES):  # explicit precisions override environment variables
             return explicit, (
-                f"{origin} requires {wanted}, but precisions are {words}; the variable is ignored",
+                f"{origin} requires {dtype}, but precisions are {names}; the variable is ignored",
             )
         raise ConfigurationError(
-            f"{origin} requires {wanted}, but precisions are {words}; add {wanted} to precisions, "
+            f"{origin} requires {dtype}, but precisions are {names}; add {dtype} to precisions, "
             f"or remove one of the two options"
         )
-    kept = [p for p in explicit or default if not p.is_16_bit]
-    return tuple(p for p in Precision if p in (*kept, wanted)), ()
+    remaining = [p for p in explicit or default if not p.is_16_bit]
+    return tuple(p for p in Precision if p in (*remaining, dtype)), ()
 
 
 def edited_lists(
@@ -96,10 +96,10 @@ def edited_lists(
             f"{edits[0].origin} has no effect: no 16-bit precision is requested and supported",
         )
     lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
-    before = [lists[p] for p in used]
-    edited = {p: lists[p].edited(_meant_for(lists[p], edits, before)) for p in used}
+    originals = [lists[p] for p in used]
+    edited = {p: lists[p].edited(_meant_for(lists[p], edits, originals)) for p in used}
     if amp.infer_as_deny:
-        edited = {p: found.denying_infer() for p, found in edited.items()}
+        edited = {p: four_lists.denying_infer() for p, four_lists in edited.items()}
     return lists | edited, warnings
 
 
@@ -112,7 +112,7 @@ def _meant_for(
         for edit in edits
         if edit.adds
         or lists.of(edit.op_type) is edit.list
-        or not any(other.of(edit.op_type) is edit.list for other in used)
+        or not any(four_lists.of(edit.op_type) is edit.list for four_lists in used)
     ]
 
 

@@ -34,12 +34,12 @@ def benchmark_models(
     Raises:
         ModelLoadError: a source cannot be loaded.
     """
-    held = [_load_any(source, inputs) for source in sources]
+    models = [_load_any(source, inputs) for source in sources]
     # All models run the same batch; inputs stored in a file are more reliable than guessed inputs.
-    known = [one for one, source in zip(held, sources, strict=True) if Path(source).exists()]
-    model = held[0] if inputs is not None or not known else known[0]
+    stored = [entry for entry, source in zip(models, sources, strict=True) if Path(source).exists()]
+    model = models[0] if inputs is not None or not stored else stored[0]
     batch = model.example_inputs(batch_size)
-    runs = [partial(model, batch) for model in held]
+    runs = [partial(model, batch) for model in models]
     rounds = interleaved_rounds(runs, warmup=warmup, iterations=iterations)
     return [
         BenchmarkRow(
@@ -49,7 +49,7 @@ def benchmark_models(
             model.size,
             ratio(seconds, rounds[0]).inverse,
         )
-        for source, seconds, model in zip(sources, rounds, held, strict=True)
+        for source, seconds, model in zip(sources, rounds, models, strict=True)
     ]
 
 

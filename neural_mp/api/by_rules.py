@@ -77,7 +77,7 @@ def converted_by_rules(
         plan = wanted.rules.plan(space)
         if wanted.corrects:
             plan = with_corrections(plan, space, best_corrections(tunable.observations))
-    told = [
+    warnings = [
         *loaded.warnings,
         *tunable.observations.notes,
         *_notes(wanted.rules, space, plan),
@@ -92,7 +92,7 @@ def converted_by_rules(
         source_precisions=tuple(p.value for p in space.graph.source_precisions),
         op_counts=count_ops(space.graph, resolved.effective),
         conversions=converted.conversions,
-        warnings=tuple(told),
+        warnings=tuple(warnings),
     )
     return OptimizedModel(
         converted,
@@ -103,23 +103,23 @@ def converted_by_rules(
     )
 
 
-def _loaded(source: object, wanted: Conversion, example: object) -> AnyModel:
+def _loaded(source: object, conversion: Conversion, example: object) -> AnyModel:
     def load(capture: Capture) -> AnyModel:
         return load_source(
             source,
-            wanted.framework,
-            wanted.inputs,
-            outputs=wanted.outputs,
+            conversion.framework,
+            conversion.inputs,
+            outputs=conversion.outputs,
             example=FirstBatch(example, ""),
             capture=capture,
         )
 
     try:
-        return load(wanted.capture)
+        return load(conversion.capture)
     except CaptureError:
-        if wanted.otherwise is None:
+        if conversion.otherwise is None:
             raise
-        return load(wanted.otherwise)
+        return load(conversion.otherwise)
 
 
 def _require_data(plan: PrecisionPlan, data: Iterable[Any] | None) -> None:
@@ -138,13 +138,13 @@ def _notes(rules: ConversionRules, space: TuningSpace, plan: PrecisionPlan) -> l
     notes = [
         f"{name!r} matches no op or layer of the model" for name in rules.unmatched(space.graph)
     ]
-    kept = [
+    refused = [
         op.name
         for op in space.contractions
-        if (asked := rules.constraint(op).precisions) is not None
-        and plan.get(op.name, FP32).precision not in asked
+        if (allowed := rules.constraint(op).precisions) is not None
+        and plan.get(op.name, FP32).precision not in allowed
     ]
-    if kept:
-        shown = ", ".join(kept[:3]) + (", …" if len(kept) > 3 else "")
-        notes.append(f"{counted(len(kept), 'op')} cannot run as asked and stay in FP32: {shown}")
+    if refused:
+        shown = ", ".join(refused[:3]) + (", …" if len(refused) > 3 else "")
+        notes.append(f"{counted(len(refused), 'op')} cannot run as asked and stay in FP32: {shown}")
     return notes

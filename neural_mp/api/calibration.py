@@ -71,6 +71,6 @@ def calibration(
     """
     adaptor = adaptor_for(model, framework)
     recorder = needed(adaptor.call_recording, adaptor.framework, "recording of calls")
-    found = CalibrationInputs(samples)
-    with recorder.recording(model, found.add):
-        yield found
+    inputs = CalibrationInputs(samples)
+    with recorder.recording(model, inputs.add):
+        yield inputs

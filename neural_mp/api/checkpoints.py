@@ -66,26 +66,26 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     adaptor = adaptor_named("pytorch")
     offered = needed(adaptor.checkpoints, adaptor.framework, "checkpoints of other tools")
     module, layers = offered.read(folder)
-    held = adaptor.load(module, capture=Capture.LAYERS)
-    space = adaptor.space(held, machine.detect())
-    configs, grouped, left = {}, {}, []
+    original = adaptor.load(module, capture=Capture.LAYERS)
+    space = adaptor.space(original, machine.detect())
+    configs, grouped, rest = {}, {}, []
     for name, layer in layers.items():
         config = _config(layer, space.capabilities.get(name, Capability()))
         if config is None:
-            left.append(name)
+            rest.append(name)
             continue
         configs[name] = config
         if layer.bits < 8:
             grouped[name] = _grouped(layer)
     resolved = space.resolve(PrecisionPlan(configs))
     groups = needed(adaptor.grouped_weights, adaptor.framework, "weights in groups")
-    converted = held
+    converted = original
     if configs:
-        converted = adaptor.convert_graph(groups.with_weights(held, grouped), resolved, {})
+        converted = adaptor.convert_graph(groups.with_weights(original, grouped), resolved, {})
     model = LoadedModel(adaptor, converted)
-    notes = [f"{counted(len(left), 'layer')} without a kernel: floats, {left[0]}"] if left else []
+    notes = [f"{counted(len(rest), 'layer')} without a kernel: floats, {rest[0]}"] if rest else []
     report = Report(
-        baseline_size=adaptor.weight_bytes(held),
+        baseline_size=adaptor.weight_bytes(original),
         size=model.size,
         seconds={"convert": time.perf_counter() - started},
         op_counts=count_ops(space.graph, resolved.effective),

@@ -46,16 +46,18 @@ def compare(a: object, b: object, batches: object, *, framework: str | None = No
     begin, walked = _walkable(batches)
 
     def attempt(first: FirstBatch) -> tuple[_Taken, _Taken]:
-        one, other = (_taken(source, framework, first.inputs) for source in (a, b))
+        reference, candidate = (_taken(source, framework, first.inputs) for source in (a, b))
         if begin.ambiguous:
             with begin.blamed():
-                one[0](first.inputs)
-        return one, other
+                reference[0](first.inputs)
+        return reference, candidate
 
-    one, other = begin.bound(attempt)
+    reference, candidate = begin.bound(attempt)
     walked.reading = begin.reading
     with walked.blamed():
-        return compare_models(one[0], other[0], walked.inputs(), _rescaled(one, other))
+        return compare_models(
+            reference[0], candidate[0], walked.inputs(), _rescaled(reference, candidate)
+        )
 
 
 @ReraiseUserErrors()
@@ -84,10 +86,10 @@ def compare_files(
     """
     example = first_of(data, batch_size, trust) if data is not None and inputs is None else inputs
     with trusting(trust):
-        one, other = (_taken(source, framework, example) for source in (a, b))
-    batches = inputs_of(data, one[0], batch_size, samples, trust)
+        reference, candidate = (_taken(source, framework, example) for source in (a, b))
+    batches = inputs_of(data, reference[0], batch_size, samples, trust)
     with batches.blamed():
-        return compare_models(one[0], other[0], batches, _rescaled(one, other))
+        return compare_models(reference[0], candidate[0], batches, _rescaled(reference, candidate))
 
 
 def _walkable(batches: object) -> tuple[Batches, Batches]:
@@ -95,8 +97,8 @@ def _walkable(batches: object) -> tuple[Batches, Batches]:
     if hasattr(batches, "shape"):
         batches = [batches]
     if not isinstance(batches, Iterator):
-        found = Batches(batches, "batches")
-        return found, found
+        reusable = Batches(batches, "batches")
+        return reusable, reusable
     begin = list(itertools.islice(batches, 1))
 
     def once() -> Iterator[Any]:
@@ -119,20 +121,20 @@ def _by_names_of(model: AnyModel, plan: PrecisionPlan) -> PrecisionPlan:
     """Return a plan, possibly of another runtime, by the names of the ops of a model."""
     graph = model.adaptor.graph(model.held)
     owners = {op: source_op(op, graph) for op, config in plan.items() if config.corrections}
-    return PrecisionPlan({owner: plan[op] for op, owner in owners.items() if owner is not None})
+    return PrecisionPlan({source: plan[op] for op, source in owners.items() if source is not None})
 
 
-def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
+def _rescaled(reference: _Taken, candidate: _Taken) -> frozenset[str]:
     """Return the ops whose channels are scaled differently in the two models."""
-    plans = [plan or PrecisionPlan({}) for _, plan in (one, other)]
+    plans = [plan or PrecisionPlan({}) for _, plan in (reference, candidate)]
     corrections = [{op: c.corrections for op, c in plan.items() if c.corrections} for plan in plans]
     if corrections[0] == corrections[1]:
         return frozenset()
-    untouched = next((model for model, plan in (one, other) if plan is None), None)
+    untouched = next((model for model, plan in (reference, candidate) if plan is None), None)
     if untouched is not None:
         named = (_by_names_of(untouched, plan) for plan in plans)
         return frozenset().union(*map(untouched.rescaled_by, named))
     # Converted models lack the ops between two layers, so the inputs of the second layer decide.
-    graph = one[0].observable_ops
-    asked = [op for found in corrections for op in found if op in graph]
-    return frozenset(source for op in asked for source in graph[op].inputs)
+    graph = reference[0].observable_ops
+    corrected = [op for changes in corrections for op in changes if op in graph]
+    return frozenset(source for op in corrected for source in graph[op].inputs)

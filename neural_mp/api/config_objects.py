@@ -89,13 +89,13 @@ def any_loader(settings: Settings, file: Path) -> DataLoader:
         ConfigurationError: there is no loader, or a name or an option is invalid.
         DataError: the data are missing or invalid.
     """
-    found = loader(settings, CALIBRATION) or loader(settings, ACCURACY)
-    if found is None:
+    dataloader = loader(settings, CALIBRATION) or loader(settings, ACCURACY)
+    if dataloader is None:
         raise ConfigurationError(
             f"{file} must have calibration or evaluation data, got none; add "
             f"quantization.calibration.dataloader"
         )
-    return found
+    return dataloader
 
 
 def postprocess(settings: Settings) -> Transform | None:
@@ -116,15 +116,15 @@ def metrics(settings: Settings) -> list[tuple[Metric, float]]:
         MetricError: a user-defined metric lacks a method.
     """
     names = vocabulary_of(settings).metrics or METRICS
-    found = []
+    weighted = []
     lines = settings.source.lines
     path = next((path for path in _METRICS if path in lines), _METRICS[0])
     written = [str(keys[-1]) for keys in lines if keys[:-1] == path]
     for item in settings.evaluation.metrics:
         with _reading(settings, path), _as_written(written):
             weight = 1.0 if item.weight is None else item.weight
-            found.append((build_metric(item.name, item.options, names), weight))
-    return found
+            weighted.append((build_metric(item.name, item.options, names), weight))
+    return weighted
 
 
 @contextmanager

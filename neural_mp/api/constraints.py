@@ -62,17 +62,17 @@ def constrained(
         UnknownOperatorError: a constraint matches no op of the model.
         ConfigurationError: a constraint set in Python is invalid.
     """
-    space, told = _by_file(space, settings)
+    space, warnings = _by_file(space, settings)
     if given is None:
-        return space, told
+        return space, warnings
     space = space.constrained(_of_python(given))
     for name in _names(given.exclude):
         try:
             space = space.constrained(Constraints(op_wise={name: _FP32_ONLY}))
         except UnknownOperatorError as error:
-            words = str(error).replace("op_wise names", "exclude names", 1)
-            raise UnknownOperatorError(words) from None
-    return space, told
+            message = str(error).replace("op_wise names", "exclude names", 1)
+            raise UnknownOperatorError(message) from None
+    return space, warnings
 
 
 def names_ops(settings: Settings, given: Limits) -> bool:
@@ -111,13 +111,15 @@ class _NamedLimits:
         Raises:
             UnknownOperatorError: as for `TuningSpace.constrained`.
         """
-        found = self.space.limits(replace(constraints, model_wise=_NO_LIMIT))
+        matched = self.space.limits(replace(constraints, model_wise=_NO_LIMIT))
         by_op = {
             op: self.by_op.get(op, ()) + tuple(limit for limit in limits if limit != _NO_LIMIT)
-            for op, limits in found.items()
+            for op, limits in matched.items()
         }
         whole = (*self.whole, constraints.model_wise)
-        return replace(self, by_op={op: kept for op, kept in by_op.items() if kept}, whole=whole)
+        return replace(
+            self, by_op={op: op_limits for op, op_limits in by_op.items() if op_limits}, whole=whole
+        )
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class SourceConstraints:
             ConfigurationError: an op with constraints does not exist in the other runtime.
             UnknownOperatorError: a constraint matches no op of the source.
         """
-        limits, told = constrained(_NamedLimits(self.source), self.settings, self.given)
+        limits, warnings = constrained(_NamedLimits(self.source), self.settings, self.given)
         parts = _parts(limits.by_op, self.source, space)
         tunable = {*self.source.tunable_ops}
         missing = [op for op in limits.by_op if op in tunable and not parts[op]]
@@ -153,21 +155,21 @@ class SourceConstraints:
                 f"the constraints name {missing[0]!r}, which has no counterpart there"
             )
         by_op = {op: limits.whole for op in space.capabilities}
-        for op, kept in limits.by_op.items():
-            by_op |= {part: (*by_op[part], *kept) for part in parts[op]}
-        return space.limited(by_op), told
+        for op, op_limits in limits.by_op.items():
+            by_op |= {part: (*by_op[part], *op_limits) for part in parts[op]}
+        return space.limited(by_op), warnings
 
 
 def _parts(
     named: Iterable[str], source: TuningSpace, space: TuningSpace
 ) -> dict[str, tuple[str, ...]]:
     """Return op of the source → its ops in another runtime."""
-    found: dict[str, list[str]] = {op: [] for op in named}
+    by_op: dict[str, list[str]] = {op: [] for op in named}
     for op in space.graph:
-        owner = source_op(op.name, source.capabilities)
-        if owner in found:
-            found[owner].append(op.name)
-    return {op: tuple(parts) for op, parts in found.items()}
+        origin = source_op(op.name, source.capabilities)
+        if origin in by_op:
+            by_op[origin].append(op.name)
+    return {op: tuple(parts) for op, parts in by_op.items()}
 
 
 def _of_python(given: Limits) -> Constraints:
@@ -175,20 +177,22 @@ def _of_python(given: Limits) -> Constraints:
     torchao = torchao_configs.constraint_of(given.model_wise)
     whole = torchao or transformers_configs.constraint_of(given.model_wise)
     by_name = {
-        word: {name: _written(limit) for name, limit in _mapping(word, getattr(given, word))}
-        for word in ("op_wise", "optype_wise")
+        option: {name: _written(limit) for name, limit in _mapping(option, getattr(given, option))}
+        for option in ("op_wise", "optype_wise")
     }
     if given.model_wise is not None and whole is None:
         by_name["model_wise"] = _written(given.model_wise)
-    found = settings_from({"quantization": by_name}, "MixedPrecision", Dialect.OWN).constraints
-    return found if whole is None else replace(found, model_wise=whole)
+    constraints = settings_from(
+        {"quantization": by_name}, "MixedPrecision", Dialect.OWN
+    ).constraints
+    return constraints if whole is None else replace(constraints, model_wise=whole)
 
 
-def _mapping(word: str, limits: object) -> Iterable[tuple[str, Any]]:
+def _mapping(option: str, limits: object) -> Iterable[tuple[str, Any]]:
     if isinstance(limits, Mapping):
         return limits.items()
     raise ConfigurationError(
-        f"{word} must be a dict of names and allowed precisions, e.g. {{'fc': 'fp32'}}, got "
+        f"{option} must be a dict of names and allowed precisions, e.g. {{'fc': 'fp32'}}, got "
         f"{limits!r}"
     )
 
@@ -211,30 +215,32 @@ def _names(exclude: object) -> tuple[str, ...]:
 
 def _by_file(space: S, settings: Settings) -> tuple[S, tuple[str, ...]]:
     limits = settings.constraints
-    told: list[str] = []
+    warnings: list[str] = []
     with _placed(settings.source):
         if settings.dialect is Dialect.INC:
             limits = _lenient(limits)
-            for word, types in _their_types(space, limits).items():
+            for kind, types in _their_types(space, limits).items():
                 if not types:
-                    told.append(f"optype_wise limits {word}; the model has no such op")
-                by_type = dict.fromkeys(types, limits.optype_wise[word])
+                    warnings.append(f"optype_wise limits {kind}; the model has no such op")
+                by_type = dict.fromkeys(types, limits.optype_wise[kind])
                 space = space.constrained(Constraints(optype_wise=by_type))
             for pattern, limit in limits.op_wise.items():
                 names = _begin_with(pattern, space)
                 if not names:
-                    told.append(f"op_wise limits {pattern!r}; no op of the model has such a name")
+                    warnings.append(
+                        f"op_wise limits {pattern!r}; no op of the model has such a name"
+                    )
                 space = space.constrained(Constraints(op_wise=dict.fromkeys(names, limit)))
             limits = replace(limits, optype_wise={}, op_wise={})
-            told += _unoffered(space, limits.model_wise)
-        return space.constrained(limits), tuple(told)
+            warnings += _unoffered(space, limits.model_wise)
+        return space.constrained(limits), tuple(warnings)
 
 
 def _lenient(limits: Constraints) -> Constraints:
     """Return constraints whose values are ignored for ops that do not offer them, as in INC."""
     return Constraints(
         replace(limits.model_wise, is_lenient=True),
-        {word: replace(limit, is_lenient=True) for word, limit in limits.optype_wise.items()},
+        {kind: replace(limit, is_lenient=True) for kind, limit in limits.optype_wise.items()},
         {name: replace(limit, is_lenient=True) for name, limit in limits.op_wise.items()},
     )
 
@@ -248,28 +254,28 @@ def _unoffered(space: _Constrainable, limit: OpConstraint) -> Iterator[str]:
             for name in limit.unoffered(capability.configs)[tensor]
         )
         for name, count in ignored.items():
-            words = " or ".join(getattr(getattr(limit, tensor), name))
+            values = " or ".join(getattr(getattr(limit, tensor), name))
             yield (
                 f"model_wise {tensor}.{name} is ignored for {counted(count, 'op')}, which cannot "
-                f"run with {words} here"
+                f"run with {values} here"
             )
 
 
 def _begin_with(pattern: str, space: _Constrainable) -> list[str]:
     """Return the ops that match from the first character, as in INC, not as a whole."""
     try:
-        found = re.compile(pattern)
+        regex = re.compile(pattern)
     except re.error:
-        found = re.compile(re.escape(pattern))
-    return [op.name for op in space.graph if found.match(op.name)]
+        regex = re.compile(re.escape(pattern))
+    return [op.name for op in space.graph if regex.match(op.name)]
 
 
 def _their_types(space: _Constrainable, limits: Constraints) -> dict[str, tuple[str, ...]]:
     """Map INC op types to op types of the model; an unknown type maps to itself."""
     from neural_mp.compat.inc.op_types import matching_op_types
 
-    meant = {word: matching_op_types(space.graph.types, word) for word in limits.optype_wise}
-    return {word: (word,) if types is None else types for word, types in meant.items()}
+    meant = {kind: matching_op_types(space.graph.types, kind) for kind in limits.optype_wise}
+    return {kind: (kind,) if types is None else types for kind, types in meant.items()}
 
 
 @contextmanager

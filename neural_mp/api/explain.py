@@ -116,16 +116,16 @@ def explained(
         )
     amp = gather_amp(None, None)
     sixteen = tuple(precision for precision in precisions if precision.is_16_bit)
-    here = hardware.detect()
-    machine = replace(here, forced=frozenset(sixteen))
+    host = hardware.detect()
+    machine = replace(host, forced=frozenset(sixteen))
     lists, _ = edited_lists(model.adaptor, amp, sixteen)
     space = forced(model.adaptor.space(model.held, machine, lists), amp)
-    given, observations = load_plan_file(plan) if isinstance(plan, str | Path) else (plan, None)
+    parsed, observations = load_plan_file(plan) if isinstance(plan, str | Path) else (plan, None)
     if observations is not None:
         space = without_non_finite(space, observations.non_finite)
-    found = _op_named(space, op)
-    explanations = {p: _explained(space, found.name, p, given) for p in precisions}
-    return found, {p: _on(here, p, said) for p, said in explanations.items()}
+    node = _op_named(space, op)
+    explanations = {p: _explained(space, node.name, p, parsed) for p in precisions}
+    return node, {p: _on(host, p, explanation) for p, explanation in explanations.items()}
 
 
 def _op_named(space: TuningSpace, name: str) -> Op:
@@ -135,13 +135,13 @@ def _op_named(space: TuningSpace, name: str) -> Op:
     return (heads or ops)[0]
 
 
-def _on(machine: hardware.Hardware, precision: Precision, said: Explanation) -> Explanation:
+def _on(machine: hardware.Hardware, precision: Precision, explanation: Explanation) -> Explanation:
     """Return the explanation for a machine, which may lack the precision."""
     support = machine.support(precision)
-    if support.available or said.runs_in is not precision:
-        return said
-    reason = f"{support.reason}; on hardware with {precision}: {said.reason}"
-    return replace(said, runs_in=Precision.FP32, reason=reason)
+    if support.available or explanation.runs_in is not precision:
+        return explanation
+    reason = f"{support.reason}; on hardware with {precision}: {explanation.reason}"
+    return replace(explanation, runs_in=Precision.FP32, reason=reason)
 
 
 def _explained(

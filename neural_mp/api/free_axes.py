@@ -33,10 +33,10 @@ def for_all_sizes(
     """
     if not loaded.adaptor.frees_axes:
         return load, loaded
-    found = differing(islice(batches.inputs(), MAX_BATCHES_COMPARED))
-    if found is None:
+    difference = differing(islice(batches.inputs(), MAX_BATCHES_COMPARED))
+    if difference is None:
         return load, loaded
-    shapes, unlike = found
+    shapes, unlike = difference
     try:
         with batches.blamed():
             loaded(unlike)

@@ -77,8 +77,8 @@ def batches_of(
         samples: number of samples.
         trust: see `MixedPrecision`.
     """
-    read = _reader(data, batch_size or _CAPTURED_WITH, samples, trust)
-    return [(inputs, None) for inputs in read()]
+    reader = _reader(data, batch_size or _CAPTURED_WITH, samples, trust)
+    return [(inputs, None) for inputs in reader()]
 
 
 def _reader(
@@ -102,16 +102,16 @@ def _arrays(path: Path) -> _Arrays:
     if path.suffix == _TABLE:
         return csv_dataset(path).inputs  # as `tune` reads a table
     if path.suffix not in _ARRAYS:
-        known = ", ".join((*_ARRAYS, _TABLE, *TUNING_FILES))
-        raise DataError(f"data must be a file with one of the suffixes {known}, got {str(path)!r}")
+        types = ", ".join((*_ARRAYS, _TABLE, *TUNING_FILES))
+        raise DataError(f"data must be a file with one of the suffixes {types}, got {str(path)!r}")
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}")
     with plain_arrays(path, mapped=True) as loaded:
-        found = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
-    if isinstance(found, Mapping) and (len(found) == 1 or set(found) <= {"inputs", *NAMES}):
-        found = found.get("inputs", next(iter(found.values()), np.zeros(0)))
-    _check(path, {"it": found} if isinstance(found, np.ndarray) else found)
-    return found
+        arrays = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+    if isinstance(arrays, Mapping) and (len(arrays) == 1 or set(arrays) <= {"inputs", *NAMES}):
+        arrays = arrays.get("inputs", next(iter(arrays.values()), np.zeros(0)))
+    _check(path, {"it": arrays} if isinstance(arrays, np.ndarray) else arrays)
+    return arrays
 
 
 def _check(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -119,8 +119,8 @@ def _check(path: Path, arrays: Mapping[str, Array]) -> None:
     if not min(lengths.values()):
         raise DataError(f"{str(path)!r} has no samples along the first axis")
     if len(set(lengths.values())) > 1:
-        words = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"the arrays of {str(path)!r} must have equally many samples, got {words}")
+        sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"the arrays of {str(path)!r} must have equally many samples, got {sizes}")
 
 
 def _taken(arrays: _Arrays, start: int, stop: int) -> Any:

@@ -113,38 +113,38 @@ class JobBuilder:
 
     def job(self) -> tuple[TuningJob, Path | None]:
         """Return the tuning job, and the folder for log files if one is set."""
-        given, log = self.options, self.log
-        check(given)
-        strategy = config_objects.strategy(self.settings, given.strategy)
-        here = given.hardware or machine.detect()
-        amp = gather_amp(given.amp, self.settings.amp)
+        options, log = self.options, self.log
+        check(options)
+        strategy = config_objects.strategy(self.settings, options.strategy)
+        host = options.hardware or machine.detect()
+        amp = gather_amp(options.amp, self.settings.amp)
         log_folder = writable_folder(amp.log_path)
-        precisions = self._usable_precisions(here.for_target(given.target), amp)
+        precisions = self._usable_precisions(host.for_target(options.target), amp)
         evaluation, calibration = self._data()
-        metrics = gather_metrics(given.metric, self.settings, evaluation, given.eval_func)
+        metrics = gather_metrics(options.metric, self.settings, evaluation, options.eval_func)
         criterion = self._criterion(metrics)
         load, loaded = self._loaded(calibration, labelled=calibration is evaluation)
-        noted = (*loaded.warnings, *replaced_metric(given.metric, given.eval_func))
-        loaded = loaded.for_streams(streams_of(self.settings, given.objective))
+        noted = (*loaded.warnings, *replaced_metric(options.metric, options.eval_func))
+        loaded = loaded.for_streams(streams_of(self.settings, options.objective))
 
         def measured(model: AnyModel) -> Measurement:
-            data, wanted = evaluation or calibration, (given.objective, given.min_speedup)
-            workload = Workload.parse(given.workload)
-            return measurement_of(self.settings, *wanted, model, data, workload)
+            data, goals = evaluation or calibration, (options.objective, options.min_speedup)
+            workload = Workload.parse(options.workload)
+            return measurement_of(self.settings, *goals, model, data, workload)
 
-        samples, evaluator = int(given.sampling_size), self._evaluator(evaluation, metrics)
+        samples, evaluator = int(options.sampling_size), self._evaluator(evaluation, metrics)
         fingerprint = partial(
             self._fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
         )
-        url = partial(storage_url, given.workspace, given.storage)
+        url = partial(storage_url, options.workspace, options.storage)
         runtime = RuntimeOptions(
-            given.runtime,
+            options.runtime,
             load,
             loaded,
             self.settings,
-            given,
+            options,
             precisions,
-            here.for_target(given.target),
+            host.for_target(options.target),
             amp,
             strategy,
         )
@@ -152,20 +152,20 @@ class JobBuilder:
         chosen = runtime.chosen(
             sampled,
             lambda: measured(loaded),
-            lambda: compared_runtimes(url(), fingerprint()) if given.resume else (),
+            lambda: compared_runtimes(url(), fingerprint()) if options.resume else (),
         )
         hint = self._hint(loaded, measured)
         load, loaded = chosen.load, chosen.model
-        hardware, told = hardware_for(given.target, here, loaded.adaptor)
-        told = (*told, *(() if calibration is None else calibration.assumed))
-        log.warnings += dict.fromkeys((*noted, *loaded.warnings, *told))
-        if given.approach in (None, Approach.STATIC):
-            precisions, told = without_int8_if_no_data(precisions, calibration)
-            log.warnings += told
+        hardware, notes = hardware_for(options.target, host, loaded.adaptor)
+        notes = (*notes, *(() if calibration is None else calibration.assumed))
+        log.warnings += dict.fromkeys((*noted, *loaded.warnings, *notes))
+        if options.approach in (None, Approach.STATIC):
+            precisions, notes = without_int8_if_no_data(precisions, calibration)
+            log.warnings += notes
         space, precisions = self._space(runtime, loaded, hardware, precisions, amp)
         job = TuningJob(
             model=loaded.in_space(
-                space, None if sampled is None else sampled.inputs, correction_options(given)
+                space, None if sampled is None else sampled.inputs, correction_options(options)
             ),
             load=load,
             strategy=strategy,
@@ -173,21 +173,23 @@ class JobBuilder:
             calibration=sampled,
             measurement=measured(loaded),
             open_history=lambda: History(
-                url(), fingerprint(), criterion.prefers_higher, given.resume
+                url(), fingerprint(), criterion.prefers_higher, options.resume
             ),
             settings=SearchSettings(
                 precisions=precisions,
-                for_numbers=here.forced | not_native(here),
+                for_numbers=host.forced | not_native(host),
                 criterion=criterion,
-                exit_policy=given.exit_policy,
-                seed=int(given.random_seed),
-                workers=read_workers(given.workers),
-                early_stopping=given.early_stopping,
-                size_limit=SizeLimit(given.max_bytes, given.max_bits),
+                exit_policy=options.exit_policy,
+                seed=int(options.random_seed),
+                workers=read_workers(options.workers),
+                early_stopping=options.early_stopping,
+                size_limit=SizeLimit(options.max_bytes, options.max_bits),
             ),
             amp=amp.words(),
-            cache=cache_of(given, loaded),
-            description=RunDescription(model_name(given.model), describe_settings(given), hardware),
+            cache=cache_of(options, loaded),
+            description=RunDescription(
+                model_name(options.model), describe_settings(options), hardware
+            ),
             runtimes=chosen.figures,
             alternatives=chosen.alternatives,
             hint=hint,
@@ -216,9 +218,9 @@ class JobBuilder:
     ) -> tuple[Precision, ...]:
         if self.settings.device != "cpu":
             self.log.warn(f"device must be 'cpu', got {self.settings.device!r}; the CPU is used")
-        wanted, told = with_data_type(self.explicit, DEFAULT_PRECISIONS, amp)
-        usable, found = machine.require_any(hardware, wanted)
-        self.log.warnings += (*told, *(found if self.explicit or amp.switched_on else ()))
+        requested, notes = with_data_type(self.explicit, DEFAULT_PRECISIONS, amp)
+        usable, messages = machine.require_any(hardware, requested)
+        self.log.warnings += (*notes, *(messages if self.explicit or amp.switched_on else ()))
         for precision in usable:
             support = hardware.support(precision)
             if not support.native:
@@ -251,9 +253,9 @@ class JobBuilder:
             labelled: whether the batches are known to be pairs, since accuracy is evaluated on
                 them.
         """
-        given = self.options.inputs
+        default = self.options.inputs
 
-        def loading(first: FirstBatch | None, inputs: object = given) -> Callable[[], AnyModel]:
+        def loading(first: FirstBatch | None, inputs: object = default) -> Callable[[], AnyModel]:
             return partial(
                 load_source,
                 config_objects.model(self.settings, self.options.model),
@@ -276,13 +278,13 @@ class JobBuilder:
         if calibration is None:
             load = loading(None)
             return load, load()
-        batches, wanted = calibration, InputSpec.read(given, None, None)
+        batches, spec = calibration, InputSpec.read(default, None, None)
         # With example inputs from the user, loading does not depend on the batch.
-        hides_batch = not labelled and wanted.example is not None
-        found = batches.bound(attempt, labelled)
-        if wanted.names or wanted.shapes is not None:
-            return found
-        return for_all_sizes(*found, batches, partial(loading, batches.first))
+        hides_batch = not labelled and spec.example is not None
+        bound = batches.bound(attempt, labelled)
+        if spec.names or spec.shapes is not None:
+            return bound
+        return for_all_sizes(*bound, batches, partial(loading, batches.first))
 
     def _space(
         self,
@@ -294,16 +296,16 @@ class JobBuilder:
     ) -> tuple[TuningSpace, tuple[Precision, ...]]:
         """Return the tuning space of the model, and the precisions to search."""
         adaptor = model.adaptor
-        lists, told = edited_lists(adaptor, amp, precisions)
+        lists, notes = edited_lists(adaptor, amp, precisions)
         space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
-        self.log.warnings += told
-        space, told = runtime.constrained(model, space)
-        self.log.warnings += told
+        self.log.warnings += notes
+        space, notes = runtime.constrained(model, space)
+        self.log.warnings += notes
         if self.options.approach is not None:
             space = space.with_int8([Approach(self.options.approach)])
         space = space.suited_to(parse_objectives(self.options.objective))
-        space, gone = self._without_emulated(space, hardware, amp, adaptor.framework)
-        precisions = tuple(precision for precision in precisions if precision not in gone)
+        space, removed = self._without_emulated(space, hardware, amp, adaptor.framework)
+        precisions = tuple(precision for precision in precisions if precision not in removed)
         self.log.warnings += idle_precisions(space, hardware, precisions)
         return space, precisions
 
@@ -312,34 +314,36 @@ class JobBuilder:
     ) -> tuple[TuningSpace, frozenset[Precision]]:
         """Return the space without 16-bit precisions that cannot gain speed, and those removed."""
         able = space.usable_precisions
-        kept = hardware.forced if self._wants_speed() else frozenset(Precision)
-        left = space.without_emulated(kept)
-        gone = frozenset(able) - frozenset(left.usable_precisions)
-        asked = self.explicit is not None or amp != AmpSettings()
-        for precision in filter(gone.__contains__, able if asked else ()):
+        retained = hardware.forced if self._wants_speed() else frozenset(Precision)
+        remaining = space.without_emulated(retained)
+        removed = frozenset(able) - frozenset(remaining.usable_precisions)
+        explicit = self.explicit is not None or amp != AmpSettings()
+        for precision in filter(removed.__contains__, able if explicit else ()):
             self.log.warn(
                 f"{framework} has no {precision} kernels here that reduce latency; continuing "
                 f"without {precision}; set {machine.FORCE_VARIABLES[precision]}=1 to emulate it"
             )
-        for precision in without_kernels(left, hardware):
+        for precision in without_kernels(remaining, hardware):
             self.log.warn(f"{framework} has no {precision} kernels here: {precision} is emulated")
-        return left, gone
+        return remaining, removed
 
     def _wants_speed(self) -> bool:
         """Whether 16 bits must gain speed: for latency alone, unless only 16 bits are searched."""
-        alone = self.explicit is not None and Precision.INT8 not in self.explicit
+        only_16_bit = self.explicit is not None and Precision.INT8 not in self.explicit
         painted = self.options.strategy == AutoMixedPrecision.name
-        return is_latency_only(parse_objectives(self.options.objective)) and not (alone or painted)
+        return is_latency_only(parse_objectives(self.options.objective)) and not (
+            only_16_bit or painted
+        )
 
     def _hint(
         self, source: AnyModel, measured: Callable[[AnyModel], Measurement]
     ) -> HintSearch | None:
         """Return the search for a faster runtime; None if not wanted."""
-        given = self.options
-        wanted = given.runtime == SOURCE_RUNTIME and self.log.listener.wants_hints
-        if not wanted or read_workers(given.workers).several:
+        options = self.options
+        enabled = options.runtime == SOURCE_RUNTIME and self.log.listener.wants_hints
+        if not enabled or read_workers(options.workers).several:
             return None
-        return HintSearch(source, measured(source), cache_of(given, source))
+        return HintSearch(source, measured(source), cache_of(options, source))
 
     def _fingerprint(
         self,

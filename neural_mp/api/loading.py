@@ -41,9 +41,9 @@ def resolve_source(source: object) -> Any:
     if isinstance(source, str) and ":" in source and not Path(source).exists():
         module, _, attribute = source.partition(":")
         if all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
-            found = load_user_object(source)
-            is_factory = isinstance(found, type) or type(found).__name__ == "function"
-            return found() if is_factory else found
+            imported = load_user_object(source)
+            is_factory = isinstance(imported, type) or type(imported).__name__ == "function"
+            return imported() if is_factory else imported
     return source
 
 
@@ -68,18 +68,18 @@ def load_source(
         capture: see `Adaptor.load`.
         trust: ops with side effects that the model file may contain.
     """
-    found = resolve_source(source)
-    adaptor = adaptor_for(found, framework)
+    resolved = resolve_source(source)
+    adaptor = adaptor_for(resolved, framework)
     data = example if isinstance(example, FirstBatch) else FirstBatch(example, "")
     try:
         with trusting(trust):
-            held = adaptor.load(
-                found, inputs=inputs, outputs=outputs, example=data.inputs, capture=capture
+            model = adaptor.load(
+                resolved, inputs=inputs, outputs=outputs, example=data.inputs, capture=capture
             )
     except DataError as error:
         name_loader(error, data.name)
         raise
-    return LoadedModel(adaptor, held)
+    return LoadedModel(adaptor, model)
 
 
 def without_int8_if_no_data(
@@ -92,10 +92,10 @@ def without_int8_if_no_data(
     """
     if Precision.INT8 not in precisions or calibration is not None:
         return precisions, ()
-    others = tuple(p for p in precisions if p is not Precision.INT8)
-    if not [p for p in others if p is not Precision.FP32]:
+    remaining = tuple(p for p in precisions if p is not Precision.INT8)
+    if not [p for p in remaining if p is not Precision.FP32]:
         raise DataError(
             "int8 requires calibration data; set calib_dataloader or eval_dataloader, or "
             "approach = 'dynamic' to compute the ranges of dense layers on every run"
         )
-    return others, ("int8 requires calibration data, got none; continuing without int8",)
+    return remaining, ("int8 requires calibration data, got none; continuing without int8",)

@@ -86,13 +86,13 @@ def directed(
     measures = _measures(metrics, eval_func, configured)
     if eval_func is None and isinstance(metrics, MetricSet) and metrics.every:
         return replace(criterion, higher_is_better=True)  # direction of the score: see `together`
-    said = {measure.said for measure in measures if measure.said is not None}
-    if len(said) > 1:
+    declared = {measure.said for measure in measures if measure.said is not None}
+    if len(declared) > 1:
         raise _disagreement(measures)
-    wanted = criterion.higher_is_better
-    if wanted is not None:
-        if said and wanted not in said:
-            raise _contradiction(wanted, measures)
+    chosen = criterion.higher_is_better
+    if chosen is not None:
+        if declared and chosen not in declared:
+            raise _contradiction(chosen, measures)
         return criterion
     for measure in measures:
         if measure.doubtful_name is not None:
@@ -127,28 +127,28 @@ def together(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregat
         ConfigurationError: a direction contradicts the metric's own; or every metric has to meet
             the target and a direction is unknown.
     """
-    wanted = criterion.higher_is_better
+    default = criterion.higher_is_better
     higher: dict[str, bool] = {}
-    for name, said, (metric, _) in zip(metrics.names, metrics.said, metrics, strict=True):
+    for name, chosen, (metric, _) in zip(metrics.names, metrics.said, metrics, strict=True):
         measure = replace(_measure(metric, name), name=name)
-        if said is not None and measure.said is not None and said != measure.said:
+        if chosen is not None and measure.said is not None and chosen != measure.said:
             raise ConfigurationError(
-                f"{measure}, but higher_is_better is {said}; remove higher_is_better"
+                f"{measure}, but higher_is_better is {chosen}; remove higher_is_better"
             )
-        stated = next((word for word in (said, measure.said, wanted) if word is not None), None)
+        stated = next((flag for flag in (chosen, measure.said, default) if flag is not None), None)
         if stated is None and measure.doubtful_name is not None and metrics.every:
             raise _doubt(measure)
         higher[name] = stated is not False
     return MetricAggregation(
-        metrics.names, metrics.every, criterion, higher, partial(_by_name, wanted)
+        metrics.names, metrics.every, criterion, higher, partial(_by_name, default)
     )
 
 
-def _by_name(wanted: bool | None, name: str) -> bool:
+def _by_name(default: bool | None, name: str) -> bool:
     """Whether higher is better for a value that a user's metric returns under this name."""
     registered = METRICS.find(name) if ":" not in name and name in METRICS else None
-    said = _said([registered]) if registered is not None else None
-    measure = _Measure(name, said if said is not None else wanted, (name,))
+    declared = _said([registered]) if registered is not None else None
+    measure = _Measure(name, declared if declared is not None else default, (name,))
     if measure.doubtful_name is not None:
         raise _doubt(measure)
     return measure.said is not False
@@ -173,8 +173,8 @@ def _measure(subject: object, *names: str) -> _Measure:
 
 
 def _may_be_an_error(name: str) -> bool:
-    words = [word.lower() for word in _WORD.findall(name)]
-    return any(word in _ERROR_WORDS or word.endswith(_ERROR_ENDINGS) for word in words)
+    parts = [part.lower() for part in _WORD.findall(name)]
+    return any(part in _ERROR_WORDS or part.endswith(_ERROR_ENDINGS) for part in parts)
 
 
 def _said(subjects: Sequence[Any]) -> bool | None:
@@ -207,10 +207,10 @@ def _words(higher: bool) -> str:
     return f"{'higher' if higher else 'lower'} is better"
 
 
-def _contradiction(wanted: bool, measures: Sequence[_Measure]) -> ConfigurationError:
-    said = "; ".join(str(measure) for measure in measures if measure.said is not None)
+def _contradiction(chosen: bool, measures: Sequence[_Measure]) -> ConfigurationError:
+    stated = "; ".join(str(measure) for measure in measures if measure.said is not None)
     return ConfigurationError(
-        f"{said}, but accuracy_criterion has higher_is_better: {wanted}; remove higher_is_better "
+        f"{stated}, but accuracy_criterion has higher_is_better: {chosen}; remove higher_is_better "
         f"from accuracy_criterion to use the metric's own direction"
     )
 

@@ -188,10 +188,10 @@ class MixedPrecision:
 
     def __setattr__(self, name: str, value: object) -> None:
         if getattr(self, "_complete", False) and not hasattr(self, name):
-            words = (*vars(self), "precisions", "accuracy_criterion", "exit_policy")
-            known = [word for word in words if not word.startswith("_")]
+            names = (*vars(self), "precisions", "accuracy_criterion", "exit_policy")
+            options = [option for option in names if not option.startswith("_")]
             raise ConfigurationError(
-                f"MixedPrecision has no option {name!r}{did_you_mean(name, known)}"
+                f"MixedPrecision has no option {name!r}{did_you_mean(name, options)}"
             )
         validate_option(name, without_nul, value)
         super().__setattr__(name, value)
@@ -290,20 +290,20 @@ class MixedPrecision:
             builder = self._preparation(log)
             job, log_folder = builder.job()
             job = with_training(job, self, builder.settings)
-        found = tune(job, log)
-        plan = found.plan.plan
-        report = replace(found.report, record=found.record)
+        result = tune(job, log)
+        plan = result.plan.plan
+        report = replace(result.report, record=result.record)
         for line in report.converted:
             logger.info(line)
         if report.hint is not None:
             logger.info("%s", report.hint)
         if log_folder is not None:
-            missing = write_log(log_folder, found.fp32, found.model, plan)
+            missing = write_log(log_folder, result.fp32, result.model, plan)
             report = replace(report, warnings=(*report.warnings, *missing))
-        log.listener.result(report, found.met)
-        planned = planned_ops(found.fp32.space, found.plan)
-        searched = (found.met, found.trials, found.observations)
-        return OptimizedModel(found.model, plan, report, *searched, planned, self.label_key)
+        log.listener.result(report, result.met)
+        planned = planned_ops(result.fp32.space, result.plan)
+        searched = (result.met, result.trials, result.observations)
+        return OptimizedModel(result.model, plan, report, *searched, planned, self.label_key)
 
 
 def _settings_of(conf: object) -> Settings:

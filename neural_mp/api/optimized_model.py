@@ -153,10 +153,10 @@ class OptimizedModel:
         native = self.model if name in _OF_PIPELINES else None
         if getattr(native, name, None) is None:
             of_report = f"; use result.report.{name}" if hasattr(Report, name) else ""
-            known = [word for word in dir(self) if not word.startswith("_")]
+            attributes = [attribute for attribute in dir(self) if not attribute.startswith("_")]
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
-                f"{of_report or did_you_mean(name, known)}"
+                f"{of_report or did_you_mean(name, attributes)}"
             )
         return getattr(native, name)
 
@@ -185,8 +185,8 @@ class OptimizedModel:
 
     def __repr__(self) -> str:
         missed = f"target not met: {self.report.source_name}"
-        words = {True: "target met", False: missed, None: "accuracy not checked"}
-        return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
+        texts = {True: "target met", False: missed, None: "accuracy not checked"}
+        return f"OptimizedModel({self.framework}, {self.plan!r}, {texts[self.met]})"
 
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: verdict, figures and trials, or the figures alone."""
@@ -366,8 +366,8 @@ def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
         raise ModelLoadError(f"a saved model must be given by the path of its folder, got {path!r}")
     folder = validate_option("the folder of a saved model", file_path, path)
     if not (folder / MANIFEST).is_file() and is_checkpoint(folder):
-        read = load_checkpoint(folder)
-        return OptimizedModel(read.model, read.plan, read.report, planned=read.planned)
+        loaded = load_checkpoint(folder)
+        return OptimizedModel(loaded.model, loaded.plan, loaded.report, planned=loaded.planned)
     manifest = read_manifest(folder)
     adaptor = adaptor_for(folder, manifest["framework"])
     for name, expected in manifest["files"].items():
@@ -384,8 +384,8 @@ def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
         record = read_record_file(folder / RECORD_FILE)
     report = replace(manifest["report"], record=record)
     with trusting(trust):
-        held = adaptor.restore(folder)
-    restored = LoadedModel(adaptor, held, boundary=manifest["boundary"])
+        model = adaptor.restore(folder)
+    restored = LoadedModel(adaptor, model, boundary=manifest["boundary"])
     right, done = ensure_exact(restored, repr(str(folder)))
     return OptimizedModel(
         right,

@@ -57,7 +57,7 @@ def describe_settings(options: MixedPrecision) -> dict[str, Setting]:
     """
     from_file = options.without_python()
     defaults = type(from_file)()
-    found = {}
+    settings = {}
     for name in _SHOWN:
         value = getattr(options, name)
         if value != getattr(from_file, name):
@@ -66,10 +66,10 @@ def describe_settings(options: MixedPrecision) -> dict[str, Setting]:
             origin = "the file"
         else:
             origin = "default"
-        words = _in_words(value)
-        if words:
-            found[name] = Setting(words, origin)
-    return found
+        text = _in_words(value)
+        if text:
+            settings[name] = Setting(text, origin)
+    return settings
 
 
 def _in_words(value: object) -> str:

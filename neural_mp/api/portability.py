@@ -43,11 +43,11 @@ def hardware_for(
     Raises:
         ConfigurationError: the target is unknown, or its results cannot be reproduced here.
     """
-    there = here.for_target(target)
+    hardware = here.for_target(target)
     if target == HOST_TARGET:
-        return there, ()
+        return hardware, ()
     wrong_here = adaptor.int8_accumulation(here)
-    for kernel, products in adaptor.int8_accumulation(there).items():
+    for kernel, products in adaptor.int8_accumulation(hardware).items():
         if products is Int8Accumulation.EXACT and wrong_here[kernel] is Int8Accumulation.SATURATING:
             raise ConfigurationError(
                 f"target {target!r} requires a machine with exact INT8 accumulation to check the "
@@ -55,9 +55,9 @@ def hardware_for(
                 f"such a machine, or {_MEND}"
             )
     if target == PORTABLE:
-        return there, ()
-    words = f"the model is converted for target {target!r}; speeds were measured on this machine"
-    return there, (words,)
+        return hardware, ()
+    message = f"the model is converted for target {target!r}; speeds were measured on this machine"
+    return hardware, (message,)
 
 
 def exact_targets(model: AnyModel) -> str:
@@ -131,12 +131,12 @@ def idle_precisions(
     for precision in idle:
         if precision in hardware.forced and is_all_fp32:
             reasons = counted_reasons(space, space.graph, [precision])
-            words = reasons[0].words if reasons else "the model has no op with such a kernel"
+            message = reasons[0].words if reasons else "the model has no op with such a kernel"
             raise UnsupportedPrecisionError(
                 f"{FORCE_VARIABLES[precision]}=1 is set, but no op of this model can run in "
-                f"{precision}: {words}; unset {FORCE_VARIABLES[precision]} for a run in FP32"
+                f"{precision}: {message}; unset {FORCE_VARIABLES[precision]} for a run in FP32"
             )
-    found = [f"no op of this model can run in {name}; continuing without it" for name in idle]
-    for words in found:
-        logger.warning("%s", words)
-    return found
+    warnings = [f"no op of this model can run in {name}; continuing without it" for name in idle]
+    for message in warnings:
+        logger.warning("%s", message)
+    return warnings

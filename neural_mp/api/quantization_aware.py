@@ -87,8 +87,8 @@ def quantization_aware(
     if isinstance(plan, OptimizedModel):
         observations, plan = observations or plan.observations, plan.plan
     elif isinstance(plan, str | Path):
-        plan, found = load_plan_file(plan)
-        observations = observations or found
+        plan, stored = load_plan_file(plan)
+        observations = observations or stored
     if not isinstance(plan, PrecisionPlan):
         raise PlanError(
             f"plan must be a PrecisionPlan, the path of a plan file or an OptimizedModel, got a "
@@ -115,9 +115,9 @@ def quantization_aware(
         resolved = tunable.space.resolve(opened.resolved.plan)
         warnings = (*opened.warnings, *tunable.observations.notes)
         opened = OpenedPlan(loaded, tunable, resolved, warnings)
-    made = opened.tunable.simulated(opened.resolved, schedule)
-    made.record = _Origin(opened)
-    return made
+    simulation = opened.tunable.simulated(opened.resolved, schedule)
+    simulation.record = _Origin(opened)
+    return simulation
 
 
 def finish(model: Any) -> OptimizedModel:
@@ -131,15 +131,15 @@ def finish(model: Any) -> OptimizedModel:
         ConfigurationError: the model was not made by `quantization_aware`.
     """
     started = time.perf_counter()
-    found = model
-    while not isinstance(getattr(found, "record", None), _Origin):
-        found = getattr(found, "_orig_mod", None) or getattr(found, "module", None)
-        if found is None:
+    simulation = model
+    while not isinstance(getattr(simulation, "record", None), _Origin):
+        simulation = getattr(simulation, "_orig_mod", None) or getattr(simulation, "module", None)
+        if simulation is None:
             raise ConfigurationError(
                 f"finish requires a model made by quantization_aware, got a {type(model).__name__}"
             )
-    opened: OpenedPlan = found.record.opened
+    opened: OpenedPlan = simulation.record.opened
     adaptor = opened.loaded.adaptor
     offered = needed(adaptor.simulation, adaptor.framework, "training with a plan")
-    converted = LoadedModel(adaptor, offered.finished(found), boundary=opened.loaded.boundary)
+    converted = LoadedModel(adaptor, offered.finished(simulation), boundary=opened.loaded.boundary)
     return opened.result(converted, started)

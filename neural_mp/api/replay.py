@@ -164,19 +164,19 @@ def open_plan(
     Raises:
         PlanError: the plan does not fit the model or the hardware.
     """
-    there, told = hardware_for(target, hardware or machine.detect(), loaded.adaptor)
-    warnings = [*loaded.warnings, *told]
-    space = loaded.adaptor.space(loaded.held, there)
+    target_machine, notes = hardware_for(target, hardware or machine.detect(), loaded.adaptor)
+    warnings = [*loaded.warnings, *notes]
+    space = loaded.adaptor.space(loaded.held, target_machine)
     right = space.with_local_weight_ranges(plan)
     changed = sum(right[op] != config for op, config in plan.items())
     if changed:
         warnings.append(
             f"the weights of {changed} ops are stored in another range than in the plan: "
-            f"{there.int8_accumulation.in_words}"
+            f"{target_machine.int8_accumulation.in_words}"
         )
-    given = None if data is None else lambda: iter(data)
+    calibration = None if data is None else lambda: iter(data)
     observations = observations or Observations()
-    tunable = loaded.in_space(space, given, options).observed(observations)
+    tunable = loaded.in_space(space, calibration, options).observed(observations)
     # Corrections that need the missing data stay in this space: the conversion names them.
     resolved = without_non_finite(space, observations.non_finite).resolve(right)
     return OpenedPlan(loaded, tunable, resolved, tuple(warnings))

@@ -72,35 +72,35 @@ class HintSearch:
             inputs=shape_words(self.measurement.inputs),
             **self.measurement.conditions,
         )
-        _, known = cache.get(_KEY, _CACHED)
-        if known is not None:
-            return known["hint"]
+        _, cached = cache.get(_KEY, _CACHED)
+        if cached is not None:
+            return cached["hint"]
         share = _SHARE * sum(seconds.values())
         if _TRANSFER_COST * seconds.get("load", 0.0) > max(_SECONDS, share):
             return None
         if self._runs(len(names), latency) > max(_SECONDS_OF_RUNS, share):
             return None
-        found = self._measured(names)
-        cache.put(_KEY, {"hint": None if found is None else asdict(found)})
-        return found
+        hint = self._measured(names)
+        cache.put(_KEY, {"hint": None if hint is None else asdict(hint)})
+        return hint
 
-    def _runs(self, others: int, latency: float) -> float:
+    def _runs(self, count: int, latency: float) -> float:
         """Return the seconds that all runs cost if the others are as fast as the source."""
         if self.measurement.workload is not None:
             started = time.perf_counter()
             self.source(self.measurement.inputs)
             latency = time.perf_counter() - started
-        return _RUNS * (1 + others) * latency
+        return _RUNS * (1 + count) * latency
 
     def _measured(self, names: list[str]) -> RuntimeHint | None:
         file = transfer_file(self.source)
-        found = [self._verified(name, file) for name in names]
-        models = [model for model in found if model is not None]
+        candidates = [self._verified(name, file) for name in names]
+        models = [model for model in candidates if model is not None]
         if not models:
             return None
         brief = replace(self.measurement, warmup=2, iterations=10, time_limit=1.0)
         own, *rounds = brief.interleaved([self.source, *models])
-        seconds, best = min(zip(rounds, models, strict=True), key=lambda each: uncontended(each[0]))
+        seconds, best = min(zip(rounds, models, strict=True), key=lambda pair: uncontended(pair[0]))
         gain = ratio(own, seconds)
         if gain.low < MIN_HINTED_SPEEDUP:
             return None

@@ -31,15 +31,15 @@ def compared(
     for inputs in batches:
         expected = source(inputs)
         try:
-            found = candidate(inputs)
+            actual = candidate(inputs)
         except (NeuralMPError, RuntimeError, ValueError) as error:
             return lowest, f"fails on a batch that the source accepts: {one_line(error)}"
-        reason = _difference(expected, found)
+        reason = _difference(expected, actual)
         if reason:
             return lowest, reason
-        pairs = zip(_arrays(expected), _arrays(found), strict=True)
-        for one, other in ((a, b) for a, b in pairs if a.dtype.kind == "f"):
-            sqnr_db = decibels(mean_nsr([one], [other]))
+        pairs = zip(_arrays(expected), _arrays(actual), strict=True)
+        for reference, output in ((a, b) for a, b in pairs if a.dtype.kind == "f"):
+            sqnr_db = decibels(mean_nsr([reference], [output]))
             lowest = sqnr_db if lowest is None else min(lowest, sqnr_db)
     if lowest is not None and lowest < MIN_RUNTIME_SQNR_DB:
         return lowest, (
@@ -54,18 +54,18 @@ def _arrays(outputs: Any) -> list[np.ndarray]:
     return [as_numpy(leaf) for leaf in leaves]
 
 
-def _difference(expected: Any, found: Any) -> str:
+def _difference(expected: Any, actual: Any) -> str:
     """Return a difference of structure, names, dtypes, shapes or integers; empty without one."""
-    if structure_of(expected) != structure_of(found):
+    if structure_of(expected) != structure_of(actual):
         return "the structure or the names of the outputs differ"
-    for one, other in zip(_arrays(expected), _arrays(found), strict=True):
-        if one.dtype != other.dtype or one.shape != other.shape:
+    for reference, output in zip(_arrays(expected), _arrays(actual), strict=True):
+        if reference.dtype != output.dtype or reference.shape != output.shape:
             return (
-                f"an output must be {one.dtype}{list(one.shape)}, got "
-                f"{other.dtype}{list(other.shape)}"
+                f"an output must be {reference.dtype}{list(reference.shape)}, got "
+                f"{output.dtype}{list(output.shape)}"
             )
-        if one.dtype.kind != "f" and one.size:
-            different = float(np.mean(one != other))
+        if reference.dtype.kind != "f" and reference.size:
+            different = float(np.mean(reference != output))
             if different > _MAX_DIFFERENT:
                 return f"{different:.2%} of the values of an integer output differ"
     return ""

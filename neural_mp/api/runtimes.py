@@ -56,10 +56,10 @@ def check_runtime(name: object) -> str:
     Raises:
         ConfigurationError: the name is unknown.
     """
-    known = (SOURCE_RUNTIME, AUTO_RUNTIME, *FRAMEWORKS, COMPILED_RUNTIME)
-    if not isinstance(name, str) or name not in known:
-        hint = did_you_mean(name, known) if isinstance(name, str) else ""
-        raise ConfigurationError(f"runtime must be one of {', '.join(known)}, got {name!r}{hint}")
+    names = (SOURCE_RUNTIME, AUTO_RUNTIME, *FRAMEWORKS, COMPILED_RUNTIME)
+    if not isinstance(name, str) or name not in names:
+        hint = did_you_mean(name, names) if isinstance(name, str) else ""
+        raise ConfigurationError(f"runtime must be one of {', '.join(names)}, got {name!r}{hint}")
     return name
 
 
@@ -169,26 +169,26 @@ class RuntimeChoice:
     def fastest(self) -> ChosenRuntime:
         """Return the model in the fastest runtime, with the figures of all candidates."""
         own = RuntimeCandidate(self.source.adaptor.framework, self.source)
-        others = [self._verified(name) for name in runtimes_of(self.source)]
-        found = [own, *others, *_compiled(self.source)]
-        able = [candidate for candidate in found if candidate.model is not None]
+        alternatives = [self._verified(name) for name in runtimes_of(self.source)]
+        candidates = [own, *alternatives, *_compiled(self.source)]
+        able = [candidate for candidate in candidates if candidate.model is not None]
         if len(able) == 1:
-            return ChosenRuntime(self.load, self.source, _report(found, own, {}))
+            return ChosenRuntime(self.load, self.source, _report(candidates, own, {}))
         timed = self._timed(able)
         own = timed[0]
         winner = min(timed, key=lambda candidate: uncontended(candidate.best))
         if ratio(own.best, winner.best).low < MIN_RUNTIME_SPEEDUP:
             winner = own
         reasons = {
-            each.framework: f"{ratio(own.best, each.best)} the speed of {own.framework}"
-            for each in timed
-            if each is not own
+            entry.framework: f"{ratio(own.best, entry.best)} the speed of {own.framework}"
+            for entry in timed
+            if entry is not own
         }
         by_name = {candidate.framework: candidate for candidate in timed}
-        found = [by_name.get(candidate.framework, candidate) for candidate in found]
+        candidates = [by_name.get(candidate.framework, candidate) for candidate in candidates]
         model = winner.model
         assert model is not None
-        figures = _report(found, winner, reasons)
+        figures = _report(candidates, winner, reasons)
         return ChosenRuntime(self._loader(model), model, figures, _rivals(timed, winner))
 
     def repeated(self, figures: Sequence[RuntimeFigures]) -> ChosenRuntime:
@@ -198,22 +198,22 @@ class RuntimeChoice:
             ConfigurationError: the runtime of that run can no longer run the model.
             MissingFrameworkError: the runtime is no longer installed.
         """
-        chosen = next(each for each in figures if each.chosen)
-        found = self.named(chosen.framework)
+        chosen = next(entry for entry in figures if entry.chosen)
+        choice = self.named(chosen.framework)
         own = self.source.adaptor.framework
         names = [
-            each.framework
-            for each in figures
-            if each.framework not in (own, chosen.framework)
-            and each.latency
+            entry.framework
+            for entry in figures
+            if entry.framework not in (own, chosen.framework)
+            and entry.latency
             and chosen.latency
-            and each.latency <= chosen.latency
+            and entry.latency <= chosen.latency
         ]
         models = [self._verified(name).model for name in names]
-        if found.model is not self.source:
+        if choice.model is not self.source:
             models.append(self.source)
         alternatives = tuple(model for model in models if model is not None)
-        return replace(found, figures=tuple(figures), alternatives=alternatives)
+        return replace(choice, figures=tuple(figures), alternatives=alternatives)
 
     def _loader(self, model: AnyModel) -> Load:
         if model is self.source:
@@ -323,11 +323,11 @@ class RuntimeChoice:
 def _rivals(timed: Sequence[RuntimeCandidate], winner: RuntimeCandidate) -> tuple[AnyModel, ...]:
     """Return the source, and FP32 models that may be faster than FP32 in the winner."""
     return tuple(
-        each.model
-        for index, each in enumerate(timed)
-        if each is not winner
-        and each.model is not None
-        and (index == 0 or ratio(each.rounds, winner.rounds).low < 1)
+        entry.model
+        for index, entry in enumerate(timed)
+        if entry is not winner
+        and entry.model is not None
+        and (index == 0 or ratio(entry.rounds, winner.rounds).low < 1)
     )
 
 
@@ -359,12 +359,12 @@ def _compiled(source: AnyModel) -> Iterator[RuntimeCandidate]:
 def only_source(source: AnyModel, reason: str) -> tuple[RuntimeFigures, ...]:
     """Return the figures of a choice that has to keep the source, for one reason."""
     own = RuntimeCandidate(source.adaptor.framework, source)
-    others = [RuntimeCandidate(name, reason=reason) for name in runtimes_of(source)]
-    return _report([own, *others], own, {})
+    alternatives = [RuntimeCandidate(name, reason=reason) for name in runtimes_of(source)]
+    return _report([own, *alternatives], own, {})
 
 
 def _report(
-    found: Sequence[RuntimeCandidate], winner: RuntimeCandidate, reasons: dict[str, str]
+    candidates: Sequence[RuntimeCandidate], winner: RuntimeCandidate, reasons: dict[str, str]
 ) -> tuple[RuntimeFigures, ...]:
     def reason_of(candidate: RuntimeCandidate) -> str:
         name = candidate.framework
@@ -374,7 +374,7 @@ def _report(
             return ", ".join(filter(None, (reasons.get(name), needed)))
         return reasons.get(name, "") or "not faster than the chosen runtime"
 
-    return tuple(c.figures(c is winner, reason_of(c)) for c in found)
+    return tuple(c.figures(c is winner, reason_of(c)) for c in candidates)
 
 
 def _runs(model: AnyModel, inputs: Any) -> bool:

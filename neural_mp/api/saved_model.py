@@ -110,9 +110,9 @@ def _refuse_file_name(path: Path, subject: str, files: Sequence[str]) -> None:
     suffix = path.suffix.lower()
     if suffix not in _MODEL_SUFFIXES or path.is_dir():
         return
-    words = f"to a file that ends in {' or '.join(files)}, or " if files else ""
+    alternative = f"to a file that ends in {' or '.join(files)}, or " if files else ""
     raise ConversionError(
-        f"{subject} cannot be saved as a {suffix} file; save {words}to a folder without this "
+        f"{subject} cannot be saved as a {suffix} file; save {alternative}to a folder without this "
         f"suffix, e.g. {str(path.with_suffix(''))!r}"
     )
 
@@ -185,9 +185,9 @@ def put_in_place(complete: Path, target: Path) -> None:
     earlier = _files_of(target)
     new = [path.relative_to(complete) for path in sorted(complete.rglob("*"))]
     for path in new:
-        there = target / path
-        both_folders = there.is_dir() and (complete / path).is_dir()
-        if os.path.lexists(there) and path not in earlier and not both_folders:
+        destination = target / path
+        both_folders = destination.is_dir() and (complete / path).is_dir()
+        if os.path.lexists(destination) and path not in earlier and not both_folders:
             raise _taken(target, str(path))
     # The manifest is removed first and written last, so that a partial model is never valid.
     for path in earlier:

@@ -84,9 +84,9 @@ def quantize_(
             f"config must be a configuration of torchao, got {type(config).__name__}"
             f"{did_you_mean(type(config).__name__, _KINDS)}"
         )
-    left = [] if filter_fn is None else list(_left_out(model, filter_fn))
+    excluded = [] if filter_fn is None else list(_left_out(model, filter_fn))
     rules = ConversionRules(
-        ((_DENSE, limit),), by_name={f"{re.escape(name)}$": _FP32_ONLY for name in left}
+        ((_DENSE, limit),), by_name={f"{re.escape(name)}$": _FP32_ONLY for name in excluded}
     )
     result = converted_by_rules(model, Conversion(rules, capture=Capture.LAYERS))
     for op, chosen in result.plan.items():
@@ -110,8 +110,8 @@ def constraint_of(config: object) -> OpConstraint | None:
     inner = getattr(config, "quant_type", None)
     if type(config).__name__ == "TorchAoConfig" and inner is not None:
         return constraint_of(inner)
-    read = _KINDS.get(type(config).__name__)
-    return None if read is None else read(config)
+    parser = _KINDS.get(type(config).__name__)
+    return None if parser is None else parser(config)
 
 
 def _int4(config: Any) -> OpConstraint:
@@ -135,11 +135,11 @@ def _dynamic(config: Any) -> OpConstraint:
 
 
 def _intx(config: Any) -> OpConstraint:
-    word = str(config.weight_dtype).removeprefix("torch.")
-    bits = word.removeprefix("int")
+    dtype = str(config.weight_dtype).removeprefix("torch.")
+    bits = dtype.removeprefix("int")
     if not bits.isdecimal() or int(bits) not in INTEGERS:
         raise ConfigurationError(
-            f"weight_dtype of IntxWeightOnlyConfig must be int2, int3, int4 or int8, got {word!r}"
+            f"weight_dtype of IntxWeightOnlyConfig must be int2, int3, int4 or int8, got {dtype!r}"
         )
     mapping = str(getattr(config.mapping_type, "name", config.mapping_type)).lower()
     scheme = Scheme.SYMMETRIC if mapping.startswith("symmetric") else Scheme.ASYMMETRIC

@@ -68,8 +68,8 @@ def with_training(job: TuningJob, given: MixedPrecision, settings: Settings) -> 
         ConfigurationError: an option is invalid, or the framework of the model cannot be trained.
         DataError: the data that the file names are missing or invalid.
     """
-    asked = given.train_func is not None or given.train_dataloader is not None
-    if not asked and not given.exit_policy.train_seconds and settings.train is None:
+    requested = given.train_func is not None or given.train_dataloader is not None
+    if not requested and not given.exit_policy.train_seconds and settings.train is None:
         return job
     if given.train_func is not None and not callable(given.train_func):
         raise ConfigurationError(
@@ -81,14 +81,14 @@ def with_training(job: TuningJob, given: MixedPrecision, settings: Settings) -> 
             f"{untrainable(adaptor.framework)}, or remove train_func, train_dataloader, "
             f"exit_policy.train_seconds and quantization.train, as a search reconstructs by itself"
         )
-    wanted = _wanted(given, settings, adaptor.simulation.loss)
-    if (wanted.batches is None) != (wanted.loss is None):
+    setup = _wanted(given, settings, adaptor.simulation.loss)
+    if (setup.batches is None) != (setup.loss is None):
         raise ConfigurationError(
             "train_dataloader and loss, a function of outputs and targets, must be set together, "
             "in Python or as dataloader and loss of quantization.train; set both, or only "
             "exit_policy.train_seconds to train without labels"
         )
-    return replace(job, train=_training(given, wanted, adaptor.simulation.finished))
+    return replace(job, train=_training(given, setup, adaptor.simulation.finished))
 
 
 def _wanted(
@@ -114,7 +114,7 @@ def _wanted(
 
 
 def _training(
-    given: MixedPrecision, wanted: _Wanted, finished: Callable[[Any], Any]
+    given: MixedPrecision, setup: _Wanted, finished: Callable[[Any], Any]
 ) -> Callable[[AnyTunableModel, ResolvedPlan, float], AnyModel]:
     """Return FP32 model, plan, seconds → the trained, converted model."""
 
@@ -124,8 +124,8 @@ def _training(
         if given.train_func is not None:
             call_user(given.train_func, simulation, form="train_func(model)")
         else:
-            left = max(end - time.monotonic(), _LEAST_SECONDS)
-            _fit(given, wanted, model, plan, simulation, left)
+            remaining = max(end - time.monotonic(), _LEAST_SECONDS)
+            _fit(given, setup, model, plan, simulation, remaining)
         return LoadedModel(model.adaptor, finished(simulation), boundary=model.boundary)
 
     return train
@@ -133,14 +133,14 @@ def _training(
 
 def _fit(
     given: MixedPrecision,
-    wanted: _Wanted,
+    setup: _Wanted,
     model: AnyTunableModel,
     plan: ResolvedPlan,
     simulation: Any,
     seconds: float,
 ) -> None:
     """Train in the loop of this package, with checkpoints in the workspace."""
-    batches = wanted.batches
+    batches = setup.batches
     if batches is None:
         if model.data is None:
             raise ConfigurationError(
@@ -148,7 +148,7 @@ def _fit(
                 "calib_dataloader or train_dataloader"
             )
         batches = list(model.data())
-    name = plan_digest(model, plan, wanted.optimizer)
+    name = plan_digest(model, plan, setup.optimizer)
     folder = Path(given.workspace) / TRAINING_FOLDER / name
     if not given.resume:
         shutil.rmtree(folder, ignore_errors=True)
@@ -156,10 +156,10 @@ def _fit(
     fit(
         simulation,
         batches,
-        wanted.loss,
+        setup.loss,
         epochs=given.epochs,
-        learning_rate=wanted.learning_rate,
-        optimizer=wanted.optimizer,
+        learning_rate=setup.learning_rate,
+        optimizer=setup.optimizer,
         seconds=None if math.isinf(budget) else budget,
         folder=folder,
     )
@@ -169,7 +169,7 @@ def plan_digest(
     model: AnyTunableModel, plan: ResolvedPlan, optimizer: OptimizerChoice | None
 ) -> str:
     """Return the name of the checkpoints of a model, a plan and an optimizer."""
-    words = f"{model.fingerprint} {plan.plan.to_yaml()}"
+    text = f"{model.fingerprint} {plan.plan.to_yaml()}"
     if optimizer is not None:
-        words += f" {optimizer.name} {sorted(optimizer.options.items())}"
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
+        text += f" {optimizer.name} {sorted(optimizer.options.items())}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -22,12 +22,12 @@ def constraint_of(config: object) -> OpConstraint | None:
         ConfigurationError: a value of the configuration is not supported.
     """
     method = getattr(config, "quant_method", None)
-    word = str(getattr(method, "value", method))
-    if word == "gptq":
+    name = str(getattr(method, "value", method))
+    if name == "gptq":
         return _limit(config, symmetric=bool(getattr(config, "sym", True)), rounding="gptq")
-    if word == "awq":
+    if name == "awq":
         return _limit(config, symmetric=not getattr(config, "zero_point", True), rounding="awq")
-    if word == "compressed-tensors":
+    if name == "compressed-tensors":
         return _compressed(config)
     return None
 

@@ -78,9 +78,9 @@ def criterion_of(text: str, before: AccuracyCriterion) -> AccuracyCriterion:
     with suppress(ValueError):  # a percentage, or a mistake that the validator names
         value = float(value)
     content = {"tuning": {"accuracy_criterion": {kind: value}}}
-    found = settings_from(content, "--tolerance").tuning.criterion
+    criterion = settings_from(content, "--tolerance").tuning.criterion
     return replace(
-        found,
+        criterion,
         higher_is_better=before.higher_is_better,
         any_tolerance=before.any_tolerance,
         any_baseline=before.any_baseline,
@@ -117,8 +117,8 @@ def dataset_of(data: Path, label: str | None = None, model: object = None) -> di
         return _text(data, label, model)
     if data.suffix == ".csv":
         return {"csv": {"path": str(data), **({} if label is None else {"label": label})}}
-    with plain_arrays(data, mapped=True) as found:
-        names = ["inputs"] if isinstance(found, np.ndarray) else list(found.files)
+    with plain_arrays(data, mapped=True) as arrays:
+        names = ["inputs"] if isinstance(arrays, np.ndarray) else list(arrays.files)
     inputs, labels = _arrays(data, names, label)
     return {"numpy": {"path": str(data), "inputs_key": inputs, "labels_key": labels}}
 
@@ -139,16 +139,16 @@ def _text(data: Path, label: str | None, model: object) -> dict[str, Any]:
 
 def _arrays(data: Path, names: list[str], label: str | None) -> tuple[str, str]:
     """Return the names of the inputs and of the labels."""
-    known = [name for name in _LABELS if name in names] if label is None else [label]
+    labels = [name for name in _LABELS if name in names] if label is None else [label]
     if label is not None and label not in names:
         raise DataError(f"{str(data)!r} has no array {label!r}{did_you_mean(label, names)}")
-    rest = [name for name in names if name not in known[:1]]
-    if not known or (len(rest) != 1 and "inputs" not in rest):
+    rest = [name for name in names if name not in labels[:1]]
+    if not labels or (len(rest) != 1 and "inputs" not in rest):
         raise DataError(
             f"{str(data)!r} must have one array of inputs and one of labels, got "
             f"{', '.join(names)}; name the labels by --label, or both in a tuning file"
         )
-    return "inputs" if "inputs" in rest else rest[0], known[0]
+    return "inputs" if "inputs" in rest else rest[0], labels[0]
 
 
 def loader_of(

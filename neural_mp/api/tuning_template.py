@@ -104,8 +104,8 @@ def tuning_template(
 def _native(space: TuningSpace, precision: Precision) -> bool:
     """Whether some op runs in a precision without emulation."""
     return any(
-        precision in found.precisions and precision not in found.emulated
-        for found in space.capabilities.values()
+        precision in capability.precisions and precision not in capability.emulated
+        for capability in space.capabilities.values()
     )
 
 
@@ -113,7 +113,7 @@ def _summary(
     model: AnyModel, name: str, space: TuningSpace, inputs: Any, outputs: Any
 ) -> list[str]:
     kinds = Counter(op.type for op in space.graph).most_common(_SHOWN_TYPES)
-    found = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    ops = ", ".join(f"{count} {kind}" for kind, count in kinds)
     able = {
         precision: sum(
             precision in space.capabilities[op.name].precisions
@@ -128,7 +128,7 @@ def _summary(
     return [
         f"Tuning file of {name}",
         f"Inputs: {_shapes(inputs)}; outputs: {_shapes(outputs)}",
-        f"Ops: {found}{more}",
+        f"Ops: {ops}{more}",
         f"Precisions on this machine, {of_all}: "
         + ", ".join(f"{p} {count}" for p, count in able.items() if count or not p.is_low_bit),
     ]
@@ -146,8 +146,8 @@ def _metric(outputs: Any) -> tuple[str, str]:
 
 def _shapes(values: Any) -> str:
     leaves = [leaf for leaf in tree_leaves(values) if hasattr(leaf, "shape")]
-    words = [f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" for leaf in leaves]
-    return ", ".join(words) or "none"
+    shapes = [f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" for leaf in leaves]
+    return ", ".join(shapes) or "none"
 
 
 def _word(text: str) -> str:
@@ -157,5 +157,5 @@ def _word(text: str) -> str:
 
 def _flow(dataset: dict[str, Any]) -> str:
     ((kind, options),) = dataset.items()
-    words = (f"{key}: {_word(str(value))}" for key, value in options.items())
-    return f"{kind}: {{{', '.join(words)}}}"
+    entries = (f"{key}: {_word(str(value))}" for key, value in options.items())
+    return f"{kind}: {{{', '.join(entries)}}}"

@@ -110,16 +110,18 @@ def given_metrics(given: Any) -> MetricSet:
     if not by_name:
         share = 1.0 / len(metrics)
         return MetricSet(tuple((metric, share) for metric in metrics))
-    said: tuple[bool | None, ...] = ()
+    directions: tuple[bool | None, ...] = ()
     options = dict(given.items())
     if options.get("higher_is_better") is not None:
-        said = (*bools_of("metric: higher_is_better", options["higher_is_better"], len(metrics)),)
+        directions = (
+            *bools_of("metric: higher_is_better", options["higher_is_better"], len(metrics)),
+        )
     weight = options.get("weight")
     if weight is None or weight == EACH:
         pairs = tuple((metric, 1.0) for metric in metrics)
-        return MetricSet(pairs, tuple(named), len(metrics) > 1, said)
+        return MetricSet(pairs, tuple(named), len(metrics) > 1, directions)
     weights = numbers_of("metric: weight", weight, len(metrics))
-    return MetricSet(tuple(zip(metrics, weights, strict=True)), tuple(named), said=said)
+    return MetricSet(tuple(zip(metrics, weights, strict=True)), tuple(named), said=directions)
 
 
 def _with_name(name: str, given: object) -> object:
@@ -148,31 +150,31 @@ def _configured(settings: Settings) -> MetricSet:
 
 def _unlike(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, numbered if they repeat."""
-    often, seen = Counter(names), Counter[str]()
-    found: list[str] = []
+    often, counts = Counter(names), Counter[str]()
+    numbered: list[str] = []
     for name in names:
-        seen[name] += 1
-        found.append(f"{name} {seen[name]}" if often[name] > 1 else name)
-    return tuple(found)
+        counts[name] += 1
+        numbered.append(f"{name} {counts[name]}" if often[name] > 1 else name)
+    return tuple(numbered)
 
 
 def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     """Return the qualified name of the metric, so that a resumed run does not mix two scales."""
     if eval_func is not None:
         return _qualified(eval_func)
-    words = [f"{weight:g}·{_qualified(metric)}" for metric, weight in metrics]
+    parts = [f"{weight:g}·{_qualified(metric)}" for metric, weight in metrics]
     if isinstance(metrics, MetricSet) and metrics.every:
         return "each of " + ", ".join(
             f"{name}={_qualified(metric)}"
             for name, (metric, _) in zip(metrics.names, metrics, strict=True)
         )
-    return ", ".join(words)
+    return ", ".join(parts)
 
 
 def _qualified(subject: object) -> str:
     """Return the qualified name of a function or of the class of an object, with its module."""
     inner = unwrapped(subject)[-1]
     kind = inner if hasattr(inner, "__qualname__") else type(inner)
-    words = f"{kind.__module__}.{kind.__qualname__}"
+    name = f"{kind.__module__}.{kind.__qualname__}"
     own = getattr(subject, "__name__", None)
-    return f"{words} as {own}" if own and own != kind.__name__ else words
+    return f"{name} as {own}" if own and own != kind.__name__ else name

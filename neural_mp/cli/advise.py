@@ -47,23 +47,23 @@ def advise(
             f"--output {output}: the folder {str(output.parent)!r} must exist; create it"
         )
     with out.working(f"Training as configured in {conf}"):
-        found = advise_from_file(
+        advice = advise_from_file(
             conf, model, loss, precision, steps=steps, limit=limit, trust=trust or ()
         )
-    out.show(found.table)
-    for warning in found.warnings:
+    out.show(advice.table)
+    for warning in advice.warnings:
         out.warn(warning)
     if output is not None:
-        found.save_plan(output)
+        advice.save_plan(output)
         out.line(f"saved to {output}")
     if out.as_json:
-        out.document(_document(found, output))
+        out.document(_document(advice, output))
 
 
-def _document(found: Advice, saved: Path | None) -> dict[str, Any]:
+def _document(advice: Advice, saved: Path | None) -> dict[str, Any]:
     return {
-        "precision": found.precision.value,
-        "keep": list(found.keep),
+        "precision": advice.precision.value,
+        "keep": list(advice.keep),
         "layers": [
             {
                 "name": layer.name,
@@ -72,10 +72,10 @@ def _document(found: Advice, saved: Path | None) -> dict[str, Any]:
                 "noise": layer.noise,
                 "reason": layer.reason,
             }
-            for layer in found.layers.values()
+            for layer in advice.layers.values()
         ],
-        "noise": found.noise,
-        "steps": found.steps,
-        "warnings": list(found.warnings),
+        "noise": advice.noise,
+        "steps": advice.steps,
+        "warnings": list(advice.warnings),
         "saved_to": saved,
     }

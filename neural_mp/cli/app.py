@@ -47,11 +47,11 @@ class _OneLineErrors(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run the command line and exit, if `standalone_mode`."""
-        given = (args, prog_name, complete_var)
+        arguments = (args, prog_name, complete_var)
         if not standalone_mode:
-            return super().main(*given, False, windows_expand_args, **extra)
+            return super().main(*arguments, False, windows_expand_args, **extra)
         try:
-            code = super().main(*given, False, windows_expand_args, **extra)
+            code = super().main(*arguments, False, windows_expand_args, **extra)
         except Exception as error:
             code = _usage_code(error)
             if code is None:
@@ -64,15 +64,15 @@ def _usage_code(error: Exception) -> int | None:
 
     Typer has its own copy of click's exceptions, or none: they are known by their methods.
     """
-    show, words = getattr(error, "show", None), getattr(error, "format_message", None)
-    if show is None or words is None:
+    show, format_message = getattr(error, "show", None), getattr(error, "format_message", None)
+    if show is None or format_message is None:
         return None
     context = getattr(error, "ctx", None)
     if context is None or "NoArgsIsHelp" in type(error).__name__:
         show()
     else:
         of = f" {context.info_name}" if context.parent is not None else ""
-        say_error(f"UsageError: {words().rstrip('.')}; see neural-mp{of} --help")
+        say_error(f"UsageError: {format_message().rstrip('.')}; see neural-mp{of} --help")
     return int(getattr(error, "exit_code", ExitCode.MISTAKE))
 
 

@@ -24,7 +24,7 @@ def audit(
     plan: Annotated[
         Path | None, typer.Option(help="Plan file, required unless the model is a saved result.")
     ] = None,
-    each: Annotated[
+    show_all: Annotated[
         bool, typer.Option("--all", help="Show all ops, not only those that differ from the plan.")
     ] = False,
     *,
@@ -36,14 +36,14 @@ def audit(
 
     result = _result(out, model, plan, options)
     with out.working(f"Running {model}"):
-        found = result.audit()
-    shown = found.ops if each else found.findings
+        report = result.audit()
+    shown = report.ops if show_all else report.findings
     if shown:
         out.show(audit_table(shown))
-    out.line(audit_words(found))
+    out.line(audit_words(report))
     if out.as_json:
-        out.document(_document(result, found, each))
-    if not found.holds:
+        out.document(_document(result, report, show_all))
+    if not report.holds:
         raise typer.Exit(ExitCode.PLAN_BROKEN)
 
 
@@ -74,12 +74,12 @@ def _result(
         return convert_with_plan(model, plan, framework=options.framework, inputs=options.inputs)
 
 
-def _document(result: OptimizedModel, found: Audit, each: bool) -> dict[str, Any]:
+def _document(result: OptimizedModel, report: Audit, show_all: bool) -> dict[str, Any]:
     return {
         "framework": result.framework,
-        "holds": found.holds,
-        "complete": found.complete,
-        "planned": {"ops": len(found.ops), "lowered": found.lowered},
-        "verdicts": {verdict.value: count for verdict, count in found.counts().items()},
-        "ops": [op.to_dict() for op in (found.ops if each else found.findings)],
+        "holds": report.holds,
+        "complete": report.complete,
+        "planned": {"ops": len(report.ops), "lowered": report.lowered},
+        "verdicts": {verdict.value: count for verdict, count in report.counts().items()},
+        "ops": [op.to_dict() for op in (report.ops if show_all else report.findings)],
     }

@@ -47,7 +47,7 @@ def compare(
             "the models are compared on random inputs; results may differ on your data; give --data"
         )
     with out.working(f"Comparing {a} and {b}"):
-        found = compare_files(
+        comparison = compare_files(
             a,
             b,
             data,
@@ -58,10 +58,10 @@ def compare(
             trust=options.trust,
         )
     if as_csv:
-        out.line(comparison_csv(found, worst).rstrip())
+        out.line(comparison_csv(comparison, worst).rstrip())
     else:
-        out.show(comparison_table(found, worst))
+        out.show(comparison_table(comparison, worst))
     if out.as_json:
-        document = found.to_dict()
-        document["worst"] = [layer.name for layer in found.worst(worst or MARKED)]
+        document = comparison.to_dict()
+        document["worst"] = [layer.name for layer in comparison.worst(worst or MARKED)]
         out.document(document)

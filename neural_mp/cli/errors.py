@@ -71,20 +71,20 @@ def reported(error: Exception) -> ExitCode:
     if isinstance(error, NeuralMPError) and not is_users_own(error):
         say_error(f"{type(error).__name__}: {error}")
         return ExitCode.MISTAKE
-    place = _users_place(error)
-    users = place is not None or is_users_own(error)
+    location = _users_place(error)
+    users = location is not None or is_users_own(error)
     trace = _from_users_code(error.__traceback__) if users else error.__traceback__
     traceback.print_exception(type(error), error, trace)
     if users:
-        say_error(f"the exception comes from your own code{place or ''}, not from neural-mp")
+        say_error(f"the exception comes from your own code{location or ''}, not from neural-mp")
         return ExitCode.USER_CODE
     say_error("internal error of neural-mp; please report it with the lines above")
     return ExitCode.FAULT
 
 
-def say_error(words: str) -> None:
+def say_error(message: str) -> None:
     """Print a text as one unwrapped line on standard error."""
-    error_console().print(words, style="red", markup=False, highlight=False, soft_wrap=True)
+    error_console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _users_place(error: Exception) -> str | None:

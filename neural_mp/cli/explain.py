@@ -51,15 +51,18 @@ def explain(
     record = None if workspace is None else read_run(workspace)
     precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
     loaded = options.load(model, out)
-    explained_op, found = explained(loaded, op, precisions, plan or _plan(record))
-    rows = {p: (said.list, said.runs_in, said.reason) for p, said in found.items()}
+    explained_op, explanations = explained(loaded, op, precisions, plan or _plan(record))
+    rows = {
+        p: (explanation.list, explanation.runs_in, explanation.reason)
+        for p, explanation in explanations.items()
+    }
     out.show(explanation_table(explained_op, rows))
     noise = _noise(record)
-    words = "" if noise is None else stage_words(noise, explained_op.name)
-    if words:
-        out.line(f"SQNR of its result against FP32: {words}")
+    text = "" if noise is None else stage_words(noise, explained_op.name)
+    if text:
+        out.line(f"SQNR of its result against FP32: {text}")
     if out.as_json:
-        out.document(_document(explained_op, found, noise))
+        out.document(_document(explained_op, explanations, noise))
 
 
 def _plan(record: RunRecord | None) -> PrecisionPlan | None:
@@ -75,15 +78,15 @@ def _noise(record: RunRecord | None) -> StageNoise | None:
 
 
 def _document(
-    op: Op, found: Mapping[Precision, Explanation], noise: StageNoise | None
+    op: Op, explanations: Mapping[Precision, Explanation], noise: StageNoise | None
 ) -> dict[str, Any]:
     precisions = {
         precision.value: {
-            "list": said.list.name if said.list else None,
-            "decision": said.runs_in.value,
-            "reason": said.reason,
+            "list": explanation.list.name if explanation.list else None,
+            "decision": explanation.runs_in.value,
+            "reason": explanation.reason,
         }
-        for precision, said in found.items()
+        for precision, explanation in explanations.items()
     }
     by_stage = None if noise is None else noise.ops.get(op.name)
     noises = None if by_stage is None else dict(by_stage)

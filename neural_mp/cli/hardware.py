@@ -15,11 +15,11 @@ def hardware(*, out: Output) -> None:
     from neural_mp.core.precision import Precision
     from neural_mp.reporting import hardware_table
 
-    found = machine.detect()
+    host = machine.detect()
     with out.working("Reading the kernels of the installed frameworks"):
-        products = installed_accumulation(found)
-    out.show(hardware_table(found, products))
+        products = installed_accumulation(host)
+    out.show(hardware_table(host, products))
     if out.as_json:
-        supports = {p.value: vars(found.support(p)) for p in Precision}
-        described = {"name": found.name, "cores": found.cores, "cpu": supports}
+        supports = {p.value: vars(host.support(p)) for p in Precision}
+        described = {"name": host.name, "cores": host.cores, "cpu": supports}
         out.document({**described, "int8_accumulation": products})

@@ -33,7 +33,7 @@ def inspect(
     summary: Annotated[
         bool, typer.Option("--summary", help="Show counts by op type, precision and reason.")
     ] = False,
-    each: Annotated[
+    per_op: Annotated[
         bool, typer.Option("--all", help="One row per op instead of one row per layer.")
     ] = False,
     target: TargetOption = None,
@@ -58,15 +58,15 @@ def inspect(
     from neural_mp.core import hardware
     from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
 
-    there = hardware.detect().for_target(target or hardware.HOST_TARGET)
+    machine = hardware.detect().for_target(target or hardware.HOST_TARGET)
     with out.working(f"Reading the capabilities of {model}"):
-        space = loaded.adaptor.space(loaded.held, there)
+        space = loaded.adaptor.space(loaded.held, machine)
     ops = _chosen(list(space.graph), op_type or (), pattern)
     if summary:
         counts = CapabilitySummary.of(space, ops)
         out.show(summary_table(counts))
     else:
-        out.show(capability_table(space, ops, each=each))
+        out.show(capability_table(space, ops, each=per_op))
         if loaded.full_range_kernels:
             out.line(f"exact on {exact_targets(loaded)}")
     if out.as_json:
@@ -111,34 +111,34 @@ def _chosen(ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | 
     Raises:
         UnknownOperatorError: no op matches.
     """
-    known = sorted({op.type for op in ops})
-    wanted = {_type_named(word, known) for word in types}
-    left = [op for op in ops if not wanted or op.type in wanted]
-    missing = f"no op{' of these types' if wanted else ''} matches --match"
-    names = set(_fitting([op.name for op in left], pattern, missing))
-    return [op for op in left if op.name in names]
+    op_types = sorted({op.type for op in ops})
+    requested = {_type_named(name, op_types) for name in types}
+    remaining = [op for op in ops if not requested or op.type in requested]
+    missing = f"no op{' of these types' if requested else ''} matches --match"
+    names = set(_fitting([op.name for op in remaining], pattern, missing))
+    return [op for op in remaining if op.name in names]
 
 
-def _type_named(word: str, known: Collection[str]) -> str:
+def _type_named(name: str, known: Collection[str]) -> str:
     """Return the op type that matches a word, ignoring case."""
     for op_type in known:
-        if op_type.lower() == word.lower():
+        if op_type.lower() == name.lower():
             return op_type
     raise UnknownOperatorError(
-        f"--type {word!r}: the model has no op of this type{did_you_mean(word, known)}"
+        f"--type {name!r}: the model has no op of this type{did_you_mean(name, known)}"
     )
 
 
 def _fitting(names: list[str], pattern: re.Pattern[str] | None, missing: str) -> list[str]:
     if pattern is None:
         return names
-    found = [name for name in names if pattern.fullmatch(name)]
-    if not found:
+    matching = [name for name in names if pattern.fullmatch(name)]
+    if not matching:
         raise UnknownOperatorError(
             f"{missing} {pattern.pattern!r}, which must match a whole name"
             f"{did_you_mean(pattern.pattern, names)}"
         )
-    return found
+    return matching
 
 
 def _document(space: TuningSpace, op: Op) -> dict[str, Any]:

@@ -34,9 +34,9 @@ class WithProgram(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Remove the program from the arguments before options are parsed."""
         if "--" in args:
-            place = args.index("--")
-            ctx.meta[_PROGRAM] = args[place + 1 :]
-            args = args[:place]
+            position = args.index("--")
+            ctx.meta[_PROGRAM] = args[position + 1 :]
+            args = args[:position]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
@@ -70,7 +70,7 @@ def kernels(
     """Show the kernels that ran, with times, from oneDNN or ONNX Runtime logs."""
     from neural_mp.profiling import KernelKey
 
-    keys = [KernelKey.parse(word, "--by") for word in by or (KernelKey.IMPLEMENTATION,)]
+    keys = [KernelKey.parse(key, "--by") for key in by or (KernelKey.IMPLEMENTATION,)]
     program = context.meta.get(_PROGRAM)
     if program is not None:
         if log is not None:
@@ -133,7 +133,9 @@ def _show(out: Output, log: KernelLog, keys: Sequence[KernelKey], more: dict[str
         out.document({**_summary(log), "by": rows, **more})
 
 
-def _show_both(out: Output, before: KernelLog, after: KernelLog, keys: Sequence[KernelKey]) -> None:
+def _show_both(
+    out: Output, baseline: KernelLog, candidate: KernelLog, keys: Sequence[KernelKey]
+) -> None:
     from neural_mp.profiling import changed_kernels, side_by_side
     from neural_mp.reporting.kernels import (
         kernel_changes_table,
@@ -141,21 +143,21 @@ def _show_both(out: Output, before: KernelLog, after: KernelLog, keys: Sequence[
         summary,
     )
 
-    logs, words = (before, after), ("before", "after")
-    pairs = {key: side_by_side(before, after, key) for key in keys}
-    changes = changed_kernels(before, after)
-    for word, log in zip(words, logs, strict=True):
-        out.line(f"{word}: {summary(log)}")
+    logs, labels = (baseline, candidate), ("before", "after")
+    pairs = {key: side_by_side(baseline, candidate, key) for key in keys}
+    changes = changed_kernels(baseline, candidate)
+    for label, log in zip(labels, logs, strict=True):
+        out.line(f"{label}: {summary(log)}")
     for key, rows in pairs.items():
         out.show(kernel_pairs_table(rows, key, logs))
     out.show(kernel_changes_table(changes))
-    for word, log in zip(words, logs, strict=True):
+    for label, log in zip(labels, logs, strict=True):
         for note in log.notes:
-            out.line(f"{word}: {note}")
+            out.line(f"{label}: {note}")
     if out.as_json:
         out.document(
             {
-                **{word: _summary(log) for word, log in zip(words, logs, strict=True)},
+                **{label: _summary(log) for label, log in zip(labels, logs, strict=True)},
                 "by": {key: [asdict(pair) for pair in rows] for key, rows in pairs.items()},
                 "changed": [vars(change) for change in changes],
             }

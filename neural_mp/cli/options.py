@@ -125,9 +125,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         with ExitStack() as stack:
-            for group, given in options.items():
-                made = group(**{option.name: values.pop(option.name) for option in given})
-                values[names[group]] = stack.enter_context(made)
+            for group, members in options.items():
+                instance = group(**{option.name: values.pop(option.name) for option in members})
+                values[names[group]] = stack.enter_context(instance)
             function(**values)
 
     shown: list[inspect.Parameter] = []

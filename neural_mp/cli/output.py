@@ -106,11 +106,11 @@ class Output:
             with self._written():
                 output_console().print(shown)
 
-    def line(self, words: str) -> None:
+    def line(self, text: str) -> None:
         """Print an unwrapped text; otherwise as `show`."""
         if not self.as_json:
             with self._written():
-                output_console().print(words, markup=False, highlight=False, soft_wrap=True)
+                output_console().print(text, markup=False, highlight=False, soft_wrap=True)
 
     def document(self, value: object) -> None:
         """Print the JSON document; numbers that JSON lacks (NaN, Infinity) become null."""
@@ -134,19 +134,19 @@ class Output:
                 raise SystemExit(128 + signal.SIGPIPE) from None
             raise NeuralMPError(f"standard output cannot be written: {error.strerror}") from None
 
-    def warn(self, words: str) -> None:
+    def warn(self, message: str) -> None:
         """Print a warning on standard error."""
         if not self.quiet:
             error_console().print(
-                f"warning: {words}", style="yellow", markup=False, highlight=False, soft_wrap=True
+                f"warning: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True
             )
 
     @contextmanager
-    def working(self, words: str) -> Iterator[None]:
+    def working(self, step: str) -> Iterator[None]:
         """Show a spinner with the elapsed time on a terminal.
 
         Args:
-            words: name of the step.
+            step: name of the step.
         """
         console = error_console()
         if self.quiet or not console.is_terminal:
@@ -154,13 +154,13 @@ class Output:
             return
         columns = SpinnerColumn(), TextColumn("{task.description}", markup=False)
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-            progress.add_task(words, total=None)
+            progress.add_task(step, total=None)
             yield
 
     @contextmanager
     def _logging(self) -> Iterator[None]:
         logger, handler = logging.getLogger("neural_mp"), _ToConsole()
-        before = logger.level
+        previous = logger.level
         level = logging.ERROR if self.quiet else _LEVELS[min(self.verbose, len(_LEVELS) - 1)]
         logger.addHandler(handler)
         logger.setLevel(level)
@@ -168,7 +168,7 @@ class Output:
             yield
         finally:
             logger.removeHandler(handler)
-            logger.setLevel(before)
+            logger.setLevel(previous)
 
     @contextmanager
     def _noting_ctrl_c(self) -> Iterator[None]:

@@ -57,9 +57,11 @@ def report(
     from neural_mp.reporting.page import comparison_page, page_of, write_page
 
     record = read_run(workspace, storage, number, model)
-    other = None if against is None else _other(against, workspace, storage, model)
+    reference = None if against is None else _other(against, workspace, storage, model)
     with out.working(f"Writing the page of {record.name or 'the run'}"):
-        write_page(output, page_of(record) if other is None else comparison_page(record, other))
+        write_page(
+            output, page_of(record) if reference is None else comparison_page(record, reference)
+        )
     out.line(f"{_in_words(record)}; page saved to {output}")
     if out.as_json:
         out.document(_document(record, output))
@@ -80,8 +82,8 @@ def _in_words(record: RunRecord) -> str:
     name = record.name or "the run"
     if record.ending is None:
         return f"{name} has no end: killed, or still running"
-    words = {True: "met its target", False: "did not meet its target", None: "had no target"}
-    return f"{name} {words[record.ending.met]}"
+    outcomes = {True: "met its target", False: "did not meet its target", None: "had no target"}
+    return f"{name} {outcomes[record.ending.met]}"
 
 
 def _document(record: RunRecord, output: Path) -> dict[str, Any]:

@@ -143,8 +143,8 @@ class SearchOptions(ExitStack):
         for option, limit in self.sizes.items():
             if limit is not None:
                 setattr(converter, option, limit)
-        given = {name: value for name, value in self.limits.items() if value is not None}
-        converter.exit_policy = replace(converter.exit_policy, **given)
+        limits = {name: value for name, value in self.limits.items() if value is not None}
+        converter.exit_policy = replace(converter.exit_policy, **limits)
 
     def require_evaluation(self, model: str) -> None:
         """Check that a model without a tuning file has data and a metric.

@@ -50,10 +50,10 @@ def sensitivity(
     from neural_mp.reporting import LiveListener, error_console, sensitivity_table
     from neural_mp.tuning.listener import Listener
 
-    taken = is_saved_model(model) or Path(model).suffix in (".yaml", ".yml")
-    if data is None and not taken:
+    has_data = is_saved_model(model) or Path(model).suffix in (".yaml", ".yml")
+    if data is None and not has_data:
         out.warn("noise is measured on random inputs and may differ on your data; give --data")
-    found = sensitivity_of(
+    sensitivities = sensitivity_of(
         model,
         data,
         precisions=precision or (),
@@ -66,8 +66,8 @@ def sensitivity(
         trust=options.trust,
     )
     if as_csv:
-        out.line(found.to_csv().rstrip())
+        out.line(sensitivities.to_csv().rstrip())
     else:
-        out.show(sensitivity_table(found))
+        out.show(sensitivity_table(sensitivities))
     if out.as_json:
-        out.document({"decisions": found.to_dict()})
+        out.document({"decisions": sensitivities.to_dict()})

@@ -126,14 +126,14 @@ def set_backend(backend: str, config: ConfigProto | None = None) -> None:
         ConfigurationError: the backend is unknown.
         NeuralMPError: as for `set_config`.
     """
-    word = str(backend).upper()
-    if word not in _BACKENDS:
+    name = str(backend).upper()
+    if name not in _BACKENDS:
         raise ConfigurationError(
             f"backend must be one of {', '.join(_BACKENDS)}, got {backend!r}"
-            f"{did_you_mean(word, _BACKENDS)}"
+            f"{did_you_mean(name, _BACKENDS)}"
         )
     set_config(config)
-    _state.backend = word
+    _state.backend = name
 
 
 def get_backend() -> str:

@@ -109,16 +109,16 @@ def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
         raise ConfigurationError(
             f"trust must be a module name, e.g. sklearn, or a list of names, got {preview(names)}"
         )
-    found = (names,) if isinstance(names, str) else tuple(names)
-    for word in found:
-        if not isinstance(word, str) or not all(p.isidentifier() for p in word.split(".")):
+    trusted = (names,) if isinstance(names, str) else tuple(names)
+    for name in trusted:
+        if not isinstance(name, str) or not all(p.isidentifier() for p in name.split(".")):
             raise ConfigurationError(
                 f"trust must be names of modules, e.g. sklearn, or of ops, e.g. ReadFile, got "
-                f"{word!r}"
+                f"{name!r}"
             )
-        if word.partition(".")[0] in sys.stdlib_module_names:
+        if name.partition(".")[0] in sys.stdlib_module_names:
             raise ConfigurationError(
-                f"trust must not name a module of the standard library, got {word!r}; call the "
+                f"trust must not name a module of the standard library, got {name!r}; call the "
                 f"module in a function of your own"
             )
-    return found
+    return trusted

@@ -100,23 +100,23 @@ def _precisions(
     data: Mapping[str, Any], quantized: bool, ignored: Ignored
 ) -> tuple[Precision, ...] | None:
     """Return the precisions to search; INT8 by default if there is a quantization section."""
-    given = {
+    requested = {
         section: data[section]["precisions"]
         for section in _CONVERSIONS
         if "precisions" in data.get(section, {})
     }
-    if len(set(given.values())) > 1:
+    if len(set(requested.values())) > 1:
         raise _error(
             ("graph_optimization", "precisions"),
             "differs from mixed_precision.precisions; remove one of the two",
         )
     wants_bf16 = _bf16_key(data)
-    if not given and quantized:
+    if not requested and quantized:
         return (Precision.INT8, Precision.BF16) if wants_bf16 else (Precision.INT8,)
     if wants_bf16:
-        why = "precisions are given" if given else "there is no quantization section"
+        why = "precisions are given" if requested else "there is no quantization section"
         ignored(wants_bf16, f"{why}; add bf16 to mixed_precision.precisions instead")
-    return next(iter(given.values()), None)
+    return next(iter(requested.values()), None)
 
 
 def _bf16_key(data: Mapping[str, Any]) -> KeyPath:
@@ -168,19 +168,19 @@ def _limit(limits: Mapping[str, Any], *path: str) -> OpConstraint:
 
 def _tensor(limits: Mapping[str, Any]) -> tuple[QuantConstraint, tuple[Precision, ...] | None]:
     """Return the limits on a tensor's quantization, and the precisions that its dtypes allow."""
-    allowed = {kind: tuple(words) for kind, words in limits.items() if kind != "dtype"}
+    allowed = {kind: tuple(choices) for kind, choices in limits.items() if kind != "dtype"}
     if "dtype" not in limits:
         return QuantConstraint(**allowed), None
-    integers = tuple(word for word in limits["dtype"] if word in QUANT_CHOICES["dtype"])
-    floats = [word for word in limits["dtype"] if word not in integers]
-    named = {*floats, *(INTEGERS[QuantDType(word).bits] for word in integers)}
+    integers = tuple(name for name in limits["dtype"] if name in QUANT_CHOICES["dtype"])
+    floats = [name for name in limits["dtype"] if name not in integers]
+    named = {*floats, *(INTEGERS[QuantDType(name).bits] for name in integers)}
     precisions = Precisions(p for p in Precision if p in named)
     return QuantConstraint(dtype=integers or None, **allowed), precisions
 
 
 def _amp(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
-    given = {option: data[option] for option in OPTIONS if option in data}
-    return AutoMixedPrecisionOptions(**given) if given else None
+    options = {option: data[option] for option in OPTIONS if option in data}
+    return AutoMixedPrecisionOptions(**options) if options else None
 
 
 def _tuning(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> TuningSettings:
@@ -200,10 +200,10 @@ def _tuning(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> Tuni
 def _strategy(name: str | None, dialect: Dialect, ignored: Ignored) -> str | None:
     if name is None or dialect is Dialect.OWN:
         return name
-    word = name.lower()
-    if word in OTHER_STRATEGIES:
-        ignored(("tuning", "strategy", "name", name), OTHER_STRATEGIES[word])
-    return STRATEGIES.get(word, word)
+    key = name.lower()
+    if key in OTHER_STRATEGIES:
+        ignored(("tuning", "strategy", "name", name), OTHER_STRATEGIES[key])
+    return STRATEGIES.get(key, key)
 
 
 def _criterion(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
@@ -267,7 +267,7 @@ def _metrics(
 def _several(
     value: Mapping[str, Any], dialect: Dialect, ignored: Ignored
 ) -> tuple[MetricSettings, ...]:
-    metrics = [_metric(name, given) for name, given in value.items() if name not in NO_METRICS]
+    metrics = [_metric(name, options) for name, options in value.items() if name not in NO_METRICS]
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names) or not names:
         rule = "must name each metric once" if names else "must name at least one metric"
@@ -288,14 +288,14 @@ def _metric(name: str, options: object) -> MetricSettings:
     with error_path(name):
         if not name.strip():
             raise ConfigurationError(f"expected the name of a metric, found {name!r}")
-        known = name.strip() if ":" in name else name.strip().lower()
+        key = name.strip() if ":" in name else name.strip().lower()
         if options is None or isinstance(options, dict):
-            return MetricSettings(known, options or {})
-        if known != "topk":
+            return MetricSettings(key, options or {})
+        if key != "topk":
             raise ConfigurationError(f"expected a mapping of its options, found {options!r}")
         if not isinstance(options, int) or isinstance(options, bool) or options < 1:
             raise ConfigurationError(f"expected a whole number from 1, found {options!r}")
-        return MetricSettings(known, {"k": options})
+        return MetricSettings(key, {"k": options})
 
 
 def _weights(value: object, names: list[str], dialect: Dialect) -> Sequence[float | None]:
@@ -309,17 +309,17 @@ def _weights(value: object, names: list[str], dialect: Dialect) -> Sequence[floa
 
 
 def _performance(data: Mapping[str, Any], ignored: Ignored) -> PerformanceSettings:
-    given = {key: value for key, value in data.items() if key != "configs"}
-    if given.get("iteration") == -1:
+    settings = {key: value for key, value in data.items() if key != "configs"}
+    if settings.get("iteration") == -1:
         ignored((*_PERFORMANCE, "iteration"), "-1 has no meaning; the default is used")
-        del given["iteration"]
+        del settings["iteration"]
     configs = data.get("configs", {})
     theirs = configs.get("cores_per_instance")
-    ours = given.setdefault("cores_per_instance", theirs)
+    ours = settings.setdefault("cores_per_instance", theirs)
     if theirs is not None and ours != theirs:
         raise _error(
             (*_PERFORMANCE, "cores_per_instance"),
             f"must equal configs.cores_per_instance ({theirs}), got {ours}; remove one of the two",
         )
-    given.setdefault("instances", configs.get("num_of_instance", 1))
-    return PerformanceSettings(**given)
+    settings.setdefault("instances", configs.get("num_of_instance", 1))
+    return PerformanceSettings(**settings)

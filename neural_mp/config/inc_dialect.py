@@ -188,33 +188,33 @@ def without_ignored(data: Any, ignored: Ignored, path: KeyPath = ()) -> Any:
 
     Limits on the whole model, as INC's schema allows them in `op_wise`, get the op pattern `.*`.
     """
-    words = _found(_WORD_PATTERNS, path)
-    if words is not None:
-        return _without_words(data, words, ignored, path)
+    reasons = _found(_WORD_PATTERNS, path)
+    if reasons is not None:
+        return _without_words(data, reasons, ignored, path)
     if path in _WHOLE_MODEL and _is_limits(data):
         data = {".*": data}
     if not isinstance(data, Mapping):
         return data
-    kept = {}
+    retained = {}
     for key, value in data.items():
-        here = (*path, key)
-        why = why_ignored(here)
-        if why is None or here == METRIC_DIRECTIONS:
-            kept[key] = without_ignored(value, ignored, here)
+        location = (*path, key)
+        why = why_ignored(location)
+        if why is None or location == METRIC_DIRECTIONS:
+            retained[key] = without_ignored(value, ignored, location)
         else:
-            ignored(here, why)
-    return kept
+            ignored(location, why)
+    return retained
 
 
-def _without_words(value: Any, words: Mapping[str, str], ignored: Ignored, path: KeyPath) -> Any:
-    found = value.replace(",", " ").split() if isinstance(value, str) else value
-    if not isinstance(found, list):
+def _without_words(value: Any, reasons: Mapping[str, str], ignored: Ignored, path: KeyPath) -> Any:
+    items = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(items, list):
         return value
-    left = [word for word in found if str(word).lower() not in words]
-    for word in found:
-        if word not in left:
-            ignored((*path, word), words[word.lower()])
-    return value if len(left) == len(found) else left or None
+    remaining = [item for item in items if str(item).lower() not in reasons]
+    for item in items:
+        if item not in remaining:
+            ignored((*path, item), reasons[item.lower()])
+    return value if len(remaining) == len(items) else remaining or None
 
 
 def _is_limits(data: Any) -> bool:
@@ -233,11 +233,11 @@ _WORD_PATTERNS = tuple((tuple(key.split(".")), words) for key, words in _IGNORED
 
 def _found(patterns: Sequence[tuple[Sequence[str], Found]], path: KeyPath) -> Found | None:
     """Return the entry of the first pattern that matches a path."""
-    for keys, found in patterns:
+    for keys, entry in patterns:
         if len(keys) == len(path) and all(
             key in ("*", name) for key, name in zip(keys, path, strict=True)
         ):
-            return found
+            return entry
     return None
 
 

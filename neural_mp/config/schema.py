@@ -36,19 +36,19 @@ from neural_mp.util.validators import (
 Section = Validator[dict[str, Any]]
 
 
-def _section(needed: str = "", word: str = "", /, **keys: Validator[Any]) -> Section:
+def _section(needed: str = "", default_key: str = "", /, **keys: Validator[Any]) -> Section:
     """Return a validator for a section; a key without a value counts as missing.
 
     Args:
         needed: the required key; empty if none.
-        word: key of the value if the section is a single word; empty if not allowed.
+        default_key: key of the value if the section is a single word; empty if not allowed.
         keys: validator of each key.
     """
 
     def read(value: Any) -> dict[str, Any]:
-        data = {word: value} if word and isinstance(value, str) else value
+        data = {default_key: value} if default_key and isinstance(value, str) else value
         if not isinstance(data, dict):
-            kinds = f"{'a word, or ' if word else ''}a mapping of the keys"
+            kinds = f"{'a word, or ' if default_key else ''}a mapping of the keys"
             raise invalid(f"{kinds} {', '.join(keys)}", data)
         for key in data:
             if key not in keys:
@@ -86,9 +86,9 @@ def _one_named(kind: str, choices: Mapping[str, Section]) -> Section:
             raise invalid(f"one of {', '.join(choices)} with its options", value)
         ((name, options),) = data.items()
         if name not in choices:
-            near = did_you_mean(str(name), choices)
+            hint = did_you_mean(str(name), choices)
             raise InvalidValueError(
-                f"there is no {kind} {name!r} here{near}; train with others by train_func in Python"
+                f"there is no {kind} {name!r} here{hint}; train with others by train_func in Python"
             )
         return {name: validate_at(name, choices[name], {} if options is None else options)}
 
@@ -96,8 +96,8 @@ def _one_named(kind: str, choices: Mapping[str, Section]) -> Section:
 
 
 def _each_valid(data: Mapping[str, Any], keys: Mapping[str, Validator[Any]]) -> dict[str, Any]:
-    given = {key: value for key, value in data.items() if value is not None}
-    return {key: validate_at(key, keys[key], value) for key, value in given.items()}
+    defined = {key: value for key, value in data.items() if value is not None}
+    return {key: validate_at(key, keys[key], value) for key, value in defined.items()}
 
 
 def _refused(reason: str) -> Validator[Any]:

@@ -71,9 +71,9 @@ class Source:
         try:
             yield
         except NeuralMPError as error:
-            words = str(error)[:_MAX_MESSAGE_CHARS]
+            message = str(error)[:_MAX_MESSAGE_CHARS]
             kind = ConfigurationError if isinstance(error, InvalidValueError) else type(error)
-            raise kind(f"{self.where((*path, *error.keys))}: {words}") from error
+            raise kind(f"{self.where((*path, *error.keys))}: {message}") from error
 
     def ignored(self, path: KeyPath, reason: str) -> None:
         """Warn that a setting has no effect."""
@@ -89,8 +89,8 @@ class Source:
         for path, first in self.repeated.items():
             if dialect is Dialect.OWN:
                 raise self.error(path, f"must not be given twice; the first is on line {first}")
-            before = f"{self.origin}, line {first}: {'.'.join(map(str, path))}"
-            message = f"{before} is ignored: repeated on line {self.line(path)}"
+            location = f"{self.origin}, line {first}: {'.'.join(map(str, path))}"
+            message = f"{location} is ignored: repeated on line {self.line(path)}"
             warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
 
 
@@ -171,10 +171,10 @@ class _Reader:
             return [self._plain(item, (*path, index)) for index, item in enumerate(value)]
         if isinstance(value, Enum):
             return value.value
-        found = str(value) if isinstance(value, os.PathLike) else value
-        if isinstance(found, str) and "\0" in found:
+        scalar = str(value) if isinstance(value, os.PathLike) else value
+        if isinstance(scalar, str) and "\0" in scalar:
             raise self._source.error(path, "must not contain the character NUL")
-        return found
+        return scalar
 
     def _note(self, value: object, path: KeyPath) -> None:
         for key, line in self._document.lines.get(id(value), {}).items():

@@ -30,13 +30,13 @@ def as_used(content: Mapping[str, Any], ignored: Ignored) -> Mapping[str, Any]:
     section = content.get("quantization")
     if not isinstance(section, Mapping) or section.get("train") is None:
         return content
-    kept = dict(section)
-    if kept.get("approach") == TRAINED_APPROACH:
-        del kept["approach"]
+    used = dict(section)
+    if used.get("approach") == TRAINED_APPROACH:
+        del used["approach"]
     else:
         ignored(TRAIN, _UNUSED)
-        del kept["train"]
-    return {**content, "quantization": kept}
+        del used["train"]
+    return {**content, "quantization": used}
 
 
 def train_settings(data: Mapping[str, Any] | None, dialect: Dialect) -> TrainSettings | None:
@@ -47,16 +47,16 @@ def train_settings(data: Mapping[str, Any] | None, dialect: Dialect) -> TrainSet
     """
     if data is None:
         return None
-    given = dict(data)
+    section = dict(data)
     with error_path(*TRAIN):
         for theirs, ours in _NAMES.items():
-            if theirs in given and ours in given:
+            if theirs in section and ours in section:
                 raise ConfigurationError(f"{theirs} means {ours}; remove one of the two")
-            if theirs in given:
-                given[ours] = given.pop(theirs)
-        epochs = _epochs(given, dialect)
-    kept = {key: given[key] for key in ("dataloader", "loss", "max_batches") if key in given}
-    return TrainSettings(**kept, optimizer=_optimizer(given, dialect), epochs=epochs)
+            if theirs in section:
+                section[ours] = section.pop(theirs)
+        epochs = _epochs(section, dialect)
+    options = {key: section[key] for key in ("dataloader", "loss", "max_batches") if key in section}
+    return TrainSettings(**options, optimizer=_optimizer(section, dialect), epochs=epochs)
 
 
 def _epochs(given: Mapping[str, Any], dialect: Dialect) -> int | None:

@@ -55,23 +55,23 @@ def _share(value: Any) -> float:
 
 def _is_words(value: Any) -> bool:
     if isinstance(value, list):
-        return all(isinstance(word, str) or is_integer(word) for word in value)
+        return all(isinstance(item, str) or is_integer(item) for item in value)
     return isinstance(value, str) or is_integer(value)
 
 
 def split(value: Any) -> list[str]:
     """Split a string at commas, or else at spaces; return the items of a list as strings."""
     if isinstance(value, list):
-        return [str(word) for word in value]
+        return [str(item) for item in value]
     text = str(value)
-    words = text.split(",") if "," in text else text.split()
-    return [word.strip() for word in words if word.strip()]
+    items = text.split(",") if "," in text else text.split()
+    return [item.strip() for item in items if item.strip()]
 
 
 def _is_sizes(value: Any) -> bool:
-    words = split(value) if _is_words(value) else []
-    sizes = [int(word) for word in words if re.fullmatch(r"[0-9]{1,12}", word.strip())]
-    return 0 < len(words) == len(sizes) and all(1 <= size <= MOST for size in sizes)
+    items = split(value) if _is_words(value) else []
+    sizes = [int(item) for item in items if re.fullmatch(r"[0-9]{1,12}", item.strip())]
+    return 0 < len(items) == len(sizes) and all(1 <= size <= MOST for size in sizes)
 
 
 def _is_named(value: Any) -> bool:
@@ -103,7 +103,7 @@ def numbers_of(option: str, value: Any, count: int) -> list[float]:
         ConfigurationError: a weight is not a number from 0, all are 0, or the count differs.
     """
     try:
-        weights = [float(word) for word in (value if isinstance(value, list) else split(value))]
+        weights = [float(item) for item in (value if isinstance(value, list) else split(value))]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{option}: {invalid(_WEIGHTS, value)}") from error
     if any(not math.isfinite(w) or w < 0 for w in weights) or (weights and not any(weights)):
@@ -121,62 +121,62 @@ def bools_of(option: str, value: Any, count: int) -> list[bool]:
     Raises:
         ConfigurationError: a value is not a boolean, or the count differs.
     """
-    words = [value] if isinstance(value, bool) else split(value)
-    known = {"true": True, "false": False}
-    if any(str(word).lower() not in known for word in words) or len(words) not in (1, count):
-        wanted = f"true or false for each of {count} metrics"
-        raise ConfigurationError(f"{option}: {invalid(wanted, value)}")
-    found = [known[str(word).lower()] for word in words]
-    return found * count if len(found) == 1 else found
+    items = [value] if isinstance(value, bool) else split(value)
+    literals = {"true": True, "false": False}
+    if any(str(item).lower() not in literals for item in items) or len(items) not in (1, count):
+        expected = f"true or false for each of {count} metrics"
+        raise ConfigurationError(f"{option}: {invalid(expected, value)}")
+    flags = [literals[str(item).lower()] for item in items]
+    return flags * count if len(flags) == 1 else flags
 
 
 def quant_words(kind: str) -> Validator[list[str]]:
     """Return a validator of words, ours or INC's, for one field of a `QuantSpec`."""
-    known = [*QUANT_CHOICES[kind]]
+    names = [*QUANT_CHOICES[kind]]
     if kind == "dtype":
-        known += [p.value for p in Precision if not p.is_integer]
-    theirs = [word for word, ours in QUANT_WORDS.items() if ours in known]
+        names += [p.value for p in Precision if not p.is_integer]
+    theirs = [name for name, ours in QUANT_WORDS.items() if ours in names]
 
     def words_of(value: Any) -> list[str]:
-        return [word.lower() for word in split(value)]
+        return [name.lower() for name in split(value)]
 
     return matching(
-        f"one or more of {', '.join(known + theirs)}",
-        lambda value: _is_words(value) and split(value) and {*words_of(value)} <= {*known, *theirs},
-        lambda value: [*dict.fromkeys(QUANT_WORDS.get(word, word) for word in words_of(value))],
+        f"one or more of {', '.join(names + theirs)}",
+        lambda value: _is_words(value) and split(value) and {*words_of(value)} <= {*names, *theirs},
+        lambda value: [*dict.fromkeys(QUANT_WORDS.get(name, name) for name in words_of(value))],
     )
 
 
 def roundings(value: Any) -> list[str]:
     """Validate roundings of a weight: corrections in one text, `rtn`, or a list of such texts."""
-    words = [TEXT(text).lower() for text in (value if isinstance(value, list) else [value])]
-    wrong = next((word for word in words if word not in ROUNDINGS), None)
+    names = [TEXT(text).lower() for text in (value if isinstance(value, list) else [value])]
+    wrong = next((name for name in names if name not in ROUNDINGS), None)
     if wrong is not None:
-        wanted = f"one or more of {', '.join(ROUNDINGS)}"
-        raise invalid(wanted, wrong, did_you_mean(wrong, ROUNDINGS))
-    return words
+        expected = f"one or more of {', '.join(ROUNDINGS)}"
+        raise invalid(expected, wrong, did_you_mean(wrong, ROUNDINGS))
+    return names
 
 
 def precisions(value: Any) -> tuple[Precision, ...] | None:
     """Validate precisions; None for `any`."""
-    words = [part for word in split(_PRECISION_WORDS(value)) for part in split(word)]
-    return None if [word.lower() for word in words] == [ANY] else parse_precisions(words)
+    names = [part for name in split(_PRECISION_WORDS(value)) for part in split(name)]
+    return None if [name.lower() for name in names] == [ANY] else parse_precisions(names)
 
 
 def framework(value: Any) -> str | None:
     """Validate the name of a framework, ours, a plug-in's or INC's; None for INC's `NA`."""
     name = TEXT(value)
     plug_ins = {entry.name for entry in entry_points("neural_mp.adaptors")}
-    known = {**FRAMEWORKS, **{name: name for name in plug_ins}}
-    if name not in known and name.lower() not in known:
-        raise invalid("the name of a framework with an adaptor", name, did_you_mean(name, known))
-    return known.get(name) or known[name.lower()]
+    adaptors = {**FRAMEWORKS, **{name: name for name in plug_ins}}
+    if name not in adaptors and name.lower() not in adaptors:
+        raise invalid("the name of a framework with an adaptor", name, did_you_mean(name, adaptors))
+    return adaptors.get(name) or adaptors[name.lower()]
 
 
 def approach(value: Any) -> str | None:
     """Validate an INT8 approach, ours or INC's; None for INC's that allows all."""
-    word = _APPROACH(value)
-    return INT8_APPROACHES.get(word, word)
+    name = _APPROACH(value)
+    return INT8_APPROACHES.get(name, name)
 
 
 def workers(value: Any) -> Any:

@@ -41,8 +41,8 @@ def _text(dumper: _Dumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _word(dumper: _Dumper, word: StringEnum) -> yaml.Node:
-    return _text(dumper, word.value)
+def _word(dumper: _Dumper, member: StringEnum) -> yaml.Node:
+    return _text(dumper, member.value)
 
 
 _Dumper.add_representer(str, _text)
@@ -190,7 +190,7 @@ def _metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
     if not metrics:
         return {}
     if any(metric.weight is None for metric in metrics):
-        said = [metric.higher_is_better for metric in metrics]
-        directions = {} if None in said else {"higher_is_better": said}
+        flags = [metric.higher_is_better for metric in metrics]
+        directions = {} if None in flags else {"higher_is_better": flags}
         return {"multi_metrics": {**named, "weight": EACH, **directions}}
     return {"multi_metrics": {**named, "weight": [metric.weight for metric in metrics]}}

@@ -116,15 +116,15 @@ class OpGraph:
     def __init__(
         self, ops: Iterable[Op], inputs: Sequence[str] = (), outputs: Sequence[str] = ()
     ) -> None:
-        given = list(ops)
-        self._by_name = {op.name: op for op in given}
+        nodes = list(ops)
+        self._by_name = {op.name: op for op in nodes}
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        if len(self._by_name) < len(given):
-            twice = Counter(op.name for op in given).most_common(1)[0][0]
+        if len(self._by_name) < len(nodes):
+            twice = Counter(op.name for op in nodes).most_common(1)[0][0]
             raise UnknownOperatorError(f"two ops are named {twice!r}; op names must be unique")
         self._consumers: dict[str, list[str]] = {n: [] for n in (*self._by_name, *self.inputs)}
-        for op in given:
+        for op in nodes:
             for source in dict.fromkeys(op.inputs):
                 if source not in self._consumers:
                     raise UnknownOperatorError(
@@ -132,7 +132,7 @@ class OpGraph:
                         f"{did_you_mean(source, self._consumers)}"
                     )
                 self._consumers[source].append(op.name)
-        self._order = tuple(self._topological(given))
+        self._order = tuple(self._topological(nodes))
 
     def _topological(self, given: Sequence[Op]) -> Iterator[Op]:
         position = {op.name: index for index, op in enumerate(given)}
@@ -182,20 +182,20 @@ class OpGraph:
             self[name]
         return self._consumers[name]
 
-    def with_only(self, kept: Mapping[str, Op]) -> OpGraph:
+    def with_only(self, replacements: Mapping[str, Op]) -> OpGraph:
         """Return the graph of some ops, without outputs; ops read their nearest kept predecessors.
 
         Args:
-            kept: op → its replacement, whose inputs are ignored.
+            replacements: op → its replacement, whose inputs are ignored.
         """
         sources: dict[str, tuple[str, ...]] = {name: (name,) for name in self.inputs}
         ops = []
         for op in self:
-            read = (name for source in op.inputs for name in sources.get(source, ()))
-            nearest = tuple(dict.fromkeys(read))
-            if op.name in kept:
-                ops.append(replace(kept[op.name], inputs=nearest, quantized_inputs=()))
-                nearest = (kept[op.name].name,)
+            predecessors = (name for source in op.inputs for name in sources.get(source, ()))
+            nearest = tuple(dict.fromkeys(predecessors))
+            if op.name in replacements:
+                ops.append(replace(replacements[op.name], inputs=nearest, quantized_inputs=()))
+                nearest = (replacements[op.name].name,)
             sources[op.name] = nearest
         return OpGraph(ops, self.inputs)
 
@@ -209,8 +209,8 @@ class OpGraph:
         weighted = any(op.weights for op in self)
         for op in self:
             sums[op.source_precision] += op.weights if weighted else 1
-        found = [p for p, count in sums.most_common() if count >= _MIN_SHARE * sums.total()]
-        return tuple(found) or (Precision.FP32,)
+        precisions = [p for p, count in sums.most_common() if count >= _MIN_SHARE * sums.total()]
+        return tuple(precisions) or (Precision.FP32,)
 
     @property
     def source_name(self) -> str:

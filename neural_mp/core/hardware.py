@@ -134,9 +134,9 @@ class Hardware(Displayed):
         if device == "gpu":
             return self._native_on_gpu(precision)
         flags = NATIVE_FLAGS[precision]
-        found = [flag for flag in flags if flag in self.flags]
-        if found:
-            return True, f"CPU has {', '.join(found)}"
+        supported = [flag for flag in flags if flag in self.flags]
+        if supported:
+            return True, f"CPU has {', '.join(supported)}"
         return False, f"CPU has none of {', '.join(flags)}"
 
     def _native_on_gpu(self, precision: Precision) -> tuple[bool, str]:
@@ -144,10 +144,10 @@ class Hardware(Displayed):
             return False, "no CUDA device"
         needed = NATIVE_COMPUTE_CAPABILITY[precision]
         best = max(self.gpus, key=lambda gpu: gpu.compute_capability)
-        found = f"{best.name} has compute capability {_dotted(best.compute_capability)}"
+        capability = f"{best.name} has compute capability {_dotted(best.compute_capability)}"
         if best.compute_capability >= needed:
-            return True, found
-        return False, f"{found}, {precision} requires {_dotted(needed)}"
+            return True, capability
+        return False, f"{capability}, {precision} requires {_dotted(needed)}"
 
 
 def require_any(
@@ -211,9 +211,9 @@ def _cpu_from_kernel() -> tuple[str, frozenset[str]] | None:
 def _cpu_from_library() -> tuple[str, frozenset[str]]:
     import cpuinfo
 
-    found = cpuinfo.get_cpu_info()
-    flags = {flag.replace("avx512bf16", "avx512_bf16") for flag in found.get("flags", ())}
-    return found.get("brand_raw", platform.machine()), frozenset(flags)
+    info = cpuinfo.get_cpu_info()
+    flags = {flag.replace("avx512bf16", "avx512_bf16") for flag in info.get("flags", ())}
+    return info.get("brand_raw", platform.machine()), frozenset(flags)
 
 
 def _gpus() -> tuple[Gpu, ...]:

@@ -62,10 +62,10 @@ class TracedKernel:
 
 def op_trace(kernels: Sequence[TracedKernel], rounded_to: Precision | None = None) -> OpTrace:
     """Return the trace of an op from its kernels in execution order."""
-    found = [kernel.precision for kernel in kernels if kernel.precision is not None]
+    precisions = [kernel.precision for kernel in kernels if kernel.precision is not None]
     return OpTrace(
         tuple(kernel.name for kernel in kernels),
-        Precision.INT8 if Precision.INT8 in found else next(iter(found), None),
+        Precision.INT8 if Precision.INT8 in precisions else next(iter(precisions), None),
         any(kernel.reads_int8 for kernel in kernels),
         rounded_to,
     )

@@ -38,9 +38,9 @@ class ValueStats:
         """Return the statistics of all floating-point arrays in nested values."""
         stats = [cls._of_array(array) for array in float_arrays(values)]
         return cls(
-            max((one.peak for one in stats), default=0.0),
-            any(one.nan for one in stats),
-            any(one.inf for one in stats),
+            max((stat.peak for stat in stats), default=0.0),
+            any(stat.nan for stat in stats),
+            any(stat.inf for stat in stats),
         )
 
     @classmethod
@@ -133,16 +133,18 @@ def first_non_finite(trace: ModelTrace) -> NonFinite | None:
             return _forwards(layer, peak)
         peak = max(peak, layer.outputs.peak)
     if not trace.outputs.finite:
-        found = trace.outputs.non_finite
-        return NonFinite(None, f"the outputs contain {found}, but the outputs of all layers do not")
+        non_finite = trace.outputs.non_finite
+        return NonFinite(
+            None, f"the outputs contain {non_finite}, but the outputs of all layers do not"
+        )
     return NonFinite(None, f"the loss is {trace.loss:g}, but the outputs of all layers are finite")
 
 
 def _forwards(layer: LayerTrace, peak: float) -> NonFinite:
     """Return the cause of a layer's non-finite outputs; all before, up to `peak`, are finite."""
     if not layer.weights.finite:
-        found = layer.weights.non_finite
-        return NonFinite(layer.name, f"the weights of {layer.title} contain {found}")
+        non_finite = layer.weights.non_finite
+        return NonFinite(layer.name, f"the weights of {layer.title} contain {non_finite}")
     if layer.inputs.finite:
         return NonFinite(layer.name, _turns(layer, layer.inputs, layer.outputs), _is_16(layer))
     if not _is_16(layer):  # no cast between given and read values
@@ -173,10 +175,10 @@ def _first_backwards(layers: Sequence[LayerTrace]) -> NonFinite | None:
     return None
 
 
-def _turns(layer: LayerTrace, before: ValueStats, after: ValueStats, what: str = "inputs") -> str:
+def _turns(layer: LayerTrace, source: ValueStats, result: ValueStats, what: str = "inputs") -> str:
     return (
-        f"{layer.title} turns {layer.dtype} {what} of at most {before.peak:.3g} into "
-        f"{after.non_finite}"
+        f"{layer.title} turns {layer.dtype} {what} of at most {source.peak:.3g} into "
+        f"{result.non_finite}"
     )
 
 

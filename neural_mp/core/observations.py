@@ -37,9 +37,9 @@ class ChannelRange(tuple[float, float]):
 
     def __new__(cls, span: Range, channels: Iterable[Range]) -> ChannelRange:
         """Return a range with those of its channels."""
-        made = super().__new__(cls, span)
-        made.channels = tuple(channels)
-        return made
+        instance = super().__new__(cls, span)
+        instance.channels = tuple(channels)
+        return instance
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Observations:
     nan_samples: Mapping[str, NaNSamples] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (one.name for one in fields(self) if one.name != "samples"):
+        for name in (item.name for item in fields(self) if item.name != "samples"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -140,17 +140,19 @@ class Observations:
             },
             "corrected_nsr": {tensor: dict(by) for tensor, by in self.corrected_nsr.items()},
             "non_finite": {tensor: dict(vars(value)) for tensor, value in self.non_finite.items()},
-            "nan_samples": {name: dict(vars(left)) for name, left in self.nan_samples.items()},
+            "nan_samples": {
+                name: dict(vars(skipped)) for name, skipped in self.nan_samples.items()
+            },
         }
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes to the user on NaN and Inf in the calibration data and in the model."""
         notes = [
-            f"calibration left out {counted(left.samples, 'sample')} with NaN in input {name!r} "
-            f"(first in batch {left.batch} of the calibration data), whose outputs are NaN; "
+            f"calibration left out {counted(skipped.samples, 'sample')} with NaN in input {name!r} "
+            f"(first in batch {skipped.batch} of the calibration data), whose outputs are NaN; "
             f"remove or repair these samples"
-            for name, left in self.nan_samples.items()
+            for name, skipped in self.nan_samples.items()
         ]
         if self.non_finite:
             name, value = next(iter(self.non_finite.items()))
@@ -181,11 +183,11 @@ def _range(value: object) -> Range:
 
 
 def _channels(value: object) -> ChannelStats:
-    found = _CHANNELS(value)
-    if len({len(numbers) for numbers in found.values()}) != 1:
-        lengths = ", ".join(f"{name}: {len(numbers)}" for name, numbers in found.items())
+    stats = _CHANNELS(value)
+    if len({len(numbers) for numbers in stats.values()}) != 1:
+        lengths = ", ".join(f"{name}: {len(numbers)}" for name, numbers in stats.items())
         raise InvalidValueError(f"expected lists of equal length, found {lengths}")
-    return ChannelStats(**found)
+    return ChannelStats(**stats)
 
 
 def _or_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:

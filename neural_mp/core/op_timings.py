@@ -65,10 +65,10 @@ class Duration(NamedTuple):
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """Return a quantile of sorted values, linear between two of them."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
+    position = share * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 class Gain(NamedTuple):
@@ -131,32 +131,34 @@ class OpTimings:
 
     def gain(self, op: str, precision: Precision) -> Gain | None:
         """Return the speed of an op relative to FP32; None if it has no kernel of its own."""
-        before, after = self.duration(op, Precision.FP32), self.duration(op, precision)
-        if before is None or after is None or self.runs_within_another(op):
+        baseline, candidate = self.duration(op, Precision.FP32), self.duration(op, precision)
+        if baseline is None or candidate is None or self.runs_within_another(op):
             return None
         value, low, high = (
-            before.seconds / after.seconds,
-            _factor(before.low, after.high),
-            _factor(before.high, after.low),
+            baseline.seconds / candidate.seconds,
+            _factor(baseline.low, candidate.high),
+            _factor(baseline.high, candidate.low),
         )
         most = MAX_GAIN
         return Gain(min(value, most), min(low, most), min(high, most), clipped=value > most)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts and numbers."""
-        found: dict[str, Any] = {
-            "ops": {op: {p.value: found for p, found in by.items()} for op, by in self.ops.items()},
+        values: dict[str, Any] = {
+            "ops": {
+                op: {p.value: values for p, values in by.items()} for op, by in self.ops.items()
+            },
             "conversion": self.conversion,
             "per_element": self.per_element,
         }
         if self.spread:
-            found["spread"] = {
+            values["spread"] = {
                 op: {p.value: list(ends) for p, ends in by.items()}
                 for op, by in self.spread.items()
             }
         if self.conversions:
-            found["conversions"] = dict(self.conversions)
-        return found if self.whole is None else {**found, "whole": self.whole}
+            values["conversions"] = dict(self.conversions)
+        return values if self.whole is None else {**values, "whole": self.whole}
 
     @classmethod
     def from_dict(cls, data: object) -> OpTimings:
@@ -168,8 +170,8 @@ class OpTimings:
         return cls(**_TIMES(data))
 
 
-def _factor(before: float, after: float) -> float:
-    return before / after if after else inf
+def _factor(baseline: float, candidate: float) -> float:
+    return baseline / candidate if candidate else inf
 
 
 def _seconds_by_precision(value: object) -> dict[Precision, float]:
@@ -181,7 +183,7 @@ def _seconds_by_precision(value: object) -> dict[Precision, float]:
 
 def _ends_by_precision(value: object) -> dict[Precision, tuple[float, float]]:
     ends = mapping_of(tuple_of(non_negative_float, non_negative_float))(value)
-    return {Precision.parse(name, "a precision"): found for name, found in ends.items()}
+    return {Precision.parse(name, "a precision"): bounds for name, bounds in ends.items()}
 
 
 _TIMES = record(

@@ -78,10 +78,10 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {precision}" for precision, count in self.counts().items())
-        given = (
+        source = (
             "" if self._from_fp32 else f" of a model in {precision_name(self.source_precisions)}"
         )
-        return f"PrecisionPlan({counts or 'empty'}{given})"
+        return f"PrecisionPlan({counts or 'empty'}{source})"
 
     @property
     def _from_fp32(self) -> bool:
@@ -100,8 +100,12 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
 
     def counts(self) -> dict[Precision, int]:
         """Return the number of named ops per precision, without zeros."""
-        found = [config.precision for config in self.configs.values()]
-        return {precision: found.count(precision) for precision in Precision if precision in found}
+        precisions = [config.precision for config in self.configs.values()]
+        return {
+            precision: precisions.count(precision)
+            for precision in Precision
+            if precision in precisions
+        }
 
     def replacing(self, changes: Mapping[str, OpConfig]) -> PrecisionPlan:
         """Return a plan with the configs of some ops replaced."""
@@ -220,8 +224,8 @@ def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:
     observed = value.get("observations")
     plan = validate_at("ops", parse_plan, value["ops"])
     if _SOURCE in value:
-        given = validate_at(_SOURCE, _SOURCES, value[_SOURCE])
-        plan = replace(plan, source_precisions=given or plan.source_precisions)
+        precisions = validate_at(_SOURCE, _SOURCES, value[_SOURCE])
+        plan = replace(plan, source_precisions=precisions or plan.source_precisions)
     return plan, validate_at("observations", Observations.from_dict, observed) if observed else None
 
 
@@ -265,10 +269,10 @@ def _config(entry: object) -> OpConfig:
 
 
 def _precision(value: object) -> Precision:
-    found = parse_precisions(short_string(value))
-    if len(found) > 1:
+    precisions = parse_precisions(short_string(value))
+    if len(precisions) > 1:
         raise invalid("one precision", value)
-    return found[0]
+    return precisions[0]
 
 
 def _quant_spec(value: object) -> QuantSpec | None:

@@ -87,24 +87,24 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
             f"got {value!r} of type {type(value).__name__}"
         )
     names: list[Any] = value.split(",") if isinstance(value, str) else list(value)
-    found = set()
-    for given in names:
-        name = str(given).strip().lower()
+    precisions = set()
+    for item in names:
+        name = str(item).strip().lower()
         if name not in set(Precision):
             raise UnknownPrecisionError(f"precision {name!r} does not exist{_meant(name)}")
-        found.add(Precision(name))
-    if not found:
+        precisions.add(Precision(name))
+    if not precisions:
         raise UnknownPrecisionError(
             "precisions must contain at least one precision, got none; set e.g. 'int8,bf16'"
         )
-    return Precisions(precision for precision in Precision if precision in found)
+    return Precisions(precision for precision in Precision if precision in precisions)
 
 
 def _meant(name: str) -> str:
     """Return a clause with the precisions that a wrong name may mean."""
-    words = name.replace(";", " ").split()
-    if len(words) > 1:
-        return f"; separate precisions by commas, e.g. {','.join(words)!r}"
+    parts = name.replace(";", " ").split()
+    if len(parts) > 1:
+        return f"; separate precisions by commas, e.g. {','.join(parts)!r}"
     if name in _DTYPES:
         return f"; did you mean {_DTYPES[name]!r}?"
     return did_you_mean(name, Precision)
@@ -259,12 +259,12 @@ class OpConfig:
         return Approach.STATIC if self.weight is None else Approach.WEIGHT_ONLY
 
     def __str__(self) -> str:
-        words = [*self.corrections, *([self.kernel] if self.kernel else [])]
+        parts = [*self.corrections, *([self.kernel] if self.kernel else [])]
         if self.activation is not None:
-            words.insert(0, self.activation.algorithm)
+            parts.insert(0, self.activation.algorithm)
         elif self.weight is not None:
-            words = ["weight only", *self.weight.corrections, *words]
-        return f"{self.precision} ({', '.join(words)})" if words else str(self.precision)
+            parts = ["weight only", *self.weight.corrections, *parts]
+        return f"{self.precision} ({', '.join(parts)})" if parts else str(self.precision)
 
 
 FP32 = OpConfig(Precision.FP32)

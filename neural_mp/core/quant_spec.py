@@ -89,9 +89,9 @@ class QuantSpec:
     inputs: KernelInputs = KernelInputs.FLOAT
 
     def __post_init__(self) -> None:
-        for name, words in _WORDS.items():
-            word = words.parse(getattr(self, name), f"{name} of a quantized tensor", PlanError)
-            object.__setattr__(self, name, word)
+        for name, kind in _WORDS.items():
+            value = kind.parse(getattr(self, name), f"{name} of a quantized tensor", PlanError)
+            object.__setattr__(self, name, value)
         if self.range is not WeightRange.FULL and self.dtype is not QuantDType.INT8:
             raise PlanError(
                 f"range {self.range} requires dtype int8, got {self.dtype}; set dtype to int8 or "
@@ -120,17 +120,17 @@ class QuantSpec:
         self._check_corrections(in_groups)
 
     def _check_corrections(self, in_groups: bool) -> None:
-        given = {
+        parsed = {
             WeightCorrection.parse(name, "correction of a weight", PlanError)
             for name in self.corrections
         }
-        if given and not in_groups:
+        if parsed and not in_groups:
             raise PlanError(
-                f"corrections {' '.join(sorted(given))!r} require granularity per_group; remove "
+                f"corrections {' '.join(sorted(parsed))!r} require granularity per_group; remove "
                 f"the corrections"
             )
-        ordered = tuple(name for name in WeightCorrection if name in given)
-        if WeightCorrection.HQQ in given and len(given) > 1:
+        ordered = tuple(name for name in WeightCorrection if name in parsed)
+        if WeightCorrection.HQQ in parsed and len(parsed) > 1:
             raise PlanError("correction hqq excludes other corrections; remove the others")
         object.__setattr__(self, "corrections", ordered)
 
@@ -147,8 +147,8 @@ class QuantSpec:
     @property
     def unlearned(self) -> QuantSpec:
         """The same quantization without learned rounding, which starts from its result."""
-        left = (word for word in self.corrections if word is not WeightCorrection.AUTOROUND)
-        return replace(self, corrections=tuple(left))
+        remaining = (name for name in self.corrections if name is not WeightCorrection.AUTOROUND)
+        return replace(self, corrections=tuple(remaining))
 
     @property
     def is_learned(self) -> bool:
@@ -162,9 +162,14 @@ class QuantSpec:
 
     def __str__(self) -> str:
         fields = (self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm)
-        words = [str(value) for value in (*fields, *self.corrections) if value is not None]
-        others = (getattr(self, name) for name in _DEFAULTS)
-        return " ".join((*words, *(word for word in others if word not in _DEFAULTS.values())))
+        parts = [str(value) for value in (*fields, *self.corrections) if value is not None]
+        attributes = (getattr(self, name) for name in _DEFAULTS)
+        return " ".join(
+            (
+                *parts,
+                *(attribute for attribute in attributes if attribute not in _DEFAULTS.values()),
+            )
+        )
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
@@ -176,34 +181,34 @@ class QuantSpec:
         Raises:
             PlanError: a word is unknown, a field is given twice, or a required field is missing.
         """
-        found: dict[str, Any] = {}
-        words = str(text).split()
-        corrections = [word for word in words if word in (*WeightCorrection, ROUND_TO_NEAREST)]
+        values: dict[str, Any] = {}
+        tokens = str(text).split()
+        corrections = [token for token in tokens if token in (*WeightCorrection, ROUND_TO_NEAREST)]
         if len(corrections) > 1 and ROUND_TO_NEAREST in corrections:
             raise PlanError(
                 f"{ROUND_TO_NEAREST} in {text!r} excludes corrections; remove one of them"
             )
-        for word in (word for word in words if word not in corrections):
-            is_size = word.isdecimal() and len(word) <= len(str(MAX_GROUP_SIZE))
-            name = next((n for n, kind in _WORDS.items() if word in set(kind)), None)
+        for token in (token for token in tokens if token not in corrections):
+            is_size = token.isdecimal() and len(token) <= len(str(MAX_GROUP_SIZE))
+            name = next((n for n, kind in _WORDS.items() if token in set(kind)), None)
             name = "group_size" if is_size else name
             if name is None:
                 valid = [w.value for kinds in _WORDS.values() for w in kinds]
                 valid += [*WeightCorrection, ROUND_TO_NEAREST]
                 raise PlanError(
-                    f"{word!r} in the quantization {text!r} is not a valid term"
-                    f"{did_you_mean(word, valid)}"
+                    f"{token!r} in the quantization {text!r} is not a valid term"
+                    f"{did_you_mean(token, valid)}"
                 )
-            if name in found:
+            if name in values:
                 raise PlanError(
-                    f"{text!r} must contain one {name}, got {found[name]!r} and {word!r}"
+                    f"{text!r} must contain one {name}, got {values[name]!r} and {token!r}"
                 )
-            found[name] = int(word) if is_size else word
-        missing = [name for name in ("dtype", "scheme", "granularity") if name not in found]
+            values[name] = int(token) if is_size else token
+        missing = [name for name in ("dtype", "scheme", "granularity") if name not in values]
         if missing:
             raise PlanError(
                 f"{text!r} must contain a {missing[0]}; add one of "
                 f"{', '.join(QUANT_CHOICES[missing[0]])}"
             )
-        named = (word for word in corrections if word != ROUND_TO_NEAREST)
-        return cls(**found, corrections=tuple(map(WeightCorrection, named)))
+        named = (token for token in corrections if token != ROUND_TO_NEAREST)
+        return cls(**values, corrections=tuple(map(WeightCorrection, named)))

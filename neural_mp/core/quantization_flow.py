@@ -82,10 +82,10 @@ class _ScaleUnionFind:
             return
         self.add(tensor)
         for source in sources:
-            owner = self.scale_owner(source)
-            if owner != tensor:
-                self._above[owner] = tensor
-                self._members[tensor].update(self._members.pop(owner))
+            root = self.scale_owner(source)
+            if root != tensor:
+                self._above[root] = tensor
+                self._members[tensor].update(self._members.pop(root))
 
     def scale_owner(self, tensor: str) -> str:
         while self._above[tensor] != tensor:
@@ -96,7 +96,7 @@ class _ScaleUnionFind:
         return {tensor: self.scale_owner(tensor) for tensor in self._above}
 
     def scale_members(self) -> dict[str, tuple[str, ...]]:
-        return {owner: tuple(tensors) for owner, tensors in self._members.items()}
+        return {root: tuple(tensors) for root, tensors in self._members.items()}
 
 
 def propagate_quantization(
@@ -120,7 +120,7 @@ def _propagate(
 ) -> tuple[QuantizationFlow, Mapping[str, str]]:
     """Return the flow, and op → head of its INT8 kernel, for ops in INT8 kernels."""
     members = _fusion_members(graph, chosen, internal)
-    wanted, tails = _wanted_in_int8(graph, chosen, members)
+    requested, tails = _wanted_in_int8(graph, chosen, members)
     effective: dict[str, Precision] = {}
     int8_reads: dict[str, frozenset[str]] = {}
     int8_outputs: set[str] = set()
@@ -138,18 +138,18 @@ def _propagate(
             if members[op.name] == op.name:
                 for source in op.read_in_int8:
                     read_quantized(op, source)
-            elif tails[members[op.name]] in wanted:
+            elif tails[members[op.name]] in requested:
                 for source in op.inputs:
                     if members.get(source) != members[op.name]:
                         read_quantized(op, source)
                     elif op.quantizes_terms:
                         scales.add(source)
-            if op.name == tails[members[op.name]] and op.name in wanted:
+            if op.name == tails[members[op.name]] and op.name in requested:
                 int8_outputs.add(op.name)
                 scales.add(op.name)
         elif (
             _passes_int8_on(op, chosen)
-            and op.name in wanted
+            and op.name in requested
             and not int8_outputs.isdisjoint(op.inputs)
         ):
             effective[op.name] = Precision.INT8
@@ -190,13 +190,15 @@ def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Quantiz
         for source in flow.int8_reads.get(op.name, ()):
             if op.name in members:
                 readers.setdefault(flow.scale_owner[source], []).append(members[op.name])
-    found = []
+    tensors = []
     for name, consumers in readers.items():
         producers = tuple(members[t] for t in flow.scale_members[name] if t in members)
         int8_only = (op for op in producers if graph[op].writes_int8)
         quantizing = tuple(dict.fromkeys((*consumers, *int8_only)))
-        found.append(QuantizedTensor(name, producers, tuple(dict.fromkeys(consumers)), quantizing))
-    return tuple(found)
+        tensors.append(
+            QuantizedTensor(name, producers, tuple(dict.fromkeys(consumers)), quantizing)
+        )
+    return tuple(tensors)
 
 
 def _fusion_members(
@@ -228,22 +230,22 @@ def _wanted_in_int8(
     for name in (op.name for op in graph):
         if name in members:
             tails[members[name]] = name
-    wanted = {tail for head, tail in tails.items() if graph[head].writes_int8}
+    requested = {tail for head, tail in tails.items() if graph[head].writes_int8}
     for op in graph:
-        if op.joins_int8 and op.name in members and wanted.issuperset(op.read_in_int8):
-            wanted.add(tails[op.name])  # dequantizes one tensor instead of several
+        if op.joins_int8 and op.name in members and requested.issuperset(op.read_in_int8):
+            requested.add(tails[op.name])  # dequantizes one tensor instead of several
     for op in reversed(list(graph)):
         head = members.get(op.name)
-        if head == op.name and op.joins_int8 and tails[head] not in wanted:
+        if head == op.name and op.joins_int8 and tails[head] not in requested:
             _leave_int8(graph, members, head)
         elif head == op.name:
-            wanted.update(op.read_in_int8)
+            requested.update(op.read_in_int8)
         elif head is not None:
-            if tails[head] in wanted:
-                wanted.update(source for source in op.inputs if members.get(source) != head)
-        elif _passes_int8_on(op, chosen) and op.name in wanted:
-            wanted.update(op.inputs)
-    return wanted, tails
+            if tails[head] in requested:
+                requested.update(source for source in op.inputs if members.get(source) != head)
+        elif _passes_int8_on(op, chosen) and op.name in requested:
+            requested.update(op.inputs)
+    return requested, tails
 
 
 def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:
@@ -257,16 +259,16 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
     (`Op.quantizes_terms`). An op that joins INT8 nowhere when all of
     these ops run in INT8 joins under no plan.
     """
-    found: set[str] = set()
+    tensors: set[str] = set()
     _, members = _propagate(graph, dict.fromkeys(int8_ops, Precision.INT8))
     for op in graph:
         head = op.name if op.name in int8_ops else op.fusion_group
         if head not in int8_ops or (graph[head].joins_int8 and head not in members):
             continue
         if op.name == head:
-            found.update(op.read_in_int8)
+            tensors.update(op.read_in_int8)
         else:
-            found.update(
+            tensors.update(
                 source
                 for source in op.inputs
                 if op.quantizes_terms
@@ -274,11 +276,11 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
             )
         last = not any(reader.fusion_group == head for reader in graph.consumers(op.name))
         if last and (graph[head].writes_int8 or graph[head].joins_int8):
-            found.add(op.name)
+            tensors.add(op.name)
     for op in reversed(list(graph)):
-        if op.quantize_agnostic and op.name in found:
-            found.update(op.inputs)
-    return frozenset(found)
+        if op.quantize_agnostic and op.name in tensors:
+            tensors.update(op.inputs)
+    return frozenset(tensors)
 
 
 def _in_fusion_group(graph: OpGraph, name: str, head: str) -> bool:

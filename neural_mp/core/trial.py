@@ -185,9 +185,9 @@ class Trials(tuple[Trial, ...], Displayed):
 
 def _each(attribute: str, trials: Iterable[Trial]) -> dict[str, list[float | None]]:
     """Return name → its value in each trial, for a mapping of figures."""
-    found: list[Mapping[str, float]] = [getattr(trial, attribute) for trial in trials]
-    names = dict.fromkeys(name for by in found for name in by)
-    return {name: [by.get(name) for by in found] for name in names}
+    figures: list[Mapping[str, float]] = [getattr(trial, attribute) for trial in trials]
+    names = dict.fromkeys(name for by in figures for name in by)
+    return {name: [by.get(name) for by in figures] for name in names}
 
 
 _TRIAL = record(

@@ -89,6 +89,8 @@ def form_of(config: OpConfig) -> str | None:
     if config.approach is Approach.STATIC:
         return None
     weight = config.weight
-    alone = replace(config, weight=None if weight is None else weight.uncorrected, corrections=())
-    words = (alone.precision, alone.kernel, alone.weight, alone.activation)
-    return ", ".join(str(word) for word in words if word)
+    isolated = replace(
+        config, weight=None if weight is None else weight.uncorrected, corrections=()
+    )
+    parts = (isolated.precision, isolated.kernel, isolated.weight, isolated.activation)
+    return ", ".join(str(part) for part in parts if part)

@@ -82,7 +82,7 @@ class MultipleChoiceDataset:
         answers = self._tokenized(path, most)
         if not answers:
             raise DataError(f"{str(path)!r} must have a question, got none; use another file")
-        longest = max(len(each.tokens) for each in answers)
+        longest = max(len(answer.tokens) for answer in answers)
         if self.length is not None:
             longest = min(longest, whole_number("multiple_choice: length", self.length, minimum=2))
         object.__setattr__(self, "length", longest)
@@ -90,40 +90,40 @@ class MultipleChoiceDataset:
 
     def _tokenized(self, path: Path, most: int | None) -> list[_Answer]:
         folder = existing_path("multiple_choice: tokenizer", self.tokenizer)
-        tokenizer, found = read_tokenizer(folder), list[_Answer]()
-        for number, (place, entry) in enumerate(json_lines(path)):
+        tokenizer, answers = read_tokenizer(folder), list[_Answer]()
+        for number, (origin, entry) in enumerate(json_lines(path)):
             if number == most:
                 break
-            question, texts, right = self._checked(place, entry)
+            question, texts, right = self._checked(origin, entry)
             for index, text in enumerate(texts):
                 with tokenizer_errors(folder):
                     whole, start = _encoded(tokenizer, question, self.delimiter + text)
                 check_vocabulary(whole, folder)
                 if not 0 < start < len(whole):
                     raise DataError(
-                        f"{place}, must have a token of the question and one of each answer, got "
+                        f"{origin}, must have a token of the question and one of each answer, got "
                         f"{start} and {len(whole) - start} for {text!r}"
                     )
-                found.append(_Answer(whole, start, number, index == right, len(text)))
-        return found
+                answers.append(_Answer(whole, start, number, index == right, len(text)))
+        return answers
 
-    def _checked(self, place: str, entry: Any) -> tuple[str, list[str], int]:
+    def _checked(self, origin: str, entry: Any) -> tuple[str, list[str], int]:
         """Return the question, its answers and the position of the right one."""
-        given: dict[str, Any] = entry if isinstance(entry, dict) else {}
-        question: Any = given.get(self.question)
-        texts: Any = given.get(self.choices)
-        answer: Any = given.get(self.answer)
+        fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        question: Any = fields.get(self.question)
+        texts: Any = fields.get(self.choices)
+        answer: Any = fields.get(self.answer)
         is_list = isinstance(texts, list) and all(isinstance(t, str) and t for t in texts)
         if not (isinstance(question, str) and question.strip() and is_list and len(texts) > 1):
             raise DataError(
-                f"{place}, must have a text under {self.question!r} and two or more under "
+                f"{origin}, must have a text under {self.question!r} and two or more under "
                 f"{self.choices!r}, got {preview(entry)}"
             )
         if isinstance(answer, str) and texts.count(answer) == 1:
             answer = texts.index(answer)
         if not is_integer(answer) or not 0 <= answer < len(texts):
             raise DataError(
-                f"{place}, must have under {self.answer!r} the text of one of the answers, or its "
+                f"{origin}, must have under {self.answer!r} the text of one of the answers, or its "
                 f"position from 0 to {len(texts) - 1}, got {preview(answer)}"
             )
         return question, texts, int(answer)
@@ -132,15 +132,15 @@ class MultipleChoiceDataset:
         return len(self._answers)
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        one, length = self._answers[index], self.length or 0
-        cut = max(0, len(one.tokens) - length)
+        answer, length = self._answers[index], self.length or 0
+        cut = max(0, len(answer.tokens) - length)
         inputs = np.zeros(length, np.int64)
         labels = np.full(length, IGNORED_LABEL, np.int64)
-        inputs[: len(one.tokens) - cut] = one.tokens[cut:]
+        inputs[: len(answer.tokens) - cut] = answer.tokens[cut:]
         # The first token of a sample has no context that predicts it.
-        start = max(1, one.start - cut)
-        labels[start : len(one.tokens) - cut] = one.tokens[cut + start :]
-        figures = (one.question, int(one.correct), one.characters)
+        start = max(1, answer.start - cut)
+        labels[start : len(answer.tokens) - cut] = answer.tokens[cut + start :]
+        figures = (answer.question, int(answer.correct), answer.characters)
         return {"input_ids": inputs}, {
             "tokens": labels,
             **dict(zip(("question", "correct", "characters"), map(np.int64, figures), strict=True)),
@@ -149,8 +149,8 @@ class MultipleChoiceDataset:
 
 def _encoded(tokenizer: Any, question: str, answer: str) -> tuple[np.ndarray, int]:
     """Return the tokens of both, and the number of those of the question."""
-    before = question.rstrip()
-    whole, context = (_without_end(tokenizer.encode(text)) for text in (question + answer, before))
+    prompt = question.rstrip()
+    whole, context = (_without_end(tokenizer.encode(text)) for text in (question + answer, prompt))
     return np.array(whole, np.int64), len(context)
 
 

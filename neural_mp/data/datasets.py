@@ -264,5 +264,5 @@ def _labels(cells: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
         return np.array([float(cell) for cell in cells], dtype=np.float32), ()
     except ValueError:
         classes = tuple(sorted(set(cells)))
-        places = {name: place for place, name in enumerate(classes)}
-        return np.array([places[cell] for cell in cells], dtype=np.int64), classes
+        indices = {name: index for index, name in enumerate(classes)}
+        return np.array([indices[cell] for cell in cells], dtype=np.int64), classes

@@ -26,8 +26,8 @@ def pillow(needed_by: str) -> ModuleType:
     Raises:
         MissingFrameworkError: Pillow is not installed.
     """
-    found: ModuleType = package("PIL.Image", needed_by, "images", "Pillow")
-    return found
+    module: ModuleType = package("PIL.Image", needed_by, "images", "Pillow")
+    return module
 
 
 def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
@@ -49,8 +49,8 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
     try:
         image_of.init()
         require_regular_file(path)
-        known = [name for name in _FORMATS if name in image_of.OPEN]
-        with image_of.open(path, formats=known) as image:
+        formats = [name for name in _FORMATS if name in image_of.OPEN]
+        with image_of.open(path, formats=formats) as image:
             most, pixels = image_of.MAX_IMAGE_PIXELS, image.width * image.height
             if most is not None and pixels > most:
                 raise ValueError(

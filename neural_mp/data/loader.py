@@ -50,8 +50,8 @@ class Pipeline:
     @property
     def reset(self) -> Callable[[], None] | None:
         """Function that resets the state of all transforms; None if no transform has state."""
-        found = [getattr(transform, "reset", None) for transform in self.transforms]
-        resets = [reset for reset in found if callable(reset)]
+        methods = [getattr(transform, "reset", None) for transform in self.transforms]
+        resets = [reset for reset in methods if callable(reset)]
         if not resets:
             return None
 
@@ -105,10 +105,10 @@ def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
         DataError: the data is missing, empty or malformed.
     """
     if not isinstance(spec, Mapping) or len(spec) != 1:
-        found = ", ".join(map(str, spec)) if isinstance(spec, Mapping) else repr(spec)
+        keys = ", ".join(map(str, spec)) if isinstance(spec, Mapping) else repr(spec)
         raise ConfigurationError(
             f"dataset must hold exactly one name with its options, such as "
-            f"{{ImageFolder: {{root: images}}}}, got {found or 'none'}"
+            f"{{ImageFolder: {{root: images}}}}, got {keys or 'none'}"
         )
     ((name, options),) = spec.items()
     with error_path("dataset"):

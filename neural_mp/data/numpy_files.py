@@ -29,8 +29,8 @@ def plain_arrays(path: Path, *, option: str = "", mapped: bool = False) -> Itera
     """
     with ExitStack() as stack:
         try:
-            found = load_arrays(path, mapped=mapped)
-            yield found if isinstance(found, np.ndarray) else stack.enter_context(found)
+            arrays = load_arrays(path, mapped=mapped)
+            yield arrays if isinstance(arrays, np.ndarray) else stack.enter_context(arrays)
         except UNREADABLE as error:
             raise DataError(
                 f"{option}{path} cannot be read as plain .npy or .npz data (pickled objects are "
@@ -73,16 +73,16 @@ def numpy_dataset(
     if path is not None:
         inputs = f"{path}:{inputs_key}"
         labels = None if labels_key is None else f"{path}:{labels_key}"
-    taken = slice(_bound("start", start), _bound("stop", stop))
+    selection = slice(_bound("start", start), _bound("stop", stop))
     input_array = _read("inputs", inputs)
     label_array = None if labels is None else _read("labels", labels)
     # Checked before slicing: a slice would hide different lengths.
     whole = ArrayDataset(input_array, label_array, source=str(path or inputs))
-    if taken == slice(None, None):
+    if selection == slice(None, None):
         return whole
     return ArrayDataset(
-        input_array[taken],
-        None if label_array is None else label_array[taken],
+        input_array[selection],
+        None if label_array is None else label_array[selection],
         source=f"{whole.source} from start={start} to stop={stop}, of {len(whole)} samples,",
     )
 
@@ -97,10 +97,10 @@ def _read(option: str, reference: object) -> np.ndarray:
     file = f"{name}.npz" if separator else reference
     path = existing_path(f"numpy: {option}", file)
     # Memory-mapped: only requested samples are read.
-    with plain_arrays(path, option=f"numpy: {option}: ", mapped=True) as found:
-        if isinstance(found, np.ndarray):
-            return found
-        array: np.ndarray = found[_array_name(str(path), found.files, key if separator else None)]
+    with plain_arrays(path, option=f"numpy: {option}: ", mapped=True) as arrays:
+        if isinstance(arrays, np.ndarray):
+            return arrays
+        array: np.ndarray = arrays[_array_name(str(path), arrays.files, key if separator else None)]
         return array
 
 

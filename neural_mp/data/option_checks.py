@@ -28,8 +28,8 @@ def whole_number(option: str, value: Any, minimum: int = -MAX_SEED) -> int:
 
 def whole_numbers(option: str, value: Any, minimum: int = -MAX_SEED) -> tuple[int, ...]:
     """Return a list of whole numbers, each at least `minimum`, as a tuple."""
-    each = validators.integer_between(minimum, MAX_SEED)
-    return validate_option(option, validators.list_of(each, "a list of whole numbers"), value)
+    validator = validators.integer_between(minimum, MAX_SEED)
+    return validate_option(option, validators.list_of(validator, "a list of whole numbers"), value)
 
 
 def finite_number(option: str, value: Any) -> float:
@@ -46,8 +46,8 @@ def finite_numbers(option: str, value: Any) -> tuple[float, ...]:
 
 def one_of(option: str, value: Any, choices: Sequence[str]) -> str:
     """Return `value`, which must be one of `choices`."""
-    known = validators.one_of(choices, " or ".join(map(repr, choices)))
-    return validate_option(option, known, value)
+    validator = validators.one_of(choices, " or ".join(map(repr, choices)))
+    return validate_option(option, validator, value)
 
 
 def height_and_width(option: str, value: Any) -> tuple[int, int]:

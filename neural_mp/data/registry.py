@@ -43,10 +43,10 @@ class Registry:
         """
 
         def add(factory: Factory) -> Factory:
-            for word in (name, *aliases):
-                if plain_name(word) in self._factories:
-                    raise ConfigurationError(f"{self.kind} {word!r} is registered already")
-            self._factories.update({plain_name(word): factory for word in (name, *aliases)})
+            for alias in (name, *aliases):
+                if plain_name(alias) in self._factories:
+                    raise ConfigurationError(f"{self.kind} {alias!r} is registered already")
+            self._factories.update({plain_name(alias): factory for alias in (name, *aliases)})
             self._names.append(name)
             return factory
 
@@ -62,10 +62,10 @@ class Registry:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        here = isinstance(name, str) and (
+        registered = isinstance(name, str) and (
             plain_name(name) in self._factories or self._plug_in(name) is not None
         )
-        return here or (self._beyond is not None and name in self._beyond)
+        return registered or (self._beyond is not None and name in self._beyond)
 
     def find(self, name: str) -> Callable[..., Any]:
         """Return the factory of `name`: a registered name, an entry point or `module:attribute`.
@@ -112,8 +112,8 @@ class Registry:
                 f"{self.kind} {name!r} must be a class, or a function that returns a {self.kind}, "
                 f"got {with_article(type(factory).__name__)}"
             )
-        found: Callable[..., Any] = factory
-        return found
+        function: Callable[..., Any] = factory
+        return function
 
     def build(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
         """Call the factory of `name` with `options` as keyword arguments.
@@ -151,8 +151,8 @@ def plain_name(name: str) -> str:
 def _culprit(message: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the option that a message mentions first; empty if there is none."""
     names = "|".join(re.escape(str(option)) for option in options)
-    found = re.search(rf"\b({names})\b", message) if names else None
-    return (found[1],) if found else ()
+    match = re.search(rf"\b({names})\b", message) if names else None
+    return (match[1],) if match else ()
 
 
 def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -162,13 +162,13 @@ def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str,
     except (TypeError, ValueError):  # some C classes have no signature
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    known = [parameter.name for parameter in named]
+    accepted = [parameter.name for parameter in named]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for option in options:
-        if not isinstance(option, str) or (option not in known and not takes_any):
+        if not isinstance(option, str) or (option not in accepted and not takes_any):
             error = ConfigurationError(
                 f"{what} has no option {option!r}"
-                f"{did_you_mean(option, known) or '; it takes no options'}"
+                f"{did_you_mean(option, accepted) or '; it takes no options'}"
             )
             error.keys = (option,)
             raise error

@@ -86,8 +86,8 @@ class TextDataset:
                 f"the text {str(self.path)!r} must have at least one window of {length} tokens, "
                 f"got {len(tokens)} tokens; use a longer text or set length"
             )
-        found = np.stack([tokens[start : start + length] for start in starts])
-        object.__setattr__(self, "_windows", found)
+        windows = np.stack([tokens[start : start + length] for start in starts])
+        object.__setattr__(self, "_windows", windows)
         object.__setattr__(self, "stride", stride)
 
     def _tokens(self, path: Path) -> np.ndarray:
@@ -111,23 +111,23 @@ class TextDataset:
                 # A chat template writes the special tokens itself.
                 encoding = tokenizer.encode(written, add_special_tokens=written is text)
                 ids.append(np.array(encoding.ids, np.int64))
-        found = np.concatenate(ids) if ids else np.zeros(0, np.int64)
-        check_vocabulary(found, folder)
-        return found
+        tokens = np.concatenate(ids) if ids else np.zeros(0, np.int64)
+        check_vocabulary(tokens, folder)
+        return tokens
 
     def _texts(self, path: Path) -> Iterator[str | list[dict[str, Any]]]:
         """Yield texts, and conversations as lists of messages."""
         if path.suffix == ".txt":
             yield _utf8(path)
             return
-        for place, entry in json_lines(path):
-            found: Any = entry.get(self.key) if isinstance(entry, dict) else None
-            if not isinstance(found, str) and not _is_conversation(found):
+        for origin, entry in json_lines(path):
+            content: Any = entry.get(self.key) if isinstance(entry, dict) else None
+            if not isinstance(content, str) and not _is_conversation(content):
                 raise DataError(
-                    f"{place}, must have under {self.key!r} a text, or messages with 'role' and "
+                    f"{origin}, must have under {self.key!r} a text, or messages with 'role' and "
                     f"'content', got {preview(entry)}"
                 )
-            yield found
+            yield content
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -144,7 +144,9 @@ def _is_conversation(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(each, dict) and {"role", "content"} <= set(each) for each in value)
+        and all(
+            isinstance(message, dict) and {"role", "content"} <= set(message) for message in value
+        )
     )
 
 
@@ -189,11 +191,11 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_utf8(path).splitlines(), start=1):
         if not line.strip():
             continue
-        place = f"{path.name}, line {number}"
+        origin = f"{path.name}, line {number}"
         try:
-            yield place, load_json(line)
+            yield origin, load_json(line)
         except JsonError as error:
-            raise DataError(f"{place}, {error}") from error
+            raise DataError(f"{origin}, {error}") from error
 
 
 def _utf8(path: Path) -> str:
@@ -266,10 +268,10 @@ def check_vocabulary(tokens: np.ndarray, folder: Path) -> None:
     Raises:
         DataError: a token is beyond the vocabulary.
     """
-    words = _size(folder, _VOCABULARY)
-    if words is not None and tokens.max(initial=0) >= words:
+    size = _size(folder, _VOCABULARY)
+    if size is not None and tokens.max(initial=0) >= size:
         raise DataError(
-            f"the tokenizer of {str(folder)!r} must fit the model, which has {words} tokens, got "
+            f"the tokenizer of {str(folder)!r} must fit the model, which has {size} tokens, got "
             f"token {int(tokens.max())}; use the tokenizer that the model was trained with"
         )
 

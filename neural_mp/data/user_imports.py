@@ -46,12 +46,12 @@ def named_in_file(folder: Path | None, trust: Iterable[str]) -> Iterator[None]:
         folder: see `NamedInFile`.
         trust: modules whose classes and functions the file may name, including submodules.
     """
-    before = _names.set(NamedInFile(folder))
+    token = _names.set(NamedInFile(folder))
     try:
         with trusting(trust):
             yield
     finally:
-        _names.reset(before)
+        _names.reset(token)
 
 
 def load_user_object(name: str) -> Any:
@@ -75,25 +75,25 @@ def load_user_object(name: str) -> Any:
         )
     rules = _names.get()
     folders = user_folders(None if rules is None else rules.folder)
-    found: Any = _import_module(module_name, name, folders, rules)
+    target: Any = _import_module(module_name, name, folders, rules)
     for part in attribute.split("."):
         if rules is not None:
-            _check_passable(found, part, name, folders, rules)
-        if not hasattr(found, part):
-            public = [word for word in dir(found) if not word.startswith("_")]
-            where = getattr(found, "__file__", None) or module_name
+            _check_passable(target, part, name, folders, rules)
+        if not hasattr(target, part):
+            public = [member for member in dir(target) if not member.startswith("_")]
+            where = getattr(target, "__file__", None) or module_name
             raise ConfigurationError(f"{where} has no {part!r}{did_you_mean(part, public)}")
-        found = getattr(found, part)
-    if rules is not None and not _is_users_object(found, folders):
-        origin = found.__name__ if isinstance(found, ModuleType) else _home(found)
+        target = getattr(target, part)
+    if rules is not None and not _is_users_object(target, folders):
+        origin = target.__name__ if isinstance(target, ModuleType) else _home(target)
         raise _not_yours(name, f"it is defined in {origin!r}", rules)
-    return found
+    return target
 
 
-def user_folders(beside: Path | None) -> tuple[Path, ...]:
+def user_folders(folder: Path | None) -> tuple[Path, ...]:
     """Return the folders of user modules: the working directory, and the folder of the file."""
-    here = Path.cwd()
-    return (here,) if beside is None or beside.resolve() == here else (here, beside.resolve())
+    cwd = Path.cwd()
+    return (cwd,) if folder is None or folder.resolve() == cwd else (cwd, folder.resolve())
 
 
 def _is_dotted(text: str) -> bool:
@@ -139,8 +139,8 @@ def _elsewhere(top: str, folder: Path) -> str | None:
     """Return the origin of a module with this name outside the folder, or None."""
     if _is_pythons(top):
         return "Python's standard library"
-    others = [path for path in sys.path if path and Path(path).resolve() != folder]
-    spec = importlib.machinery.PathFinder.find_spec(top, others)
+    paths = [path for path in sys.path if path and Path(path).resolve() != folder]
+    spec = importlib.machinery.PathFinder.find_spec(top, paths)
     return None if spec is None else spec.origin
 
 
@@ -150,20 +150,20 @@ def _is_pythons(top: str) -> bool:
 
 def _check_free(top: str, name: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> None:
     """Check that loading a user module does not replace another module."""
-    place = own[1].origin or str(own[0] / top)
+    location = own[1].origin or str(own[0] / top)
     if _is_pythons(top):
         raise ConfigurationError(
-            f"{name!r} names {place}, which has the name of a module of the standard library; "
+            f"{name!r} names {location}, which has the name of a module of the standard library; "
             f"rename the module"
         )
     loaded = sys.modules.get(top)
     if loaded is None:
         return
     if own[0] not in _folders_of(loaded):
-        other = getattr(loaded, "__file__", None)
+        file = getattr(loaded, "__file__", None)
         raise ConfigurationError(
-            f"{name!r} names {place}, but another module {top!r} is in use, "
-            f"{other or 'which has no file'}; rename yours"
+            f"{name!r} names {location}, but another module {top!r} is in use, "
+            f"{file or 'which has no file'}; rename yours"
         )
 
 
@@ -220,10 +220,10 @@ def _import_failed(module_name: str, name: str, error: Exception) -> Configurati
 
 
 def _not_yours(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
-    beside = "" if rules.folder is None else f" or in {str(rules.folder.resolve())!r}"
+    location = "" if rules.folder is None else f" or in {str(rules.folder.resolve())!r}"
     return ConfigurationError(
         f"{name!r} is not your own code: {why}. A file may name classes and functions that are "
-        f"defined in modules in the working directory{beside}, and in modules that you trust by "
+        f"defined in modules in the working directory{location}, and in modules that you trust by "
         f"--trust MODULE or trust=('MODULE',)"
     )
 
@@ -231,51 +231,51 @@ def _not_yours(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
 def _neighbours(missing: str, folders: tuple[Path, ...]) -> list[str]:
     """Return modules of the same package or folders, as suggestions."""
     package, _, _ = missing.rpartition(".")
-    here = [str(folder) for folder in folders]
-    paths = list(getattr(sys.modules.get(package), "__path__", ())) if package else here
+    roots = [str(folder) for folder in folders]
+    paths = list(getattr(sys.modules.get(package), "__path__", ())) if package else roots
     prefix = f"{package}." if package else ""
     return [module.name for module in pkgutil.iter_modules(paths, prefix)]
 
 
 def _check_passable(
-    found: object, part: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
+    target: object, part: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
 ) -> None:
     """Check that an attribute is looked up only in user modules and classes."""
-    users = isinstance(found, ModuleType | type) and _is_users_object(found, folders)
+    users = isinstance(target, ModuleType | type) and _is_users_object(target, folders)
     if part.startswith("__") or not users:
-        what = found.__name__ if isinstance(found, ModuleType | type) else type(found).__name__
+        what = target.__name__ if isinstance(target, ModuleType | type) else type(target).__name__
         raise _not_yours(name, f"{part!r} is looked up in {what!r}", rules)
 
 
-def _is_users_object(found: object, folders: tuple[Path, ...]) -> bool:
+def _is_users_object(target: object, folders: tuple[Path, ...]) -> bool:
     """Whether a class, function or object was created in a module that a file may name."""
-    if isinstance(found, ModuleType):
-        return _is_users_module(found.__name__, folders)
-    home = _home(found)
+    if isinstance(target, ModuleType):
+        return _is_users_module(target.__name__, folders)
+    home = _home(target)
     if home is not None and _is_users_module(home, folders):
         return True
-    if isinstance(found, type) or hasattr(found, "__qualname__") or _bound_to(found):
+    if isinstance(target, type) or hasattr(target, "__qualname__") or _bound_to(target):
         return False
     # An instance of a library class, e.g. a partial or a model: the user's, unless a module
     # that is not the user's also holds it.
     return not any(
-        found is value
-        for other, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and not _is_users_module(other, folders)
+        target is value
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and not _is_users_module(name, folders)
         # Bypasses lazy modules, which load when an attribute is read.
         for value in list(object.__getattribute__(module, "__dict__").values())
     )
 
 
-def _home(found: object) -> str | None:
+def _home(target: object) -> str | None:
     """Return the module that defined an object, according to its `__module__`."""
-    home = getattr(found, "__module__", None)
+    home = getattr(target, "__module__", None)
     return home if isinstance(home, str) else None
 
 
-def _bound_to(found: object) -> bool:
+def _bound_to(target: object) -> bool:
     """Whether the object is a bound method, e.g. the functions of `random`."""
-    return getattr(found, "__self__", None) is not None
+    return getattr(target, "__self__", None) is not None
 
 
 def _is_users_module(module_name: str, folders: tuple[Path, ...]) -> bool:
@@ -285,7 +285,7 @@ def _is_users_module(module_name: str, folders: tuple[Path, ...]) -> bool:
     if is_trusted(module_name):
         return True
     loaded = sys.modules.get(top)
-    return loaded is not None and any(place in folders for place in _folders_of(loaded))
+    return loaded is not None and any(folder in folders for folder in _folders_of(loaded))
 
 
 def _folders_of(module: ModuleType) -> list[Path]:

@@ -74,13 +74,13 @@ def _check_array(file: Any, size: int, what: str) -> None:
         raise ValueError(f"{what} has no valid numpy header: {error}") from error
     if kind.hasobject:
         raise ValueError(f"{what} holds pickled objects")
-    needed, there = math.prod(shape) * kind.itemsize, size - file.tell()
+    needed, available = math.prod(shape) * kind.itemsize, size - file.tell()
     # An array without bytes could declare any number of samples.
     endless = not needed and any(length > MAX_EMPTY_ARRAY_LENGTH for length in shape)
     if not kind.itemsize or endless or any(not 0 <= length <= _LONGEST for length in shape):
         raise ValueError(f"{what} declares an impossible size")
-    if needed > there:
-        raise ValueError(f"{what} of shape {shape} requires {needed} bytes, got {there}")
+    if needed > available:
+        raise ValueError(f"{what} of shape {shape} requires {needed} bytes, got {available}")
 
 
 def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -29,8 +29,8 @@ def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
     """
     file, inside = model.parent / folder / name, False
     try:
-        places = [model.parent.resolve(), model.resolve().parent]
-        inside = any(file.resolve().is_relative_to(place) for place in places)
+        roots = [model.parent.resolve(), model.resolve().parent]
+        inside = any(file.resolve().is_relative_to(root) for root in roots)
         file.is_file()  # raises if the name is too long for the file system
     except OSError as error:
         if inside:

@@ -132,10 +132,10 @@ class FileCache:
 
     def scoped(self, *, data: DataDigest = "", **conditions: str | None) -> FileCache:
         """See `MeasurementCache`."""
-        known = {name: value for name, value in conditions.items() if value is not None}
-        if data is None or len(known) < len(conditions):
+        defined = {name: value for name, value in conditions.items() if value is not None}
+        if data is None or len(defined) < len(conditions):
             return NO_CACHE
-        return replace(self, data=data or self.data, scope={**self.scope, **known})
+        return replace(self, data=data or self.data, scope={**self.scope, **defined})
 
     def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """See `MeasurementCache`; an invalid entry counts as missing."""
@@ -156,8 +156,8 @@ class FileCache:
         digest = self._digest() if self.enabled else None
         if digest is None:
             return
-        others = [pair for pair in self._read(key) if pair[0] != digest]
-        entries = [*others, (digest, value)][-_MAX_ENTRIES_PER_FILE:]
+        remaining = [pair for pair in self._read(key) if pair[0] != digest]
+        entries = [*remaining, (digest, value)][-_MAX_ENTRIES_PER_FILE:]
         content = json.dumps({"scope": self._scope_of(key), "entries": entries})
         path = self._path(key)
         try:

@@ -116,8 +116,8 @@ def file_context(origin: str, error: type[NeuralMPError], hint: str = "") -> Ite
         yield
     except RecursionError:
         raise error(f"{origin}: {_TOO_DEEP}{hint and f'; {hint}'}") from None
-    except NeuralMPError as found:
-        raise error(f"{origin}: {located(found)}{hint and f'; {hint}'}") from found
+    except NeuralMPError as cause:
+        raise error(f"{origin}: {located(cause)}{hint and f'; {hint}'}") from cause
 
 
 def bytes_of(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -139,10 +139,10 @@ def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     Raises:
         InvalidValueError: the data are damaged, truncated or too large.
     """
-    found = decompress_start(data, max_bytes + 1)
-    if len(found) > max_bytes:
+    content = decompress_start(data, max_bytes + 1)
+    if len(content) > max_bytes:
         raise InvalidValueError(f"decompressed size exceeds the limit of {max_bytes >> 20} MiB")
-    return found
+    return content
 
 
 def decompress_start(data: bytes, length: int) -> bytes:
@@ -151,19 +151,19 @@ def decompress_start(data: bytes, length: int) -> bytes:
     Raises:
         InvalidValueError: the data are damaged, or truncated before `length`.
     """
-    found = b""
+    content = b""
     while data:
         member = zlib.decompressobj(_GZIP_OR_ZLIB)
         try:
-            found += member.decompress(data, length - len(found))
+            content += member.decompress(data, length - len(content))
         except zlib.error as error:
             raise InvalidValueError(f"damaged compressed data: {error}") from None
-        if len(found) >= length:
+        if len(content) >= length:
             break
         if not member.eof:
             raise InvalidValueError("damaged compressed data: truncated")
         data = member.unused_data
-    return found
+    return content
 
 
 def load_json(data: bytes | str, max_values: int = MAX_VALUES) -> Any:

@@ -17,13 +17,13 @@ def trusting(names: Iterable[str]) -> Iterator[None]:
         names: modules whose code a tuning file may reference, and ops with side effects that a
             model file may contain.
     """
-    before = _names.set((*_names.get(), *names))
+    token = _names.set((*_names.get(), *names))
     try:
         yield
     finally:
-        _names.reset(before)
+        _names.reset(token)
 
 
 def is_trusted(name: str) -> bool:
     """Whether a name or any of its parents is trusted: `sklearn.metrics` if `sklearn` is."""
-    return any(name == word or name.startswith(f"{word}.") for word in _names.get())
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in _names.get())

@@ -228,9 +228,9 @@ class _Reader:
             raise self._unsupported_tag(event)
         if len(self._open) >= MAX_DEPTH:
             raise self._error(event, _TOO_DEEP)
-        place = self._place() if self._open else ""
+        location = self._place() if self._open else ""
         self._put(event, value, 1)
-        self._open.append(_Open(value, place, event.anchor, self._count))
+        self._open.append(_Open(value, location, event.anchor, self._count))
         if self._with_lines:
             self.document.lines[id(value)] = {}
 
@@ -244,18 +244,18 @@ class _Reader:
 
     def _merge(self, event: Any, inner: _Open) -> None:
         """Add the keys of merged mappings before the mapping's own keys, which take precedence."""
-        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for value in inner.merged:
             for part in reversed(value if isinstance(value, list) else [value]):
                 if not isinstance(part, dict):
                     problem = f"'<<' must be a mapping or a list of mappings, got {preview(part)}"
                     raise self._error(event, problem)
-                found |= part
+                merged |= part
                 lines |= self.document.lines.get(id(part), {})
         own = dict(inner.value)
         inner.value.clear()
-        inner.value.update(found | own)
+        inner.value.update(merged | own)
         if self._with_lines:
             self.document.lines[id(inner.value)] = lines | self.document.lines[id(inner.value)]
 

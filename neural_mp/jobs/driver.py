@@ -69,9 +69,9 @@ def job_digest(file: Path) -> str:
     if isinstance(settings, dict) and isinstance(settings.get("tuning"), dict):
         tuning = {k: v for k, v in settings["tuning"].items() if k not in _NO_MATTER}
         settings = {**settings, "tuning": tuning}
-    named = {word: found for word in _words(settings) if (found := _named(word, file.parent))}
-    said = json.dumps([settings, named], sort_keys=True, default=str)
-    return hashlib.sha256(said.encode()).hexdigest()
+    named = {name: digest for name in _words(settings) if (digest := _named(name, file.parent))}
+    content = json.dumps([settings, named], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _words(value: Any) -> Iterator[str]:
@@ -86,19 +86,19 @@ def _words(value: Any) -> Iterator[str]:
         yield value
 
 
-def _named(word: str, beside: Path) -> str | None:
+def _named(name: str, folder: Path) -> str | None:
     """Return the digest of the file, folder or module that a string names; else None."""
     try:
-        path = Path(word)
+        path = Path(name)
         if path.is_file():
-            found = path.stat()
-            return _of_file(path.resolve(), found.st_size, found.st_mtime_ns)
-        if word and path.is_dir():
+            stat = path.stat()
+            return _of_file(path.resolve(), stat.st_size, stat.st_mtime_ns)
+        if name and path.is_dir():
             return _of_folder(path)
-        source = _source(word, beside)
+        source = _source(name, folder)
     except OSError:  # e.g. a name that is too long
         return None
-    return _named(str(source), beside) if source else None
+    return _named(str(source), folder) if source else None
 
 
 @cache
@@ -111,20 +111,20 @@ def _of_folder(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            found = path.stat()
+            stat = path.stat()
             name = path.relative_to(folder).as_posix()
-            digest.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
+            digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
-def _source(word: str, beside: Path) -> Path | None:
+def _source(name: str, folder: Path) -> Path | None:
     """Return the file of the module in `module:attribute` without importing the module."""
-    module, colon, attribute = word.partition(":")
+    module, colon, attribute = name.partition(":")
     parts = module.split(".")
     if not colon or not all(part.isidentifier() for part in (*parts, *attribute.split("."))):
         return None
-    for place in (*user_folders(beside), *map(Path, sys.path)):
-        base = place.joinpath(*parts)
+    for root in (*user_folders(folder), *map(Path, sys.path)):
+        base = root.joinpath(*parts)
         for file in (base.with_suffix(".py"), base / "__init__.py"):
             if file.is_file():
                 return file
@@ -191,14 +191,14 @@ def tune_many(
         NeuralMPError: the folder is not writable, or no worker is left.
     """
     setting, trusted = read_workers(workers), trust_of(trust)
-    folder, told = validate_option("output", file_path, output), listener or JobsListener()
-    found = _expanded(files)
+    folder, observer = validate_option("output", file_path, output), listener or JobsListener()
+    paths = _expanded(files)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     earlier = {path.name[-_LETTERS:]: path.name for path in folder.iterdir() if path.is_dir()}
-    jobs = [_job(file, folder, earlier) for file in found]
+    jobs = [_job(file, folder, earlier) for file in paths]
     try:
-        _work(jobs, folder, told, setting, trusted)
+        _work(jobs, folder, observer, setting, trusted)
     finally:
         outcomes = tuple(_now(job, folder) for job in jobs)
         page = folder / SUMMARY_FILE
@@ -216,37 +216,37 @@ def _work(
     if workers.engine == LOCAL:
         cores = detect().cores
         open_jobs = len({job.name for job in jobs if not job.known})
-        wanted = workers.count or max(1, cores // (workers.threads or 1))
-        count = max(1, min(wanted, open_jobs))  # more workers would be idle
+        requested = workers.count or max(1, cores // (workers.threads or 1))
+        count = max(1, min(requested, open_jobs))  # more workers would be idle
         # a single process uses all cores
         share = max(1, cores // count) if count > 1 else None
-        places = [JobRunner(workers.threads or share, trust) for _ in range(count)]
-        WorkerPool(jobs, folder, listener, places).work()
+        runners = [JobRunner(workers.threads or share, trust) for _ in range(count)]
+        WorkerPool(jobs, folder, listener, runners).work()
         return
     if workers.engine != RAY:
         raise ConfigurationError(
             f"the engine of workers must be {LOCAL} or {RAY}, got {workers.engine!r}"
         )
-    with ray_places(workers, trust, logger.warning) as found:
-        WorkerPool(jobs, folder, listener, found).work()
+    with ray_places(workers, trust, logger.warning) as ray_workers:
+        WorkerPool(jobs, folder, listener, ray_workers).work()
 
 
 def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
-    given = [files] if isinstance(files, str | Path) else list(files)
-    found: list[Path] = []
-    for word in given:
-        path = validate_option("a tuning file", file_path, word)
+    items = [files] if isinstance(files, str | Path) else list(files)
+    paths: list[Path] = []
+    for item in items:
+        path = validate_option("a tuning file", file_path, item)
         if path.is_dir():
-            found += sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
+            paths += sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
         elif path.exists():
-            found.append(path)
+            paths.append(path)
         else:
-            found += _matching(path) or [path]
-    missing = [str(path) for path in found if not path.is_file()]
-    if missing or not found:
-        words = f"there is no {missing[0]!r}" if missing else "no tuning file was found"
-        raise ConfigurationError(f"{words}; give YAML files, a pattern or a folder of YAML files")
-    return list(dict.fromkeys(found))
+            paths += _matching(path) or [path]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing or not paths:
+        reason = f"there is no {missing[0]!r}" if missing else "no tuning file was found"
+        raise ConfigurationError(f"{reason}; give YAML files, a pattern or a folder of YAML files")
+    return list(dict.fromkeys(paths))
 
 
 def _matching(pattern: Path) -> list[Path]:
@@ -264,23 +264,23 @@ def _job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:
 
 
 def _as_left(job: JobOutcome, output: Path) -> JobOutcome:
-    left = read_outcome(output / job.name)
-    if left is None or not left.status.finished:
+    stored = read_outcome(output / job.name)
+    if stored is None or not stored.status.finished:
         return job
-    return replace(left, name=job.name, file=job.file, known=True)
+    return replace(stored, name=job.name, file=job.file, known=True)
 
 
 def _now(job: JobOutcome, output: Path) -> JobOutcome:
-    found = read_outcome(output / job.name)
-    return job if found is None else replace(found, file=job.file, known=job.known)
+    stored = read_outcome(output / job.name)
+    return job if stored is None else replace(stored, file=job.file, known=job.known)
 
 
 def _pages(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:
     """Map each job to its page, else its log, as a link within the output folder."""
-    found = {}
+    links = {}
     for job in outcomes:
         for link in (f"{RESULT}/{PAGE_FILE}", LOG_FILE):
             if (output / job.name / link).is_file():
-                found[job.name] = f"{job.name}/{link}"
+                links[job.name] = f"{job.name}/{link}"
                 break
-    return found
+    return links

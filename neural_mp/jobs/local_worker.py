@@ -63,14 +63,14 @@ class JobRunner:
         self._stopped = threading.Event()
 
     def run(
-        self, job: JobOutcome, folder: Path, before: JobOutcome | None, tell: Callable[[str], None]
+        self, job: JobOutcome, folder: Path, prior: JobOutcome | None, tell: Callable[[str], None]
     ) -> JobOutcome | None:
         """Run a job, or return the outcome if another process has just finished the job.
 
         Args:
             job: the job.
             folder: folder of the job.
-            before: stored outcome when this command started.
+            prior: stored outcome when this command started.
             tell: receives progress messages.
 
         Returns:
@@ -79,10 +79,10 @@ class JobRunner:
         with claimed(folder) as lock:
             if lock is None:
                 return None
-            left = read_outcome(folder)
-            if left is not None and left != before and left.status.ended:
-                return replace(left, file=job.file)
-            return self._done(job, folder, lock, resume=left is not None, tell=tell)
+            stored = read_outcome(folder)
+            if stored is not None and stored != prior and stored.status.ended:
+                return replace(stored, file=job.file)
+            return self._done(job, folder, lock, resume=stored is not None, tell=tell)
 
     def _done(
         self,
@@ -111,20 +111,20 @@ class JobRunner:
             )
         if self._stopped.is_set():
             self.stop()
-        for words in _lines(process):
-            tell(words)
+        for message in _lines(process):
+            tell(message)
         code = process.wait()
-        found = read_outcome(folder) or begun
-        if found.status is JobStatus.BEGUN and not self._stopped.is_set():
-            found = replace(
-                found,
+        outcome = read_outcome(folder) or begun
+        if outcome.status is JobStatus.BEGUN and not self._stopped.is_set():
+            outcome = replace(
+                outcome,
                 status=JobStatus.FAILED,
                 reason=_why(code, folder / LOG_FILE, logged),
                 exit_code=code,
                 seconds=time.monotonic() - started,
             )
-            found.write(folder)
-        return found
+            outcome.write(folder)
+        return outcome
 
     def stop(self) -> None:
         """End the running job and its workers by closing its standard input."""
@@ -146,18 +146,18 @@ def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _why(code: int, log: Path, before: int) -> str:
+def _why(code: int, log: Path, offset: int) -> str:
     """Return why a process ended without a result: its signal, or exit code and last log line.
 
     Args:
         code: exit code.
         log: log file, with earlier contents.
-        before: size of the earlier contents in bytes.
+        offset: size of the earlier contents in bytes.
     """
     if code < 0:
-        known = {int(number): number.name for number in signal.Signals}
-        return f"the process was ended by signal {known.get(-code, -code)}"
-    said = log.read_bytes()[before:].decode("utf-8", errors="replace")
-    lines = [line.strip() for line in said.splitlines()]
+        signals = {int(number): number.name for number in signal.Signals}
+        return f"the process was ended by signal {signals.get(-code, -code)}"
+    output = log.read_bytes()[offset:].decode("utf-8", errors="replace")
+    lines = [line.strip() for line in output.splitlines()]
     last = next((line for line in reversed(lines) if line), "")
     return f"the process ended with exit code {code} and no result" + (f": {last}" if last else "")

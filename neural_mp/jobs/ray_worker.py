@@ -41,43 +41,43 @@ class _NodesRunner:
         self._runner = JobRunner(threads, trust)
         self._told: list[str] = []
 
-    def run(self, job: JobOutcome, folder: Path, before: JobOutcome | None) -> JobOutcome | None:
-        return self._runner.run(job, folder, before, self._told.append)
+    def run(self, job: JobOutcome, folder: Path, prior: JobOutcome | None) -> JobOutcome | None:
+        return self._runner.run(job, folder, prior, self._told.append)
 
-    def told(self, after: int) -> list[str]:
-        return self._told[after:]
+    def told(self, start: int) -> list[str]:
+        return self._told[start:]
 
 
 class _RayPlace:
     """Slot of a node; see `JobWorker`."""
 
     def __init__(self, node: str, name: str, threads: int, trust: tuple[str, ...]) -> None:
-        made = remote(_NodesRunner, node, threads, max_concurrency=_CALLS, max_restarts=0)
-        self._runner: Any = made.remote(str(Path.cwd()), threads, trust)
+        runner = remote(_NodesRunner, node, threads, max_concurrency=_CALLS, max_restarts=0)
+        self._runner: Any = runner.remote(str(Path.cwd()), threads, trust)
         self._name, self._heard = name, 0
 
     def run(
-        self, job: JobOutcome, folder: Path, before: JobOutcome | None, tell: Callable[[str], None]
+        self, job: JobOutcome, folder: Path, prior: JobOutcome | None, tell: Callable[[str], None]
     ) -> JobOutcome | None:
         import ray
 
         try:
-            doing = self._runner.run.remote(job, folder, before)
+            doing = self._runner.run.remote(job, folder, prior)
             while not (done := ray.wait([doing], timeout=_LOOK)[0]):
                 self._pass_on(tell)
             self._pass_on(tell)
-            found: JobOutcome | None = ray.get(done[0])
+            outcome: JobOutcome | None = ray.get(done[0])
         except ray.exceptions.RayActorError as error:
             logger.debug("a node was lost", exc_info=True)
             raise WorkerLostError(f"node {self._name} of the Ray cluster was lost") from error
-        return found
+        return outcome
 
     def _pass_on(self, tell: Callable[[str], None]) -> None:
         import ray
 
-        for words in ray.get(self._runner.told.remote(self._heard)):
+        for message in ray.get(self._runner.told.remote(self._heard)):
             self._heard += 1
-            tell(words)
+            tell(message)
 
     def stop(self) -> None:
         """Kill the runner; the process of its job ends with it."""

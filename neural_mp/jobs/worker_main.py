@@ -71,27 +71,27 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     faulthandler.enable()
     tell = _own_output()
     _end_with_parent()
-    place, started = Path(folder), time.monotonic()
-    outcome = read_outcome(place)
+    directory, started = Path(folder), time.monotonic()
+    outcome = read_outcome(directory)
     assert outcome is not None
     code = ExitCode.DONE
     try:
-        result = _tuned(file, place, resume, trust, _ProgressReporter(tell))
+        result = _tuned(file, directory, resume, trust, _ProgressReporter(tell))
         outcome = outcome.ended(result.report, result.met)
     except Exception as error:
         # Any exception is stored as the outcome, so that the other jobs continue.
         logger.debug("the job failed", exc_info=True)
         code = reported(error)
-        said = " ".join(message_of(error).split())
+        message = " ".join(message_of(error).split())
         outcome = replace(
-            outcome, status=JobStatus.FAILED, reason=f"{type(error).__name__}: {said}"
+            outcome, status=JobStatus.FAILED, reason=f"{type(error).__name__}: {message}"
         )
-    replace(outcome, exit_code=int(code), seconds=time.monotonic() - started).write(place)
+    replace(outcome, exit_code=int(code), seconds=time.monotonic() - started).write(directory)
     return int(code)
 
 
 def _tuned(
-    file: str, place: Path, resume: bool, trust: tuple[str, ...], listener: Listener
+    file: str, directory: Path, resume: bool, trust: tuple[str, ...], listener: Listener
 ) -> OptimizedModel:
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.config import load_settings
@@ -100,7 +100,7 @@ def _tuned(
     converter = MixedPrecision(settings)
     converter.listener = listener
     if settings.tuning.workspace is None and settings.tuning.storage is None:
-        converter.workspace = place / WORKSPACE
+        converter.workspace = directory / WORKSPACE
     converter.resume = converter.resume or resume
     try:
         result = converter()
@@ -109,7 +109,7 @@ def _tuned(
             raise
         converter.resume = False  # killed before its run was created
         result = converter()
-    result.save(place / RESULT)
+    result.save(directory / RESULT)
     return result
 
 
@@ -118,8 +118,8 @@ def _own_output() -> Callable[[str], None]:
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(words: str) -> None:
-        print(json.dumps(words), file=stream, flush=True)
+    def tell(message: str) -> None:
+        print(json.dumps(message), file=stream, flush=True)
 
     return tell
 
@@ -142,7 +142,7 @@ def _end_with_parent() -> None:
 
 
 def _arguments(given: list[str]) -> tuple[Any, ...]:
-    trust = (word.removeprefix(_TRUST) for word in given[2:] if word.startswith(_TRUST))
+    trust = (argument.removeprefix(_TRUST) for argument in given[2:] if argument.startswith(_TRUST))
     return given[0], given[1], "--resume" in given[2:], tuple(trust)
 
 

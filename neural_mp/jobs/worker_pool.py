@@ -29,7 +29,7 @@ class JobWorker(Protocol):
     """Worker that runs one job at a time; see `JobRunner`."""
 
     def run(
-        self, job: JobOutcome, folder: Path, before: JobOutcome | None, tell: Callable[[str], None]
+        self, job: JobOutcome, folder: Path, prior: JobOutcome | None, tell: Callable[[str], None]
     ) -> JobOutcome | None:
         """Run a job and return its outcome; None if another process is running the job.
 
@@ -60,14 +60,14 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         jobs: Sequence[JobOutcome],
         output: Path,
         listener: JobsListener,
-        places: Sequence[JobWorker],
+        workers: Sequence[JobWorker],
     ) -> None:
         super().__init__()
         self._output, self._listener, self._jobs = output, listener, jobs
         unique = {job.name: job for job in jobs if not job.known}
         self._queue.extend(PendingTask(job) for job in unique.values())
         self._before = {name: read_outcome(output / name) for name in unique}
-        self._places = list(places[: len(unique)])
+        self._places = list(workers[: len(unique)])
         # Progress messages (job, text), and handles of finished jobs.
         self._events: queue.Queue[tuple[str, str] | _JobHandle] = queue.Queue()
         self._threads = ThreadPoolExecutor(max(1, len(self._places)))
@@ -78,7 +78,7 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         Raises:
             TuningError: all workers were lost.
         """
-        listener, places = self._listener, list(self._places)
+        listener, workers = self._listener, list(self._places)
         listener.began(len({job.name for job in self._jobs}))
         for job in {job.name: job for job in self._jobs if job.known}.values():
             listener.ended(job)
@@ -90,8 +90,8 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
                     listener.ended(ticket.answer)
                 self._hand_out()
         finally:
-            for place in places:
-                place.stop()
+            for worker in workers:
+                worker.stop()
             self._threads.shutdown()
             listener.close()
         if self._queue:
@@ -104,18 +104,18 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         """Return the workers that were not lost."""
         return self._places
 
-    def begin(self, place: JobWorker, ticket: _JobTicket) -> _JobHandle:
+    def begin(self, worker: JobWorker, ticket: _JobTicket) -> _JobHandle:
         """Start a job in a thread."""
-        handle = self._threads.submit(self._outcome_at, place, ticket.task)
+        handle = self._threads.submit(self._outcome_at, worker, ticket.task)
         handle.add_done_callback(self._events.put)
         return handle
 
-    def _outcome_at(self, place: JobWorker, job: JobOutcome) -> JobOutcome | None:
-        folder, before = self._output / job.name, self._before[job.name]
-        found = place.run(job, folder, before, lambda said: self._events.put((job.name, said)))
-        if found is None:
+    def _outcome_at(self, worker: JobWorker, job: JobOutcome) -> JobOutcome | None:
+        folder, prior = self._output / job.name, self._before[job.name]
+        outcome = worker.run(job, folder, prior, lambda text: self._events.put((job.name, text)))
+        if outcome is None:
             time.sleep(_LOOK)
-        return found
+        return outcome
 
     def wait(self, handles: Collection[_JobHandle], seconds: float | None) -> Iterable[_JobHandle]:
         """Wait for a finished job; meanwhile forward progress messages."""
@@ -123,13 +123,15 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
             self._listener.report(*event)
         return [event]
 
-    def answer(self, place: JobWorker, handle: _JobHandle, ticket: _JobTicket) -> JobOutcome | None:
+    def answer(
+        self, worker: JobWorker, handle: _JobHandle, ticket: _JobTicket
+    ) -> JobOutcome | None:
         """Return the outcome of a job; None to rerun the job after the loss of its worker."""
         try:
             return handle.result()
         except WorkerLostError as error:
             lost, job = str(error), ticket.task
-        self._places.remove(place)
+        self._places.remove(worker)
         self._listener.report(job.name, lost)
         ticket.losses += 1
         if ticket.losses <= RUNS_AGAIN:

@@ -244,9 +244,9 @@ class Loss(RunningMean):
         scores, truth = score_pairs(preds, labels)
         scores = scores.astype(np.float64)
         if scores.ndim == 1:
-            other = np.zeros_like(scores) if self.from_logits else 1 - scores
+            complement = np.zeros_like(scores) if self.from_logits else 1 - scores
             self._all_probabilities = False  # undecidable from one score per sample
-            scores = np.stack([other, scores], axis=1)
+            scores = np.stack([complement, scores], axis=1)
         if truth.size and not 0 <= truth.min() <= truth.max() < scores.shape[1]:
             raise MetricError(
                 f"labels of the loss must be classes from 0 to {scores.shape[1] - 1}, got "
@@ -278,8 +278,8 @@ class Loss(RunningMean):
 
 
 def _probabilities(metric: str, rows: np.ndarray) -> np.ndarray:
-    known = rows[~np.isnan(rows).any(axis=1)]
-    if not are_probabilities(known).all():
+    valid = rows[~np.isnan(rows).any(axis=1)]
+    if not are_probabilities(valid).all():
         raise MetricError(
             f"{metric} with from_logits: false requires probabilities, got rows that do not sum "
             f"to 1; for logits set from_logits: true"

@@ -81,7 +81,7 @@ def coco_tools(needed_by: str) -> ModuleType:
 
 def summary(
     truth: Mapping[str, Boxes],
-    found: Mapping[str, Boxes],
+    detections: Mapping[str, Boxes],
     overlaps: np.ndarray,
     recalls: np.ndarray | None,
     categories: Mapping[int, str],
@@ -90,7 +90,7 @@ def summary(
 
     Args:
         truth: image → ground-truth boxes; boxes of other classes are ignored.
-        found: image → boxes with scores; the 100 best per image and class count.
+        detections: image → boxes with scores; the 100 best per image and class count.
         overlaps: minimum intersections over union of detected boxes, `[T]`.
         recalls: recall values at which precision is sampled, `[R]`; None for the area under the
             curve.
@@ -106,7 +106,7 @@ def summary(
     with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         evaluation = tools.cocoeval.COCOeval(
             _annotated(tools, truth, list(truth), categories),
-            _annotated(tools, found, list(truth), categories),
+            _annotated(tools, detections, list(truth), categories),
             "bbox",
         )
         evaluation.params.iouThrs = overlaps
@@ -167,19 +167,19 @@ def _put_areas(evaluation: Any) -> None:
         for size in range(shape[1]):
             start = (kind * shape[1] + size) * shape[2]
             images = [e for e in evaluation.evalImgs[start : start + shape[2]] if e is not None]
-            there = sum(int(np.sum(np.asarray(e["gtIgnore"]) == 0)) for e in images)
-            if there:
-                for place, most in enumerate(limits.maxDets):
-                    precision[:, 0, kind, size, place] = _areas(images, most, there)
+            positives = sum(int(np.sum(np.asarray(e["gtIgnore"]) == 0)) for e in images)
+            if positives:
+                for index, most in enumerate(limits.maxDets):
+                    precision[:, 0, kind, size, index] = _areas(images, most, positives)
 
 
-def _areas(images: list[dict[str, Any]], most: int, there: int) -> list[float]:
+def _areas(images: list[dict[str, Any]], most: int, positives: int) -> list[float]:
     """Return the area for each overlap.
 
     Args:
         images: results of pycocotools per image, for one class and box size.
         most: number of best boxes per image that count.
-        there: number of ground-truth boxes.
+        positives: number of ground-truth boxes.
     """
     scores = np.concatenate([np.asarray(e["dtScores"][:most]) for e in images])
     order = np.argsort(-scores, kind="stable")
@@ -190,5 +190,5 @@ def _areas(images: list[dict[str, Any]], most: int, there: int) -> list[float]:
     precisions = right / (right + wrong + np.spacing(1))
     # Interpolated precision: the maximum at this or any higher recall.
     envelopes = np.maximum.accumulate(precisions[:, ::-1], axis=1)[:, ::-1]
-    steps = np.diff(right / there, axis=1, prepend=0.0)
+    steps = np.diff(right / positives, axis=1, prepend=0.0)
     return (steps * envelopes).sum(axis=1).tolist()

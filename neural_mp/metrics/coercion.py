@@ -92,8 +92,8 @@ def _metric(given: Any, options: Any, metrics: Registry) -> Metric:
         missing = missing_methods(given)
         if options and not missing:
             raise options_too_late(given, options)
-        found = wrapped(given, options) if missing else given
-        if found is None:
+        instance = wrapped(given, options) if missing else given
+        if instance is None:
             kind = type(given).__name__
             raise MetricError(
                 f"the metric {f'module {given.__name__}' if inspect.ismodule(given) else kind} has "
@@ -102,7 +102,7 @@ def _metric(given: Any, options: Any, metrics: Registry) -> Metric:
                 f"function of (predictions, labels), or a metric of Keras, torchmetrics, "
                 f"scikit-learn or evaluate"
             )
-        metric: Metric = OfOutput(found, **choices) if choices else found
+        metric: Metric = OfOutput(instance, **choices) if choices else instance
         return metric
 
 
@@ -119,8 +119,8 @@ def _named(
         raise ConfigurationError(
             f"the options of metric {name!r} must be written as option: value, got {options!r}"
         )
-    taken = [parameter.name for parameter in parameters_of(factory) or ()]
-    choices = {k: v for k, v in (options or {}).items() if k in CHOICES and k not in taken}
+    parameters = [parameter.name for parameter in parameters_of(factory) or ()]
+    choices = {k: v for k, v in (options or {}).items() if k in CHOICES and k not in parameters}
     own = {k: v for k, v in (options or {}).items() if k not in choices}
     if scorer is not None:
         for option in own:
@@ -135,13 +135,13 @@ def _named(
 
 def unwrapped(subject: object) -> list[Any]:
     """Return the object and, step by step, all wrapped objects and partial functions inside."""
-    found = [subject]
+    chain = [subject]
     while True:
-        last = found[-1]
+        last = chain[-1]
         inner = last.func if isinstance(last, partial) else getattr(last, "__wrapped__", None)
-        if inner is None or any(inner is other for other in found):
-            return found
-        found.append(inner)
+        if inner is None or any(inner is item for item in chain):
+            return chain
+        chain.append(inner)
 
 
 def metric_name(subject: object) -> str:

@@ -104,22 +104,22 @@ class MeanAveragePrecision:
         Raises:
             MetricError: predictions or labels have another format.
         """
-        found = self._images(preds, "predictions", self._outputs)
+        detections = self._images(preds, "predictions", self._outputs)
         truth = self._images(labels, "labels", {})
-        if len(found) != len(truth):
+        if len(detections) != len(truth):
             raise MetricError(
-                f"mAP got predictions for {counted(len(found), 'image')} "
+                f"mAP got predictions for {counted(len(detections), 'image')} "
                 f"and labels for {len(truth)}"
             )
-        self._add(found, truth)
+        self._add(detections, truth)
 
     def merge(self, other: MeanAveragePrecision) -> None:
         """Append the batches of another mAP."""
         self._add(other._found.values(), other._truth.values())
 
-    def _add(self, found: Iterable[Boxes], truth: Iterable[Boxes]) -> None:
+    def _add(self, detections: Iterable[Boxes], truth: Iterable[Boxes]) -> None:
         start = len(self._truth)
-        for number, (ours, theirs) in enumerate(zip(found, truth, strict=True), start):
+        for number, (ours, theirs) in enumerate(zip(detections, truth, strict=True), start):
             self._found[str(number)], self._truth[str(number)] = ours, theirs
 
     def result(self) -> float:
@@ -135,8 +135,8 @@ class MeanAveragePrecision:
             raise MetricError("mAP requires at least one box in the labels, got none")
         names = {kind: str(kind) for kind in sorted(classes)}
         recalls = np.linspace(0, 1, 101)
-        found = summary(self._truth, self._found, self._overlaps, recalls, names)
-        return found["Precision/mAP"]
+        results = summary(self._truth, self._found, self._overlaps, recalls, names)
+        return results["Precision/mAP"]
 
     def _images(self, values: object, what: str, outputs: Mapping[str, str | int]) -> list[Boxes]:
         """Return the boxes of every image of a batch."""
@@ -181,27 +181,27 @@ def _parts(
     values: object, what: str, outputs: Mapping[str, str | int], wanted: Sequence[str]
 ) -> dict[str, Any]:
     """Select boxes, labels etc. from several outputs."""
-    there = outputs_of(values)
-    if there is None:
+    arrays = outputs_of(values)
+    if arrays is None:
         raise MetricError(
             f"mAP requires {what} with the parts {', '.join(wanted[:-1])}, per image or per batch, "
             f"got one {described(values)}"
         )
-    found = {}
-    for place, part in enumerate(wanted):
-        names = [name for name in _ALIASES[part] if name in there]
+    parts = {}
+    for index, part in enumerate(wanted):
+        names = [name for name in _ALIASES[part] if name in arrays]
         if part in outputs:
-            found[part] = chosen(values, outputs[part], what)
+            parts[part] = chosen(values, outputs[part], what)
         elif names:
-            found[part] = there[names[0]]
-        elif part != "count" and str(place) in there:  # unnamed outputs have the order of `wanted`
-            found[part] = there[str(place)]
+            parts[part] = arrays[names[0]]
+        elif part != "count" and str(index) in arrays:  # unnamed outputs have the order of `wanted`
+            parts[part] = arrays[str(index)]
         elif part != "count":
             raise MetricError(
-                f"mAP requires {part} among the {what}, got {described_outputs(there)}"
+                f"mAP requires {part} among the {what}, got {described_outputs(arrays)}"
                 + ("; set the option outputs" if what == "predictions" else "")
             )
-    return found
+    return parts
 
 
 def _checked(outputs: object) -> Mapping[str, str | int]:
@@ -209,13 +209,13 @@ def _checked(outputs: object) -> Mapping[str, str | int]:
         raise ConfigurationError(
             f"mAP: outputs must be names or positions of outputs by part, got {outputs!r}"
         )
-    for part, place in outputs.items():
+    for part, position in outputs.items():
         if part not in _PARTS:
             raise ConfigurationError(
                 f"mAP: outputs: unknown part {part!r}{did_you_mean(part, _PARTS)}"
             )
-        if not isinstance(place, str | int) or isinstance(place, bool):
+        if not isinstance(position, str | int) or isinstance(position, bool):
             raise ConfigurationError(
-                f"mAP: outputs: {part} must be the name or position of an output, got {place!r}"
+                f"mAP: outputs: {part} must be the name or position of an output, got {position!r}"
             )
     return outputs

@@ -118,8 +118,8 @@ class OverAllData:
         labels = joined(self._labels, "labels")
         if self._prepare is not None:
             preds, labels = self._prepare(preds, labels)
-        both = Predicted(preds, labels)
-        return self.__wrapped__(*self._order(both), **self._options)
+        pair = Predicted(preds, labels)
+        return self.__wrapped__(*self._order(pair), **self._options)
 
 
 def joined(batches: Sequence[Any], what: str) -> Any:
@@ -140,8 +140,8 @@ def joined(batches: Sequence[Any], what: str) -> Any:
     if isinstance(first, Mapping):
         return {key: joined([batch[key] for batch in batches], what) for key in first}
     if isinstance(first, list | tuple) and outputs_of(first) is not None:
-        found = [joined(part, what) for part in zip(*batches, strict=True)]
-        return type(first)(*found) if hasattr(first, "_fields") else tuple(found)
+        columns = [joined(part, what) for part in zip(*batches, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     try:
         return np.concatenate([np.atleast_1d(as_numpy(batch)) for batch in batches])
     except ValueError as error:
@@ -189,24 +189,24 @@ def takes_data(function: Callable[..., Any], options: Mapping[str, Any]) -> bool
     """Whether a function takes predictions and labels, judged by its parameter names."""
     parameters = parameters_of(function) or ()
     needed = [p.name.lower() for p in parameters if p.default is p.empty and p.name not in options]
-    both = len(needed) == 2 and any(name in _TRUTH | _PREDICTIONS for name in needed)
-    return both or (len(needed) == 1 and needed[0] in _BOTH)
+    pair = len(needed) == 2 and any(name in _TRUTH | _PREDICTIONS for name in needed)
+    return pair or (len(needed) == 1 and needed[0] in _BOTH)
 
 
 def _is_truth_first(first: str = "", second: str = "") -> bool:
     return first in _TRUTH or (second in _PREDICTIONS and first not in _PREDICTIONS)
 
 
-def _truth_first(both: Predicted) -> tuple[Any, ...]:
-    return both.label_ids, both.predictions
+def _truth_first(pair: Predicted) -> tuple[Any, ...]:
+    return pair.label_ids, pair.predictions
 
 
-def _predictions_first(both: Predicted) -> tuple[Any, ...]:
-    return both.predictions, both.label_ids
+def _predictions_first(pair: Predicted) -> tuple[Any, ...]:
+    return pair.predictions, pair.label_ids
 
 
-def _as_one(both: Predicted) -> tuple[Any, ...]:
-    return (Predicted(*map(_as_trainer_gives, both)),)
+def _as_one(pair: Predicted) -> tuple[Any, ...]:
+    return (Predicted(*map(_as_trainer_gives, pair)),)
 
 
 def _as_trainer_gives(values: Any) -> Any:
@@ -217,15 +217,15 @@ def _as_trainer_gives(values: Any) -> Any:
     if not isinstance(values, Mapping) and not dataclasses.is_dataclass(values):
         return values
     outputs = outputs_of(values) or {}
-    kept = tuple(value for name, value in outputs.items() if name not in _NOT_PREDICTIONS)
-    return kept[0] if len(kept) == 1 else kept
+    retained = tuple(value for name, value in outputs.items() if name not in _NOT_PREDICTIONS)
+    return retained[0] if len(retained) == 1 else retained
 
 
 def _takes_others(function: Callable[..., Any], names: Sequence[str]) -> MetricError:
-    found = f"({', '.join(names)})"
+    signature = f"({', '.join(names)})"
     return MetricError(
         f"the metric {_words(function)} must take (predictions, labels) or (y_true, y_pred), got "
-        f"{found}; bind other arguments with functools.partial, or give them as "
+        f"{signature}; bind other arguments with functools.partial, or give them as "
         f"(function, {{name: value}})"
     )
 

@@ -78,8 +78,8 @@ class Perplexity(_MeanOfTexts):
     def update(self, preds: object, labels: object) -> None:
         """Add the tokens of one batch."""
         logits, tokens = _logits(preds), as_numpy(labels)
-        fits = logits.ndim == 3 and tokens.shape == logits.shape[:2]
-        if not (fits and logits.dtype.kind == "f" and tokens.dtype.kind in "iu"):
+        aligned = logits.ndim == 3 and tokens.shape == logits.shape[:2]
+        if not (aligned and logits.dtype.kind == "f" and tokens.dtype.kind in "iu"):
             raise MetricError(
                 f"perplexity requires logits, floats of shape (texts, tokens, words), got "
                 f"{logits.dtype} of {logits.shape}, and token ids of shape (texts, tokens), got "
@@ -115,17 +115,17 @@ class KLDivergence(_MeanOfTexts):
 
     def update(self, preds: object, labels: object) -> None:
         """Add the tokens of one batch; `labels` are the predictions of the FP32 model."""
-        found, truth = _logits(preds), _logits(labels)
-        fits = found.shape == truth.shape and found.ndim == 3
-        if not (fits and found.dtype.kind == truth.dtype.kind == "f"):
+        values, truth = _logits(preds), _logits(labels)
+        aligned = values.shape == truth.shape and values.ndim == 3
+        if not (aligned and values.dtype.kind == truth.dtype.kind == "f"):
             raise MetricError(
                 f"kl_divergence requires logits of both models, floats of shape (texts, tokens, "
-                f"words), got {found.dtype} of {found.shape}, and {truth.dtype} of {truth.shape} "
+                f"words), got {values.dtype} of {values.shape}, and {truth.dtype} of {truth.shape} "
                 f"of the FP32 model"
             )
-        log_p, log_q = (log_softmax(logits.astype(np.float64)) for logits in (truth, found))
-        found = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
-        self.take_in_texts(found.reshape(-1), np.full(len(found), found.shape[1]))
+        log_p, log_q = (log_softmax(logits.astype(np.float64)) for logits in (truth, values))
+        values = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+        self.take_in_texts(values.reshape(-1), np.full(len(values), values.shape[1]))
 
 
 @METRICS.register("multiple_choice")
@@ -158,8 +158,8 @@ class MultipleChoice:
     def update(self, preds: object, labels: object) -> None:
         """Add the answers of one batch."""
         logits, (tokens, questions, correct, characters) = _logits(preds), _labels(labels)
-        fits = logits.ndim == 3 and tokens.shape == logits.shape[:2]
-        if not (fits and logits.dtype.kind == "f"):
+        aligned = logits.ndim == 3 and tokens.shape == logits.shape[:2]
+        if not (aligned and logits.dtype.kind == "f"):
             raise MetricError(
                 f"multiple_choice requires logits, floats of shape (answers, tokens, words), got "
                 f"{logits.dtype} of {logits.shape}, and token ids of shape (answers, tokens), got "
@@ -167,9 +167,9 @@ class MultipleChoice:
             )
         logits, tokens = logits[:, :-1], tokens[:, 1:]
         counted = tokens != IGNORED_LABEL
-        owner = np.nonzero(counted)[0]
+        rows = np.nonzero(counted)[0]
         losses = _losses(logits[counted], tokens[counted])
-        scores = -np.bincount(owner, losses, minlength=len(tokens))
+        scores = -np.bincount(rows, losses, minlength=len(tokens))
         if self.normalized:
             scores = scores / characters
         for question, score, right in zip(questions, scores, correct, strict=True):
@@ -196,7 +196,7 @@ class MultipleChoice:
                     f"{len(answers)}, {right} right; evaluate all samples, each once"
                 )
         # Of equal scores the first counts, as in lm-evaluation-harness.
-        best = (max(answers, key=lambda each: each[0]) for answers in self._answers.values())
+        best = (max(answers, key=lambda answer: answer[0]) for answers in self._answers.values())
         return sum(is_right for _, is_right in best) / len(self._answers)
 
 
@@ -225,10 +225,10 @@ def _logits(preds: Any) -> np.ndarray:
 
 def _losses(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Return -log p of every token, from logits [tokens, V]."""
-    words = logits.shape[-1]
-    if tokens.size and not (tokens.min() >= 0 and tokens.max() < words):
+    vocabulary = logits.shape[-1]
+    if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
         raise MetricError(
-            f"token ids must be from 0 to {words - 1}, or {IGNORED_LABEL} to be ignored, got "
+            f"token ids must be from 0 to {vocabulary - 1}, or {IGNORED_LABEL} to be ignored, got "
             f"{tokens.min()} to {tokens.max()}; does the tokenizer belong to the model?"
         )
     chances = log_softmax(logits.astype(np.float64))

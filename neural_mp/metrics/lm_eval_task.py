@@ -46,10 +46,10 @@ def task_results(
     if not isinstance(model, str):
         tokenizer = str(tokenizer) if hasattr(tokenizer, "__fspath__") else tokenizer
         model = models.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    found: dict[str, Any] = harness.simple_evaluate(
+    results: dict[str, Any] = harness.simple_evaluate(
         model=model, tasks=list(tasks), batch_size=batch_size, **options
     )
-    return found
+    return results
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class LMEvalTask:
         """
         if not self._names:
             raise ConfigurationError("tasks must have at least one task of lm-eval, got none")
-        found = task_results(
+        results = task_results(
             model,
             self._names,
             tokenizer=self.tokenizer,
             batch_size=self.batch_size,
             **(self.options or {}),
         )["results"]
-        values = [self._value(name, found.get(name, {})) for name in self._names]
+        values = [self._value(name, results.get(name, {})) for name in self._names]
         return sum(values) / len(values)
 
     def _value(self, task: str, results: Mapping[str, Any]) -> float:
@@ -112,9 +112,9 @@ class LMEvalTask:
                 by_metric.setdefault(metric, float(value))
         by_metric.pop("sample_len", None)
         if self.metric not in by_metric:
-            known = ", ".join(sorted(by_metric)) or "none"
+            names = ", ".join(sorted(by_metric)) or "none"
             raise MetricError(
-                f"metric must be one of the task {task!r} ({known}), got {self.metric!r}"
+                f"metric must be one of the task {task!r} ({names}), got {self.metric!r}"
                 f"{did_you_mean(self.metric, by_metric)}"
             )
         return by_metric[self.metric]

@@ -26,15 +26,15 @@ def outputs_of(values: Any) -> dict[str, Any] | None:
     A list of numbers or other items that are not arrays is a single output.
     """
     if isinstance(values, Mapping):
-        found = {str(name): value for name, value in values.items()}
+        outputs = {str(name): value for name, value in values.items()}
     elif dataclasses.is_dataclass(values) and not isinstance(values, type):
-        found = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+        outputs = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     elif isinstance(values, list | tuple) and any(_is_array(value) for value in values):
         names = getattr(values, "_fields", None) or getattr(values, "names", None)
-        found = dict(zip(map(str, names or range(len(values))), values, strict=True))
+        outputs = dict(zip(map(str, names or range(len(values))), values, strict=True))
     else:
         return None
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in outputs.items() if value is not None}
 
 
 def chosen(values: Any, output: str | int, what: str) -> Any:
@@ -82,13 +82,13 @@ def chosen_labels(labels: Any, preds: Any, output: str | int | None) -> Any:
     outputs, several = outputs_of(preds), outputs_of(labels)
     if output is None or outputs is None or several is None or isinstance(labels, Mapping):
         return labels
-    place = list(outputs).index(output) if isinstance(output, str) else output
+    index = list(outputs).index(output) if isinstance(output, str) else output
     if len(several) != len(outputs):
         return labels
     own = list(several.values())
     # The list may also hold the samples of one batch.
-    samples = np.shape(list(outputs.values())[place])[:1]
-    return own[place] if all(np.shape(item)[:1] == samples for item in own) else labels
+    samples = np.shape(list(outputs.values())[index])[:1]
+    return own[index] if all(np.shape(item)[:1] == samples for item in own) else labels
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -147,9 +147,9 @@ class OfOutput:
             ("label", str | int, "a name or a position from 0"),
             ("value", str, "a name"),
         ):
-            given = getattr(self, option)
-            if given is not None and (not isinstance(given, kinds) or isinstance(given, bool)):
-                raise ConfigurationError(f"{option} of the metric must be {rule}, got {given!r}")
+            choice = getattr(self, option)
+            if choice is not None and (not isinstance(choice, kinds) or isinstance(choice, bool)):
+                raise ConfigurationError(f"{option} of the metric must be {rule}, got {choice!r}")
 
     @property
     def higher_is_better(self) -> Any:
@@ -164,8 +164,8 @@ class OfOutput:
     @property
     def best_value(self) -> float | None:
         """The best possible value; None if unknown."""
-        found: float | None = getattr(self.__wrapped__, "best_value", None)
-        return found
+        best: float | None = getattr(self.__wrapped__, "best_value", None)
+        return best
 
     @property
     def compare_label(self) -> bool:

@@ -91,18 +91,18 @@ class MeanIoU:
     def _add(self, confusion: np.ndarray) -> None:
         """Add a confusion matrix; the two matrices may differ in size."""
         size = max(len(self._confusion), len(confusion))
-        known, self._confusion = self._confusion, np.zeros((size, size), np.int64)
-        for counts in (known, confusion):
+        previous, self._confusion = self._confusion, np.zeros((size, size), np.int64)
+        for counts in (previous, confusion):
             self._confusion[: len(counts), : len(counts)] += counts
 
     def result(self) -> float:
         """Return the mean since the last reset, 0 to 1."""
-        both = np.diag(self._confusion)
-        either = self._confusion.sum(axis=0) + self._confusion.sum(axis=1) - both
-        there = either > 0
-        if not there.any():
+        intersection = np.diag(self._confusion)
+        union = self._confusion.sum(axis=0) + self._confusion.sum(axis=1) - intersection
+        present = union > 0
+        if not present.any():
             raise nothing_taken_in(self)
-        return float((both[there] / either[there]).mean())
+        return float((intersection[present] / union[present]).mean())
 
     def _squeezed(self, values: np.ndarray) -> np.ndarray:
         """Return classes of pixels without a channel axis of size 1."""
@@ -111,7 +111,7 @@ class MeanIoU:
 
     def _predicted(self, scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return predicted classes, and a mask of NaN predictions, which always count as wrong."""
-        given = scores.shape
+        shape = scores.shape
         unknown = np.isnan(scores) if scores.dtype.kind == "f" else np.zeros(scores.shape, bool)
         if scores.ndim == truth.ndim + 1 and -scores.ndim <= self.axis < scores.ndim:
             if scores.shape[self.axis] > 1:
@@ -126,7 +126,7 @@ class MeanIoU:
         if scores.shape != truth.shape:
             raise MetricError(
                 f"mIoU needs scores with an axis of classes, or classes, for labels of shape "
-                f"{truth.shape}, got predictions of shape {given}; set axis to the axis of the "
+                f"{truth.shape}, got predictions of shape {shape}; set axis to the axis of the "
                 f"classes (now {self.axis})"
             )
         return scores, unknown.reshape(-1)
@@ -143,8 +143,8 @@ class MeanIoU:
         Raises:
             MetricError: a class is out of range.
         """
-        seen = [int(values.max()) + 1 for values in (truth, predicted) if values.size]
-        classes = self.num_classes or self._scored or max(*seen, len(self._confusion), 0, 0)
+        sizes = [int(values.max()) + 1 for values in (truth, predicted) if values.size]
+        classes = self.num_classes or self._scored or max(*sizes, len(self._confusion), 0, 0)
         for values, what in ((truth, "labels"), (predicted, "predictions")):
             if values.size and not 0 <= values.min() <= values.max() < classes:
                 wrong = values.min() if values.min() < 0 else values.max()

@@ -130,8 +130,8 @@ class EvaluateMetric:
         """Return the value, or several by name."""
         for predictions, references in self._batches:
             self.__wrapped__.add_batch(predictions=predictions, references=references)
-        found = _plain(self.__wrapped__.compute(**self._options))
-        return next(iter(found.values())) if isinstance(found, dict) and len(found) == 1 else found
+        value = _plain(self.__wrapped__.compute(**self._options))
+        return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
 
 
 def wrapped(given: Any, options: Mapping[str, Any]) -> Any:
@@ -236,18 +236,18 @@ def named_scorer(name: str, known: Iterable[str]) -> Scorer:
         ConfigurationError: there is no scorer of this name.
     """
     scorers = {key.casefold(): key for key in _scorers()}
-    word = scorers.get(name.casefold())
-    if word is None:
+    canonical = scorers.get(name.casefold())
+    if canonical is None:
         raise ConfigurationError(
             f"unknown metric {name!r}{_close_names(name, known)} (name your own metric as "
             f"module:attribute)"
         )
-    return Scorer(_scorers()[word], word)
+    return Scorer(_scorers()[canonical], canonical)
 
 
 def _close_names(name: str, known: Iterable[str]) -> str:
-    near = did_you_mean(name, [*known, *_scorers()])
-    return near if "did you mean" in near else did_you_mean(name, known)
+    hint = did_you_mean(name, [*known, *_scorers()])
+    return hint if "did you mean" in hint else did_you_mean(name, known)
 
 
 def _is_scorer(given: object) -> bool:
@@ -259,8 +259,8 @@ def _is_scorer(given: object) -> bool:
 def _scorers() -> dict[str, Any]:
     from sklearn.metrics import get_scorer, get_scorer_names
 
-    found = {name: get_scorer(name) for name in get_scorer_names()}
-    return {name: scorer for name, scorer in found.items() if _is_scorer(scorer)}
+    scorers = {name: get_scorer(name) for name in get_scorer_names()}
+    return {name: scorer for name, scorer in scorers.items() if _is_scorer(scorer)}
 
 
 def _takes(function: object, response: str | Sequence[str] | None) -> str:
@@ -295,8 +295,8 @@ def _probabilities(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = score_pairs(preds, labels)
     scores = scores.astype(np.float64)
     if scores.ndim == 1:
-        known = scores[~np.isnan(scores)]
-        within = bool(((known >= 0) & (known <= 1)).all())
+        valid = scores[~np.isnan(scores)]
+        within = bool(((valid >= 0) & (valid <= 1)).all())
         return (scores if within else 1 / (1 + np.exp(-scores))), truth
     if not are_probabilities(scores[~np.isnan(scores).any(axis=1)]).all():
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))

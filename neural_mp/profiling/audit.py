@@ -110,8 +110,8 @@ class Audit(Printed):
     @property
     def findings(self) -> tuple[AuditedOp, ...]:
         """Ops that differ from the plan, contradictions first."""
-        found = [op for op in self.ops if op.verdict in _FOUND]
-        return tuple(sorted(found, key=lambda op: _FOUND.index(op.verdict)))
+        differing = [op for op in self.ops if op.verdict in _FOUND]
+        return tuple(sorted(differing, key=lambda op: _FOUND.index(op.verdict)))
 
     @property
     def lowered(self) -> int:
@@ -120,12 +120,12 @@ class Audit(Printed):
 
     def counts(self) -> dict[Verdict, int]:
         """Return verdict → number of ops, for ops below FP32 and ops that differ from the plan."""
-        found = [
+        verdicts = [
             op.verdict
             for op in self.ops
             if op.planned.precision is not Precision.FP32 or op.verdict in _FOUND
         ]
-        return {verdict: found.count(verdict) for verdict in Verdict if verdict in found}
+        return {verdict: verdicts.count(verdict) for verdict in Verdict if verdict in verdicts}
 
 
 def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool = True) -> Audit:
@@ -137,8 +137,8 @@ def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool 
     adaptor = model.adaptor
     offered = needed(adaptor.kernel_trace, adaptor.framework, "trace of executed kernels")
     ran = offered.trace(model.held, model.example_inputs())
-    here = hardware.detect()
-    return audit_ops(planned, ran, lambda precision: here.support(precision).native, complete)
+    machine = hardware.detect()
+    return audit_ops(planned, ran, lambda precision: machine.support(precision).native, complete)
 
 
 def audit_ops(

@@ -49,16 +49,16 @@ class Sieve:
         *lines, rest = (self._rest + part).split(b"\n")
         through = []
         for line in lines:
-            found = _MARKER.search(line)
-            if found:
-                self._keep(line[found.start() :].decode("utf-8", "replace"))
-                through.append(line[: found.start()])
+            match = _MARKER.search(line)
+            if match:
+                self._keep(line[match.start() :].decode("utf-8", "replace"))
+                through.append(line[: match.start()])
             else:
                 through.append(line + b"\n")
-        found = _MARKER.search(rest)
-        held = found.start() if found else len(rest) - _held_back(rest)
-        self._rest = rest[held:]
-        return b"".join((*through, rest[:held]))
+        match = _MARKER.search(rest)
+        cut = match.start() if match else len(rest) - _held_back(rest)
+        self._rest = rest[cut:]
+        return b"".join((*through, rest[:cut]))
 
     def ended(self) -> bytes:
         """Return the bytes still held back at the end of the stream."""
@@ -142,10 +142,10 @@ def _flush() -> None:
 
 def _follow(file: int, real: int, sieve: Sieve, ended: threading.Event) -> None:
     """Read a file while it grows, up to its size when `ended` is set."""
-    place, last = 0, False
+    position, last = 0, False
     while True:
-        while part := os.pread(file, 1 << 16, place):
-            place += len(part)
+        while part := os.pread(file, 1 << 16, position):
+            position += len(part)
             _write(real, sieve.passed(part))
         if last:
             break
@@ -212,22 +212,22 @@ def kernel_log() -> Iterator[KernelLog]:
         with sieved_output(Sieve(reader.read)), adaptor.verbose():
             yield log
     finally:
-        found = reader.log()
+        snapshot = reader.log()
         for name in _header:
-            _header[name] = getattr(found, name) or _header[name]
-        found = replace(found, isa=_header["isa"], library=_header["library"])
+            _header[name] = getattr(snapshot, name) or _header[name]
+        snapshot = replace(snapshot, isa=_header["isa"], library=_header["library"])
         # The caller holds a reference to the log, so update it in place.
-        for field in fields(found):
-            object.__setattr__(log, field.name, getattr(found, field.name))
+        for field in fields(snapshot):
+            object.__setattr__(log, field.name, getattr(snapshot, field.name))
 
 
 def _read(lines: Iterable[str], name: str) -> KernelLog:
     rest = iter(lines)
     first = next((line for line in rest if line.strip()), "")
     if first.lstrip()[:1] in ("[", "{"):
-        kept = [first, *rest]
-        log = _profile("".join(kept), name)
-        rest = iter(kept[1:])
+        content = [first, *rest]
+        log = _profile("".join(content), name)
+        rest = iter(content[1:])
     else:
         log = None
     if log is None:
@@ -318,21 +318,21 @@ def _interrupted_once() -> Iterator[None]:
 
     A handler is used because `KeyboardInterrupt` could be raised at any line and lose output.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
 
     def first(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
         with suppress(KeyboardInterrupt):
-            before(number, frame)
+            handler(number, frame)
 
     signal.signal(signal.SIGINT, first)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
 def _silence(environment: Mapping[str, str]) -> str:

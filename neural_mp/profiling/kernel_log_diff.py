@@ -76,11 +76,15 @@ def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
         if names[0] != names[1]:
             alike[(work[0], *names)].append(work)
     changes = [
-        _change(words, old, new, [[log.get(work, []) for work in works] for log in (first, second)])
-        for (words, old, new), works in alike.items()
+        _change(
+            primitive, old, new, [[log.get(work, []) for work in works] for log in (first, second)]
+        )
+        for (primitive, old, new), works in alike.items()
     ]
     return sorted(
-        changes, key=lambda one: max(one.milliseconds_before, one.milliseconds_after), reverse=True
+        changes,
+        key=lambda change: max(change.milliseconds_before, change.milliseconds_after),
+        reverse=True,
     )
 
 
@@ -90,10 +94,10 @@ def _longest(pair: RowPair) -> float:
 
 def _by_work(calls: Iterable[KernelCall]) -> dict[tuple[str, str], list[KernelCall]]:
     """Group calls by primitive with direction, and sizes."""
-    found: dict[tuple[str, str], list[KernelCall]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[KernelCall]] = defaultdict(list)
     for call in calls:
-        found[_work(call)].append(call)
-    return found
+        groups[_work(call)].append(call)
+    return groups
 
 
 def _work(call: KernelCall) -> tuple[str, str]:
@@ -113,7 +117,7 @@ def _kernels(calls: Iterable[KernelCall]) -> tuple[str, ...]:
 
 
 def _change(
-    words: str,
+    primitive: str,
     old: tuple[str, ...],
     new: tuple[str, ...],
     logs: Sequence[Sequence[Sequence[KernelCall]]],
@@ -121,4 +125,4 @@ def _change(
     """Return the change of a group of sizes, from their calls in both logs."""
     counts = [sum(map(len, works)) for works in logs]
     times = [math.fsum(call.milliseconds for calls in works for call in calls) for works in logs]
-    return KernelChange(words, old, new, len(logs[0]), *counts, *times)
+    return KernelChange(primitive, old, new, len(logs[0]), *counts, *times)

@@ -82,9 +82,9 @@ class OneDnnReader:
 
     def read(self, line: str) -> None:
         """Parse all records of a line; text before the first is ignored."""
-        found = list(_MARKER.finditer(line))
-        ends = [following.start() for following in found[1:]] + [len(line)]
-        for marker, end in zip(found, ends):  # noqa: B905 - of no marker there is one end
+        markers = list(_MARKER.finditer(line))
+        ends = [following.start() for following in markers[1:]] + [len(line)]
+        for marker, end in zip(markers, ends):  # noqa: B905 - of no marker there is one end
             record = line[marker.end() : end].strip()
             if not self._read_record(marker[0], record.split(",")):
                 self._malformed += 1
@@ -163,9 +163,9 @@ def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall
     if layout is None:
         return None
     value = dict(zip(layout, fields, strict=True))
-    engine, taken, problem = value.get("engine", "cpu"), value["exec_time"], value["problem_desc"]
+    engine, elapsed, problem = value.get("engine", "cpu"), value["exec_time"], value["problem_desc"]
     whole = (
-        _NUMBER.fullmatch(taken)
+        _NUMBER.fullmatch(elapsed)
         and _ENGINE.fullmatch(engine)
         and _WORD.fullmatch(value["primitive"])
         and _WORD.fullmatch(value["prop_kind"])
@@ -181,7 +181,7 @@ def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall
         intern(value["prop_kind"]),
         _dtypes(value["memory_descriptors"]),
         intern(problem),
-        float(taken),
+        float(elapsed),
         intern(engine),
     )
 
@@ -189,12 +189,12 @@ def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall
 @lru_cache(maxsize=4096)
 def _dtypes(descriptors: str) -> Mapping[str, str]:
     """Return tensor → type; tensors without a type are omitted."""
-    found: dict[str, str] = {}
-    for word in descriptors.split():
-        match = _TENSOR.match(word)
+    dtypes: dict[str, str] = {}
+    for descriptor in descriptors.split():
+        match = _TENSOR.match(descriptor)
         if match:
-            found.setdefault(match[1], match[2])
-    return MappingProxyType(found)
+            dtypes.setdefault(match[1], match[2])
+    return MappingProxyType(dtypes)
 
 
 #: Name endings of fence events, which wait for pending device work.
@@ -228,13 +228,13 @@ def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
         if event.get("cat") != "Node" or str(event.get("name", "")).endswith(_FENCES):
             continue
         try:
-            said = _EVENT(event)
+            entry = _EVENT(event)
         except NeuralMPError:
             malformed += 1
             continue
-        details = said["args"]
+        details = entry["args"]
         if details["op_name"] not in _AROUND_OTHERS:
-            calls.append(_profiled_call(details["op_name"], details, said["dur"] / 1000))
+            calls.append(_profiled_call(details["op_name"], details, entry["dur"] / 1000))
     why = "" if calls else _EMPTY
     return KernelLog(tuple(calls), malformed, "", "ONNX Runtime", why)
 
@@ -242,7 +242,7 @@ def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
 def _profiled_call(op: str, details: Mapping[str, Any], milliseconds: float) -> KernelCall:
     provider = details.get("provider", "")
     short = provider.removesuffix("ExecutionProvider")
-    read, written = (
+    inputs, outputs = (
         [
             (kind, "x".join(map(str, sizes)))
             for tensor in details.get(f"{side}_type_shape", ())
@@ -250,14 +250,14 @@ def _profiled_call(op: str, details: Mapping[str, Any], milliseconds: float) -> 
         ]
         for side in ("input", "output")
     )
-    dtypes = {f"input {place}": kind for place, (kind, _) in enumerate(read)}
-    dtypes |= {f"output {place}": kind for place, (kind, _) in enumerate(written)}
+    dtypes = {f"input {index}": kind for index, (kind, _) in enumerate(inputs)}
+    dtypes |= {f"output {index}": kind for index, (kind, _) in enumerate(outputs)}
     return KernelCall(
         op,
         f"{op}:{short}" if short else op,
         "",
         dtypes,
-        ":".join(sizes for _, sizes in read),
+        ":".join(sizes for _, sizes in inputs),
         milliseconds,
         provider,
     )

@@ -76,7 +76,7 @@ class KernelCall:
     def work(self) -> str:
         """Operation with its sizes."""
         kind = "" if self.prop_kind in ("", "undef") else self.prop_kind
-        return " ".join(word for word in (self.primitive, kind, self.problem) if word)
+        return " ".join(part for part in (self.primitive, kind, self.problem) if part)
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ class KernelLog:
             ConfigurationError: the key is unknown.
         """
         named = _NAMES[KernelKey.parse(key, "grouping key of kernels")]
-        taken: dict[str, list[float]] = defaultdict(list)
+        durations: dict[str, list[float]] = defaultdict(list)
         for call in self.calls:
-            taken[named(call)].append(call.milliseconds)
-        sums = {name: math.fsum(times) for name, times in taken.items()}
+            durations[named(call)].append(call.milliseconds)
+        sums = {name: math.fsum(times) for name, times in durations.items()}
         total = self.total or 1.0
         longest_first = sorted(sums, key=lambda name: -sums[name])
         return [
-            KernelRow(name, len(taken[name]), sums[name], sums[name] / total)
+            KernelRow(name, len(durations[name]), sums[name], sums[name] / total)
             for name in longest_first
         ]
 

@@ -94,12 +94,12 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     crossed = min(seconds) / max(reference), max(seconds) / min(reference)
     if len(seconds) != len(reference):
         return Ratio(value, *crossed)
-    taken = np.array([seconds, reference])
-    count = taken.shape[1]
-    paired = float(np.median(taken[0] / taken[1]))
+    rounds = np.array([seconds, reference])
+    count = rounds.shape[1]
+    paired = float(np.median(rounds[0] / rounds[1]))
     bounds = [value, paired]
     for length in {max(1, round(count ** (1 / 3))), max(1, count // _LONG_BLOCKS)}:
-        bounds += _bootstrap_interval(taken, value, length)
+        bounds += _bootstrap_interval(rounds, value, length)
     low, high = min(bounds), max(bounds)
     if bound_ratio(count, count):
         low, high = max(low, crossed[0]), min(high, crossed[1])
@@ -107,7 +107,7 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
 
 
 @cache
-def bound_ratio(one: int, other: int) -> bool:
+def bound_ratio(first: int, second: int) -> bool:
     """Whether the ratio of two models is within those of any two runs, by their numbers of runs.
 
     For noise to cause another ratio, it must slow all runs of one model and none of the other. If
@@ -115,21 +115,21 @@ def bound_ratio(one: int, other: int) -> bool:
     confidence level, or two and seven.
     """
     slowed = np.linspace(0, 1, 101)
-    chances = slowed**one * (1 - slowed) ** other + slowed**other * (1 - slowed) ** one
+    chances = slowed**first * (1 - slowed) ** second + slowed**second * (1 - slowed) ** first
     return bool(chances.max() < 1 - _CONFIDENCE)
 
 
-def _bootstrap_interval(taken: np.ndarray, value: float, length: int) -> list[float]:
+def _bootstrap_interval(rounds: np.ndarray, value: float, length: int) -> list[float]:
     """Return the bounds of the confidence interval by blocks of `length` rounds."""
     draw = np.random.default_rng(0)
     ratios: list[float] = []
     while len(ratios) < _BOOTSTRAP_SAMPLES:
-        drawn = _drawn_blocks(draw, taken.shape[1], length)
-        one, other = np.quantile(taken[:, drawn], _LATENCY_QUANTILE, axis=2)
-        ratios += (one / other).tolist()
+        drawn = _drawn_blocks(draw, rounds.shape[1], length)
+        latencies, references = np.quantile(rounds[:, drawn], _LATENCY_QUANTILE, axis=2)
+        ratios += (latencies / references).tolist()
     tail = (1 - _CONFIDENCE) / 2
     ends = np.log(np.quantile(ratios, (tail, 1 - tail)) / value)
-    scale = _small_sample_factor(max(2, taken.shape[1] // length), tail)
+    scale = _small_sample_factor(max(2, rounds.shape[1] // length), tail)
     return [float(end) for end in value * np.exp(ends * scale)]
 
 
@@ -184,19 +184,20 @@ def interleaved_rounds(
         For each run, the seconds of each round.
     """
     order, lengths = random.Random(0), [1] * len(runs)
-    taken: list[list[float]] = [list(seconds) for seconds in earlier]
-    if not taken or min(map(min, taken)) < block_seconds:
-        taken = [[] for _ in runs]
+    rounds: list[list[float]] = [list(seconds) for seconds in earlier]
+    if not rounds or min(map(min, rounds)) < block_seconds:
+        rounds = [[] for _ in runs]
         for number in range(warmup):
             seconds = [_seconds(run, 1) for run in runs]
             lengths = [
-                min(_MAX_RUNS, max(1, round(block_seconds / max(each, 1e-9)))) for each in seconds
+                min(_MAX_RUNS, max(1, round(block_seconds / max(duration, 1e-9))))
+                for duration in seconds
             ]
             if number and sum(seconds) > _LONG_ROUND:
                 break
-    spent, started, look = sum(map(sum, taken)), time.perf_counter(), 0.0
-    for iteration in itertools.count(len(taken[0])):
-        if suffices is not None and suffices(taken):
+    spent, started, look = sum(map(sum, rounds)), time.perf_counter(), 0.0
+    for iteration in itertools.count(len(rounds[0])):
+        if suffices is not None and suffices(rounds):
             break
         passed = spent + time.perf_counter() - started
         late = iteration >= _LEAST_ROUNDS and passed > time_limit
@@ -204,12 +205,12 @@ def interleaved_rounds(
             if decides is None or (late and passed > patience * time_limit):
                 break
             if iteration >= look:
-                if decides(taken):
+                if decides(rounds):
                     break
                 look = iteration * _NEXT_LOOK
         for index in order.sample(range(len(runs)), len(runs)):
-            taken[index].append(_seconds(runs[index], lengths[index]))
-    return taken
+            rounds[index].append(_seconds(runs[index], lengths[index]))
+    return rounds
 
 
 def _seconds(run: Callable[[], Any], times: int) -> float:
@@ -222,7 +223,7 @@ def _seconds(run: Callable[[], Any], times: int) -> float:
 
 def interleaved_medians(runs: Sequence[Callable[[], Any]], **options: Any) -> list[float]:
     """Return the median seconds of each run; options as for `interleaved_rounds`."""
-    return [statistics.median(taken) for taken in interleaved_rounds(runs, **options)]
+    return [statistics.median(seconds) for seconds in interleaved_rounds(runs, **options)]
 
 
 @dataclass(frozen=True)
@@ -277,5 +278,5 @@ def memory_growth(run: Callable[[], Any], interval: float = 0.001) -> MemoryGrow
 
 def _resident(process: psutil.Process) -> tuple[int, ...]:
     """Return the resident bytes of a process: all, and those that belong to no file."""
-    found = process.memory_info()
-    return found.rss, found.rss - getattr(found, "shared", 0)
+    memory = process.memory_info()
+    return memory.rss, memory.rss - getattr(memory, "shared", 0)

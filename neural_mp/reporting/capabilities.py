@@ -114,7 +114,7 @@ def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str
 def _reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
     """Return the reasons of an op; of low bits, only if the model has ops that support them."""
     reasons = dict(space.capabilities[op].reasons)
-    for precision in [each for each in reasons if each.is_low_bit]:
+    for precision in [candidate for candidate in reasons if candidate.is_low_bit]:
         supported = precision in space.usable_precisions
         if not supported or reasons[precision] == reasons.get(Precision.INT8):
             reasons.pop(precision)
@@ -167,8 +167,8 @@ def _follows(space: TuningSpace, op: Op, layer: Op) -> bool:
 
 def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
     """Return the reasons common to all ops, which stem from the machine."""
-    first, *others = [_reasons(space, op.name) for op in space.graph] or [{}]
-    return {p: why for p, why in first.items() if all(o.get(p) == why for o in others)}
+    first, *remaining = [_reasons(space, op.name) for op in space.graph] or [{}]
+    return {p: why for p, why in first.items() if all(o.get(p) == why for o in remaining)}
 
 
 @dataclass(frozen=True)
@@ -235,10 +235,10 @@ def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
     rows: dict[tuple[str, tuple[tuple[str, int], ...]], list[Reason]] = {}
     for reason in reasons:
         rows.setdefault((reason.words, tuple(reason.types.items())), []).append(reason)
-    for (words, types), alike in rows.items():
+    for (text, types), alike in rows.items():
         more = len(types) - _SHOWN_TYPES
         named = ", ".join(kind for kind, _ in types[:_SHOWN_TYPES])
         named += f" and {more} more" if more > 0 else ""
         precisions = ", ".join(reason.precision.value for reason in alike)
-        table.add_row(precisions, str(alike[0].ops), named, words)
+        table.add_row(precisions, str(alike[0].ops), named, text)
     return table

@@ -67,12 +67,12 @@ def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
 
 
 def _cells(layer: LayerDifference) -> tuple[str, ...]:
-    one, other = layer.dtypes
+    first, second = layer.dtypes
     names, types = zip(*layer.fused_ops, (layer.name, layer.type), strict=True)
     return (
         ", ".join(names),
         ", ".join(types),
-        one if one == other else f"{one} → {other}",
+        first if first == second else f"{first} → {second}",
         formatting.decibels(layer.sqnr),
         _fall(layer),
         _cosine(layer.cosine),
@@ -93,8 +93,8 @@ def _verdict(comparison: Comparison) -> str:
     low = first.sqnr < MIN_SQNR_DB
     why = f"first op below {MIN_SQNR_DB:.0f} dB" if low else "largest SQNR drop"
     below = "inputs equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
-    place = f"{first.name} ({first.type})"
-    return f"First divergence at {place}: {formatting.decibels(first.sqnr)}, {below}; {why}"
+    location = f"{first.name} ({first.type})"
+    return f"First divergence at {location}: {formatting.decibels(first.sqnr)}, {below}; {why}"
 
 
 def _fall(layer: LayerDifference) -> str:

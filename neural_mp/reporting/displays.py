@@ -70,8 +70,8 @@ def _audit(audit: Audit) -> str:
 
 @text.register
 def _audit_text(audit: Audit) -> str:
-    found = (audit_table(audit.findings),) if audit.findings else ()
-    return _text(Group(*found, audit_words(audit)))
+    findings = (audit_table(audit.findings),) if audit.findings else ()
+    return _text(Group(*findings, audit_words(audit)))
 
 
 @cell.register
@@ -109,10 +109,14 @@ def _plan(plan: PrecisionPlan) -> str:
 @cell.register
 def _machine(machine: Hardware) -> str:
     rows = [
-        (f"{device}, {precision}" if machine.gpus else precision.value, found.runs, found.reason)
+        (
+            f"{device}, {precision}" if machine.gpus else precision.value,
+            support.runs,
+            support.reason,
+        )
         for device in (("cpu", "gpu") if machine.gpus else ("cpu",))
         for precision in Precision
-        for found in [machine.support(precision, device)]
+        for support in [machine.support(precision, device)]
     ]
     caption = f"{machine.name}, {counted(machine.cores, 'core')}"
     return notebook_table(("precision", "support", "reason"), rows, caption)

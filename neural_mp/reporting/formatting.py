@@ -74,8 +74,8 @@ def time_of(report: Report) -> tuple[str, str, str]:
     if report.streams is None:
         return f"latency{batch}", seconds(report.baseline_latency), seconds(report.latency)
     name = f"throughput{batch}, {counted(report.streams, 'stream')}"
-    before, after = report.baseline_throughput, report.throughput
-    return name, _per_second(before), _per_second(after)
+    baseline, result = report.baseline_throughput, report.throughput
+    return name, _per_second(baseline), _per_second(result)
 
 
 def _per_second(value: float | None) -> str:
@@ -119,10 +119,10 @@ class TitledTable(Table):
 
 def table(title: str, *headings: str, right: Collection[str] = ()) -> Table:
     """Return an empty table; columns with a heading in `right` are aligned to the right."""
-    made = TitledTable(title)
+    result = TitledTable(title)
     for heading in headings:
-        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    return made
+        result.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return result
 
 
 def decibels(sqnr: float) -> str:

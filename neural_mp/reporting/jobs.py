@@ -175,7 +175,7 @@ def figures(job: JobOutcome, named: bool = False) -> tuple[str, str, str, str, s
 def totals(outcomes: Sequence[JobOutcome]) -> str:
     """Return the number of jobs per status as text."""
     counts = {status: sum(job.status is status for job in outcomes) for status in JobStatus}
-    known = sum(job.known for job in outcomes)
+    finished = sum(job.known for job in outcomes)
     parts = [f"{count} {status}" for status, count in counts.items() if count]
-    parts += [f"{known} of them finished before"] if known else []
+    parts += [f"{finished} of them finished before"] if finished else []
     return f"{counted(len(outcomes), 'job')}: {', '.join(parts)}"

@@ -65,12 +65,12 @@ def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
     table = formatting.table("Changed kernels", *headings, right=figures)
     for change in changes:
         counts = change.calls_before, change.calls_after
-        taken = change.milliseconds_before, change.milliseconds_after
-        times = [time if count else None for time, count in zip(taken, counts, strict=True)]
-        after = (f"→ {name}" for name in change.after or ("–",))
+        durations = change.milliseconds_before, change.milliseconds_after
+        times = [time if count else None for time, count in zip(durations, counts, strict=True)]
+        kernels = (f"→ {name}" for name in change.after or ("–",))
         table.add_row(
             change.work,
-            "\n".join((*(change.before or ("–",)), *after)),
+            "\n".join((*(change.before or ("–",)), *kernels)),
             str(change.problems),
             *map(_time, times),
             _speed(*times) if counts[0] == counts[1] else "–",
@@ -88,5 +88,5 @@ def _time(milliseconds: float | None) -> str:
     return "–" if milliseconds is None else f"{milliseconds:,.3f} ms"
 
 
-def _speed(before: float | None, after: float | None) -> str:
-    return formatting.times(before / after if before and after else None)
+def _speed(previous: float | None, current: float | None) -> str:
+    return formatting.times(previous / current if previous and current else None)

@@ -150,8 +150,8 @@ class LiveListener(Listener):
     def baseline(self, accuracy: float, target: float) -> None:
         """Show the accuracy of the given model and the target."""
         name, tolerance = self._metric
-        words = target_words(name, self._source, accuracy, target, tolerance)
-        self._baseline = self._each or words
+        message = target_words(name, self._source, accuracy, target, tolerance)
+        self._baseline = self._each or message
         if self._prints_lines:
             self.console.print(self._baseline)
         self._update()

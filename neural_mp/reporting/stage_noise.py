@@ -16,10 +16,10 @@ _MOST = 12
 
 def stage_noise_table(noise: StageNoise) -> Table:
     """Return the SQNR of the noisiest ops and of the outputs at each stage."""
-    left = len(noise.ops) - _MOST
-    more = f", {_MOST} noisiest of {len(noise.ops)} ops" if left > 0 else ""
-    words = [STAGE_WORDS[stage] for stage in noise.stages]
-    table = formatting.table(f"SQNR of results against FP32{more}", "op", *words, right=words)
+    remaining = len(noise.ops) - _MOST
+    more = f", {_MOST} noisiest of {len(noise.ops)} ops" if remaining > 0 else ""
+    headings = [STAGE_WORDS[stage] for stage in noise.stages]
+    table = formatting.table(f"SQNR of results against FP32{more}", "op", *headings, right=headings)
     for row in stage_rows(noise, _MOST):
         table.add_row(*row)
     return table
@@ -32,8 +32,8 @@ def stage_rows(noise: StageNoise, count: int) -> list[list[str]]:
 
 
 def _cells(by_stage: Mapping[str, float], stages: tuple[Stage, ...]) -> list[str]:
-    found = (by_stage.get(stage.value) for stage in stages)
-    return ["–" if nsr is None else formatting.decibels(decibels(nsr)) for nsr in found]
+    values = (by_stage.get(stage.value) for stage in stages)
+    return ["–" if nsr is None else formatting.decibels(decibels(nsr)) for nsr in values]
 
 
 def stage_words(noise: StageNoise, op: str) -> str:

@@ -60,8 +60,8 @@ def _accumulation_table(
     table = formatting.table(title, "framework", *(kernel.value for kernel in KernelKind))
     styles = {Int8Accumulation.EXACT: "green", Int8Accumulation.SATURATING: "yellow"}
     for framework, by_kernel in accumulation.items():
-        found = (by_kernel[kernel] for kernel in KernelKind)
-        table.add_row(framework, *(Text(kind.value, styles[kind]) for kind in found))
+        kinds = (by_kernel[kernel] for kernel in KernelKind)
+        table.add_row(framework, *(Text(kind.value, styles[kind]) for kind in kinds))
     return table
 
 
@@ -84,8 +84,8 @@ def explanation_table(
     title = f"{op.name} ({op.type})"
     table = formatting.table(title, "precision", "list", "decision", "reason")
     for precision, (stands_on, runs_in, reason) in rows.items():
-        word = "–" if not precision.is_16_bit else stands_on.name if stands_on else "none"
-        table.add_row(precision.value, word, runs_in.value, reason)
+        amp_list = "–" if not precision.is_16_bit else stands_on.name if stands_on else "none"
+        table.add_row(precision.value, amp_list, runs_in.value, reason)
     return table
 
 
@@ -151,9 +151,9 @@ _RULE = (
 
 def _loss(trial: Trial) -> str:
     """Format a loss with its confidence bound on other texts, if known."""
-    known = formatting.number(trial.loss)
+    loss = formatting.number(trial.loss)
     bound = trial.loss_bound
-    return known if bound is None else f"{known} (at most {formatting.number(bound)})"
+    return loss if bound is None else f"{loss} (at most {formatting.number(bound)})"
 
 
 def _speed(trial: Trial, speedup: float | None) -> str:
@@ -214,15 +214,15 @@ def runtime_rows(runtimes: Sequence[RuntimeFigures]) -> list[tuple[str, ...]]:
     """Return the cells of the compared runtimes, as in `RUNTIME_HEADINGS`."""
     return [
         (
-            found.framework,
-            formatting.seconds(found.latency),
-            formatting.seconds(found.int8_latency),
-            "" if found.sqnr_db is None else f"{found.sqnr_db:.1f} dB",
-            formatting.times(found.result_speedup),
-            "yes" if found.chosen else "",
-            found.reason,
+            runtime.framework,
+            formatting.seconds(runtime.latency),
+            formatting.seconds(runtime.int8_latency),
+            "" if runtime.sqnr_db is None else f"{runtime.sqnr_db:.1f} dB",
+            formatting.times(runtime.result_speedup),
+            "yes" if runtime.chosen else "",
+            runtime.reason,
         )
-        for found in runtimes
+        for runtime in runtimes
     ]
 
 
@@ -258,13 +258,13 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
                 f"{report.output_sqnr_db:.1f} dB",
             )
         )
-    for name, before, after in (
+    for name, baseline, result in (
         ("size of weights", report.baseline_size, report.size),
         ("memory footprint", report.baseline_footprint, report.footprint),
     ):
-        if after is not None:
-            fraction = f"{after / before:.0%}" if before else "–"
-            rows.append((name, formatting.size(before), formatting.size(after), fraction))
+        if result is not None:
+            fraction = f"{result / baseline:.0%}" if baseline else "–"
+            rows.append((name, formatting.size(baseline), formatting.size(result), fraction))
     return rows
 
 
@@ -273,10 +273,10 @@ def _accuracy_rows(report: Report) -> list[tuple[str, str, str, str]]:
     baseline, value = report.baseline_accuracy, report.accuracy
     rows = [_accuracy_row(report.metric or "accuracy", baseline, value, report.target, report)]
     parts = [
-        _accuracy_row(name, found.baseline, found.value, found.target, found)
-        for name, found in report.metrics.items()
+        _accuracy_row(name, metric.baseline, metric.value, metric.target, metric)
+        for name, metric in report.metrics.items()
     ]
-    has_targets = any(found.target is not None for found in report.metrics.values())
+    has_targets = any(metric.target is not None for metric in report.metrics.values())
     return parts if has_targets else rows + parts
 
 
@@ -366,12 +366,12 @@ def audit_table(ops: Iterable[AuditedOp]) -> Table:
 
 def audit_words(audit: Audit) -> str:
     """Summarize an audit in one or two lines."""
-    each = ", ".join(f"{count} {verdict}" for verdict, count in audit.counts().items())
-    words = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
-    words += f": {each}" if each else ""
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in audit.counts().items())
+    summary = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
+    summary += f": {verdicts}" if verdicts else ""
     if not audit.complete:
-        words += "\nsaved by an earlier version: only ops named in the plan are listed"
+        summary += "\nsaved by an earlier version: only ops named in the plan are listed"
     broken = sum(op.verdict in BROKEN for op in audit.ops)
     if not broken:
-        return f"{words}\nthe plan holds"
-    return f"{words}\nthe plan does NOT hold: {counted(broken, 'op')} not as planned"
+        return f"{summary}\nthe plan holds"
+    return f"{summary}\nthe plan does NOT hold: {counted(broken, 'op')} not as planned"

@@ -21,36 +21,44 @@ def in_detail(**subjects: Any) -> dict[str, str]:
     Returns:
         Key → fingerprint as JSON, without subjects that cannot be fingerprinted.
     """
-    found = {}
+    fingerprints = {}
     for name, subject in subjects.items():
         code = code_fingerprint(subject)
         if code is not None:
             values = {"python": _python(), "digest": code.digest, "options": dict(code.options)}
-            found[name + _DETAIL] = json.dumps(values, sort_keys=True)
-    return found
+            fingerprints[name + _DETAIL] = json.dumps(values, sort_keys=True)
+    return fingerprints
 
 
-def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def differences(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """List as text the parts of a fingerprint that differ from those of another run."""
-    plain = [key for key in now if not key.endswith(_DETAIL) and before.get(key) != now[key]]
+    plain = [
+        key for key in current if not key.endswith(_DETAIL) and previous.get(key) != current[key]
+    ]
     more = []
-    for key in now:
+    for key in current:
         name = key.removesuffix(_DETAIL)
-        if key.endswith(_DETAIL) and name not in plain and before.get(key, now[key]) != now[key]:
-            more += _describe_changes(name, json.loads(before[key]), json.loads(now[key]))
+        if (
+            key.endswith(_DETAIL)
+            and name not in plain
+            and previous.get(key, current[key]) != current[key]
+        ):
+            more += _describe_changes(name, json.loads(previous[key]), json.loads(current[key]))
     return plain + more
 
 
-def _describe_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _describe_changes(
+    name: str, previous: Mapping[str, Any], current: Mapping[str, Any]
+) -> list[str]:
     """Describe how the code or options of a subject differ; empty if they are equal."""
-    old, new = before["options"], now["options"]
+    old, new = previous["options"], current["options"]
     changed = [option for option in {**old, **new} if old.get(option) != new.get(option)]
-    if before["python"] != now["python"]:
+    if previous["python"] != current["python"]:
         changed = [option for option in changed if option in old and option in new]
-    elif before["digest"] == now["digest"]:
+    elif previous["digest"] == current["digest"]:
         return []
     if not changed:
-        return [f"code of the {name}"] if before["python"] == now["python"] else []
+        return [f"code of the {name}"] if previous["python"] == current["python"] else []
     parts = (f"{o} = {new.get(o, 'none')}, before {old.get(o, 'none')}" for o in changed)
     return [f"{name} ({'; '.join(parts)})"]
 
@@ -66,12 +74,12 @@ def machine_key(packages: tuple[str, ...]) -> dict[str, str]:
     Returns:
         Name → CPU, package versions, and environment variables that control computation.
     """
-    here = hardware.detect()
+    host = hardware.detect()
     return {
-        "cpu": here.name,
-        "flags": " ".join(sorted(here.flags)),
-        "cores": str(here.cores),
-        "forced": " ".join(sorted(here.forced)),
+        "cpu": host.name,
+        "flags": " ".join(sorted(host.flags)),
+        "cores": str(host.cores),
+        "forced": " ".join(sorted(host.forced)),
         **versions_of(("neural-mp", "numpy", *packages)),
         **numeric_variables(),
     }

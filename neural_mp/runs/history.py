@@ -155,7 +155,7 @@ class History(RunStore):
 
 def _displayed(trial: Trial) -> dict[str, Any]:
     """Return the trial attributes displayed in a dashboard; each costs a transaction."""
-    known = {
+    attributes = {
         "outcome": trial.outcome.value,
         "loss": trial.loss,
         "error": trial.error,
@@ -164,7 +164,7 @@ def _displayed(trial: Trial) -> dict[str, Any]:
         **trial.objectives,
         **{f"{precision} ops": count for precision, count in trial.plan.counts().items()},
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[RuntimeFigures, ...]:

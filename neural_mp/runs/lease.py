@@ -140,42 +140,42 @@ class _Heartbeat:
 
     def _acquire(self) -> None:
         for _ in range(_ATTEMPTS):
-            found = self._row.lease()
-            if found is not None:
-                self._check_dead(found)
-            if self._row.replace_lease(found, self._owner.text):
+            lease = self._row.lease()
+            if lease is not None:
+                self._check_dead(lease)
+            if self._row.replace_lease(lease, self._owner.text):
                 return  # otherwise another process was faster: check that process, too
         raise HistoryError(
             f"the lease of run {self._row.name!r} cannot be acquired: its row in the table "
             f"{RUN_TABLE} is damaged or missing; {_OWN_RUN}"
         )
 
-    def _check_dead(self, found: str) -> None:
-        other = _LeaseOwner.parse(found)
-        alive = other.is_alive
+    def _check_dead(self, lease: str) -> None:
+        holder = _LeaseOwner.parse(lease)
+        alive = holder.is_alive
         if alive is None:
             logger.warning(
                 "Waiting up to %g s for a heartbeat of %s, the owner of run %r on another machine.",
                 _LEASE_TIMEOUT_SECONDS,
-                other,
+                holder,
                 self._row.name,
             )
-            alive = self._beats(found)
+            alive = self._beats(lease)
         if alive:
-            raise self._in_use(other)
+            raise self._in_use(holder)
 
-    def _beats(self, found: str) -> bool:
+    def _beats(self, lease: str) -> bool:
         """Whether the owner of a lease sends a heartbeat within the timeout."""
         until = time.monotonic() + _LEASE_TIMEOUT_SECONDS
         while time.monotonic() < until:
             time.sleep(_CHECK_SECONDS)
-            if self._row.lease() != found:
+            if self._row.lease() != lease:
                 return True
         return False
 
-    def _in_use(self, other: _LeaseOwner) -> RunInUseError:
+    def _in_use(self, holder: _LeaseOwner) -> RunInUseError:
         return RunInUseError(
-            f"run {self._row.name!r} is in use by {other}; wait until that process ends, or "
+            f"run {self._row.name!r} is in use by {holder}; wait until that process ends, or "
             f"{_OWN_RUN}"
         )
 
@@ -203,15 +203,15 @@ class _Heartbeat:
         if not self._lost:
             return
         try:
-            found = self._row.lease()
+            lease = self._row.lease()
         except Exception as error:
             # Any database error.
             raise HistoryError(
                 f"run {self._row.name!r} cannot be read from its storage: {one_line(error)}"
             ) from error
-        if found is None:
+        if lease is None:
             raise HistoryError(f"run {self._row.name!r} was deleted from its storage; {_OWN_RUN}")
-        raise self._in_use(_LeaseOwner.parse(found))
+        raise self._in_use(_LeaseOwner.parse(lease))
 
     def end(self) -> None:
         if self._owner.process.pid != os.getpid():

@@ -173,12 +173,12 @@ LAYER_ERRORS = "layer_errors"
 
 def output_nsr_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Collect `ProbeMeasurements.output_nsr` from the entries of a run cache."""
-    found: dict[str, dict[str, float]] = {}
+    output_nsr: dict[str, dict[str, float]] = {}
     for key, noise in entries.items():
         if key.startswith(OUTPUT_NSR):
             corrections, _, name = key.removeprefix(OUTPUT_NSR).partition(": ")
-            found.setdefault(name, {})[corrections] = validate_at(key, number, noise)
-    return found
+            output_nsr.setdefault(name, {})[corrections] = validate_at(key, number, noise)
+    return output_nsr
 
 
 @dataclass(frozen=True)
@@ -214,5 +214,5 @@ class RunRecord:
 
 def corrections_in(plan: PrecisionPlan) -> str:
     """Return the corrections used by any op of a plan, as text."""
-    found = {name for config in plan.values() for name in config.corrections}
-    return " ".join(name for name in CORRECTIONS if name in found) or NO_CORRECTION
+    corrections = {name for config in plan.values() for name in config.corrections}
+    return " ".join(name for name in CORRECTIONS if name in corrections) or NO_CORRECTION

@@ -59,8 +59,8 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
     reasons: dict[str, int] = {}  # few distinct reasons: stored once
     ops = []
     for op in graph:
-        found = setup.capabilities[op.name]
-        why = {p.value: reasons.setdefault(w, len(reasons)) for p, w in found.reasons.items()}
+        entry = setup.capabilities[op.name]
+        why = {p.value: reasons.setdefault(w, len(reasons)) for p, w in entry.reasons.items()}
         ops.append(
             {
                 **{
@@ -69,8 +69,8 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
                     if (value := getattr(op, item.name)) != item.default and item.name != "layers"
                 },
                 **({"layers": [[part.name, part.type] for part in op.layers]} if op.layers else {}),
-                "runs in": [p.value for p in found.precisions],
-                **({"emulated": sorted(p.value for p in found.emulated)} if found.emulated else {}),
+                "runs in": [p.value for p in entry.precisions],
+                **({"emulated": sorted(p.value for p in entry.emulated)} if entry.emulated else {}),
                 **({"why not": why} if why else {}),
             }
         )
@@ -86,7 +86,7 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
         "settings": {name: asdict(setting) for name, setting in setup.settings.items()},
         "machine": asdict(setup.machine),
         "versions": dict(setup.versions),
-        "runtimes": [asdict(found) for found in setup.runtimes],
+        "runtimes": [asdict(entry) for entry in setup.runtimes],
     }
 
 
@@ -117,20 +117,20 @@ def _consistent(setup: RunStart) -> RunStart:
     Raises:
         InvalidValueError: a name is not in the graph.
     """
-    known = {op.name for op in setup.graph}
-    sources = known | set(setup.graph.inputs)
+    ops = {op.name for op in setup.graph}
+    sources = ops | set(setup.graph.inputs)
     tensors = setup.tensors
     named = {
         "outputs": (setup.graph.outputs, sources),
-        "ops.fusion_group": ([op.fusion_group for op in setup.graph if op.fusion_group], known),
-        "tunable_ops": (setup.tunable_ops, known),
-        "fan_in": (setup.fan_in, known),
+        "ops.fusion_group": ([op.fusion_group for op in setup.graph if op.fusion_group], ops),
+        "tunable_ops": (setup.tunable_ops, ops),
+        "fan_in": (setup.fan_in, ops),
         "tensors.name": ([tensor.name for tensor in tensors], sources),
-        "tensors.producers": ([op for tensor in tensors for op in tensor.producers], known),
-        "tensors.consumers": ([op for tensor in tensors for op in tensor.consumers], known),
+        "tensors.producers": ([op for tensor in tensors for op in tensor.producers], ops),
+        "tensors.consumers": ([op for tensor in tensors for op in tensor.consumers], ops),
         "tensors.quantizing_ops": (
             [op for tensor in tensors for op in tensor.quantizing_ops],
-            known,
+            ops,
         ),
     }
     for key, (names, expected) in named.items():
@@ -143,14 +143,14 @@ def _consistent(setup: RunStart) -> RunStart:
 def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, str]:
     """Return precision → reason why an op is ineligible, from the shared list of reasons."""
     op, reasons = given
-    found = {}
-    for name, place in op.get("why not", {}).items():
-        if place >= len(reasons):
+    parsed = {}
+    for name, index in op.get("why not", {}).items():
+        if index >= len(reasons):
             raise InvalidValueError(
-                f"expected the place of one of {len(reasons)} reasons, found {place}"
+                f"expected the place of one of {len(reasons)} reasons, found {index}"
             )
-        found[Precision.parse(name, "a precision", InvalidValueError)] = reasons[place]
-    return found
+        parsed[Precision.parse(name, "a precision", InvalidValueError)] = reasons[index]
+    return parsed
 
 
 def _layer(value: Any) -> Layer:
@@ -224,11 +224,11 @@ def ending_to_dict(ending: RunEnd) -> dict[str, Any]:
 
 
 def _predicted(value: Any) -> dict[int, float]:
-    found = mapping_of(number)(value)
-    wrong = next((key for key in found if not (key.isdecimal() and len(key) < 10)), None)
+    times = mapping_of(number)(value)
+    wrong = next((key for key in times if not (key.isdecimal() and len(key) < 10)), None)
     if wrong is not None:
         raise invalid("the number of a trial", wrong)
-    return {int(key): time for key, time in found.items()}
+    return {int(key): time for key, time in times.items()}
 
 
 _CONVERSION = record(
@@ -266,7 +266,7 @@ def record_to_dict(record: RunRecord) -> dict[str, Any]:
         "times": record.measured.times.to_dict(),
         "output_nsr": {name: dict(by) for name, by in record.measured.output_nsr.items()},
         "elements": dict(record.measured.elements),
-        "layer_errors": {op: dict(each) for op, each in record.measured.layer_errors.items()},
+        "layer_errors": {op: dict(errors) for op, errors in record.measured.layer_errors.items()},
         "ending": None if record.ending is None else ending_to_dict(record.ending),
     }
 

@@ -189,8 +189,8 @@ def _runs_with_fingerprints(
     storage: RDBStorage, model: str | None = None
 ) -> list[tuple[RunName, dict[str, str]]]:
     return [
-        (name, parse_json(found, mapping_of(string), f"{name}: fingerprint", HistoryError))
-        for name, found in _rows(storage, model)
+        (name, parse_json(text, mapping_of(string), f"{name}: fingerprint", HistoryError))
+        for name, text in _rows(storage, model)
     ]
 
 
@@ -218,17 +218,17 @@ def chosen_run(runs: Sequence[RunName], number: int | None, model: str | None, u
             f"{_listed(matching)}"
         )
     of_model = [name for name in runs if name.model in matching]
-    found = [name for name in of_model if number in (None, name.number)]
-    if not found:
-        words = ", ".join(str(name.number) for name in of_model[-_MAX_LISTED:])
-        raise HistoryError(f"there is no run {number} in {url!r}; the latest are {words}")
-    if number is not None and len(found) > 1:
-        models = [name.model for name in reversed(found)]
+    selected = [name for name in of_model if number in (None, name.number)]
+    if not selected:
+        numbers = ", ".join(str(name.number) for name in of_model[-_MAX_LISTED:])
+        raise HistoryError(f"there is no run {number} in {url!r}; the latest are {numbers}")
+    if number is not None and len(selected) > 1:
+        models = [name.model for name in reversed(selected)]
         raise HistoryError(
             f"there are runs {number} of several models in {url!r}; name the model, too; "
             f"{_listed(models)}"
         )
-    return found[-1]
+    return selected[-1]
 
 
 def _listed(models: Sequence[str]) -> str:
@@ -285,8 +285,8 @@ def lease_run(
 
 def latest_run(storage: RDBStorage, fingerprint: Mapping[str, str]) -> RunName | None:
     """Return the latest run with the same fingerprint; None if there is none."""
-    for name, found in reversed(_runs_with_fingerprints(storage, model_digest(fingerprint))):
-        if not differences(found, fingerprint) and has_study(storage, name):
+    for name, previous in reversed(_runs_with_fingerprints(storage, model_digest(fingerprint))):
+        if not differences(previous, fingerprint) and has_study(storage, name):
             return name
     return None
 
@@ -299,8 +299,8 @@ def _nothing_to_resume(
     of_model = [run for run in runs if run[1].get("model") == fingerprint.get("model")]
     if not runs:
         return HistoryError(f"there is no run to resume in {url!r}; start a run without resume")
-    name, found = (of_model or runs)[-1]
-    changed = differences(found, fingerprint)
+    name, previous = (of_model or runs)[-1]
+    changed = differences(previous, fingerprint)
     several = len(changed) > 1 or changed[0].endswith("s")  # "the four lists"
     return HistoryError(
         f"cannot resume: the {' and the '.join(changed)} of this run "

@@ -191,11 +191,11 @@ class Report(Printed):
         counts = self.op_counts.values()
         nodes = sum(sum(by.values()) for by in counts)
         lowered = [p for p in _LONG if p.value not in self.source_precisions]
-        found = {p: sum(by.get(p.value, 0) for by in counts) for p in lowered}
+        totals = {p: sum(by.get(p.value, 0) for by in counts) for p in lowered}
         return tuple(
             f"Converted {low}/{nodes} nodes to {_LONG[precision]} using "
             f"{counted(self.casts, 'cast')}"
-            for precision, low in found.items()
+            for precision, low in totals.items()
             if low
         )
 
@@ -245,10 +245,10 @@ class Report(Printed):
             if name not in ("best_rejected", "record")
         } | {
             "conversions": asdict(self.conversions),
-            "metrics": {name: asdict(found) for name, found in self.metrics.items()},
+            "metrics": {name: asdict(entry) for name, entry in self.metrics.items()},
             "seconds": dict(self.seconds),
             "stage_noise": None if self.stage_noise is None else self.stage_noise.to_dict(),
-            "runtimes": [asdict(found) for found in self.runtimes],
+            "runtimes": [asdict(entry) for entry in self.runtimes],
             "hint": None if self.hint is None else asdict(self.hint),
             "op_counts": {kind: dict(by) for kind, by in self.op_counts.items()},
             "ineligible": [reason.to_dict() for reason in self.ineligible],
@@ -327,8 +327,8 @@ _REPORT = record(
 
 def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:
     """Return the names of the precisions that some op runs in only emulated on this machine."""
-    found = {p for op, p in precisions.items() if p in space.capabilities[op].emulated}
-    return tuple(p.value for p in Precision if p in found)
+    emulated = {p for op, p in precisions.items() if p in space.capabilities[op].emulated}
+    return tuple(p.value for p in Precision if p in emulated)
 
 
 def count_ops(graph: OpGraph, effective: Mapping[str, Precision]) -> dict[str, dict[str, int]]:

@@ -73,13 +73,13 @@ class RunRow:
         columns = _table().c
         with self.engine.connect() as connection:
             query = sql.select(columns.lease).where(columns.name == self.name)
-            found: str | None = connection.execute(query).scalar()
-            return found
+            value: str | None = connection.execute(query).scalar()
+            return value
 
-    def replace_lease(self, before: str | None, after: str | None) -> bool:
-        """Write the lease if it still equals `before`; return whether it did."""
+    def replace_lease(self, expected: str | None, replacement: str | None) -> bool:
+        """Write the lease if it still equals `expected`; return whether it did."""
         table = _table()
-        same = (table.c.name == self.name) & (table.c.lease == before)
+        same = (table.c.name == self.name) & (table.c.lease == expected)
         with self.engine.begin() as connection:
-            done = connection.execute(table.update().where(same).values(lease=after))
+            done = connection.execute(table.update().where(same).values(lease=replacement))
             return bool(done.rowcount)

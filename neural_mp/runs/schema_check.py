@@ -32,13 +32,17 @@ def computes(kind: str, statement: str | None) -> bool:
     if kind not in ("table", "index") or statement is None or len(statement) > _MAX_CHARS:
         return True
     tokens = []
-    for found in _TOKEN.finditer(statement):
-        if found[2]:
+    for match in _TOKEN.finditer(statement):
+        if match[2]:
             return True
-        tokens.append(found[1])
-    words = {token.upper() for token in tokens}
+        tokens.append(match[1])
+    keywords = {token.upper() for token in tokens}
     start = tokens.index("(") if "(" in tokens else len(tokens)
-    if words & _COMPUTING or tokens[-1:] != [")"] or ("INDEX" not in words and kind == "index"):
+    if (
+        keywords & _COMPUTING
+        or tokens[-1:] != [")"]
+        or ("INDEX" not in keywords and kind == "index")
+    ):
         return True
     inner = tokens[start + 1 : -1]
     if kind == "index":

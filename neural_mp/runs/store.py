@@ -77,9 +77,9 @@ class RunStore:
         Raises:
             HistoryError: the baseline is damaged.
         """
-        found = self._attributes.get(BASELINE)
+        figures = self._attributes.get(BASELINE)
         with file_context(f"{self.name}: {BASELINE}", HistoryError):
-            return None if found is None else BASELINE_FIGURES(found)
+            return None if figures is None else BASELINE_FIGURES(figures)
 
     @baseline.setter
     def baseline(self, values: Mapping[str, Any]) -> None:
@@ -229,9 +229,9 @@ class RunStore:
             except Exception as error:
                 # SQLAlchemy and the database drivers raise dozens of types.
                 logger.debug("run %r: write attempt %d failed", self.name, attempt, exc_info=True)
-                words = one_line(error.__cause__ or error)  # Optuna's own message is vaguer
+                cause = one_line(error.__cause__ or error)  # Optuna's own message is vaguer
         self.degraded_because = (
-            f"the storage of run {self.name!r} cannot be written to: {words}; the run continues in "
+            f"the storage of run {self.name!r} cannot be written to: {cause}; the run continues in "
             f"memory, and its further trials cannot be resumed"
         )
         logger.warning(self.degraded_because)

@@ -18,12 +18,12 @@ _MIN_NSR_REDUCTION = 0.5
 
 def best_corrections(observations: Observations) -> dict[str, str]:
     """Return tensor → the correction with the least NSR, if its noise is at least halved."""
-    found = {}
+    corrections = {}
     for tensor, noise in observations.corrected_nsr.items():
         best = min(noise, key=noise.__getitem__)
         if noise[best] <= (1 - _MIN_NSR_REDUCTION) * observations.nsr.get(tensor, 0.0):
-            found[tensor] = best
-    return found
+            corrections[tensor] = best
+    return corrections
 
 
 def with_corrections(
@@ -64,18 +64,18 @@ class Int8Settings:
         )
 
     def _applied(self, op: str, config: OpConfig, space: TuningSpace) -> OpConfig:
-        found = config
+        result = config
         if self.algorithm is not None and config.activation is not None:
             spec = replace(config.activation, algorithm=self.algorithm)
-            other = replace(config, activation=spec)
-            supported = replace(other, corrections=()) in space.capabilities[op].configs
-            found = other if supported else config
-        names = found.corrections
+            changed = replace(config, activation=spec)
+            supported = replace(changed, corrections=()) in space.capabilities[op].configs
+            result = changed if supported else config
+        names = result.corrections
         if op in self.learned:
             names = (*names, "bias_correction", *RECONSTRUCTIONS)
         elif self.bias_correction and names:
             names = (*names, "bias_correction")
-        return replace(found, corrections=names)
+        return replace(result, corrections=names)
 
 
 def without_reconstruction(plan: PrecisionPlan) -> PrecisionPlan:

@@ -86,10 +86,10 @@ class CostInputs:
         weight_only = [op for op, c in plan.items() if c.approach is Approach.WEIGHT_ONLY]
         if not seconds_of_all:
             in_int8 = [op for op, config in plan.items() if config.precision is Precision.INT8]
-            alone, all_int8 = (
+            size_only, all_int8 = (
                 sum(self.weights.get(op, 0) for op in ops) for ops in (weight_only, in_int8)
             )
-            return frozenset(weight_only if 2 * alone < all_int8 else ())
+            return frozenset(weight_only if 2 * size_only < all_int8 else ())
 
         def gain(op: str, seconds: float) -> float:
             saved = seconds * (1 - self.time_ratio(op, Precision.INT8, False)) / seconds_of_all
@@ -108,12 +108,12 @@ class CostInputs:
         unknown = precision not in measured or not measured.get(Precision.FP32)
         if unknown or precision is Precision.FP32:
             return _EMULATED if emulated else precision.bits / 32
-        taken = measured[precision]
+        duration = measured[precision]
         if precision is Precision.INT8 and not (self.in_place or self.times.conversions):
             fastest = min(seconds for p, seconds in measured.items() if not p.is_integer)
-            if taken <= _INT8_MIN_SLOWDOWN * fastest:
-                taken = min(taken, _INT8_ASSUMED_TIME_RATIO * fastest)
-        return taken / measured[Precision.FP32]
+            if duration <= _INT8_MIN_SLOWDOWN * fastest:
+                duration = min(duration, _INT8_ASSUMED_TIME_RATIO * fastest)
+        return duration / measured[Precision.FP32]
 
 
 def _fractions(amounts: Sequence[float]) -> list[float]:
@@ -235,10 +235,10 @@ def _conversion_cost(space: TuningSpace, figures: CostInputs) -> Callable[[str],
     if times.conversion is None or whole <= 0:
         estimate = importance * _CONVERSION / max(len(space.tunable_ops), 1)
         return lambda tensor: estimate
-    least, each, measured = times.conversion, times.per_element, times.conversions
+    least, per_element, measured = times.conversion, times.per_element, times.conversions
 
     def cost(name: str) -> float:
-        estimate = least + each * figures.values.get(name, 0.0)
+        estimate = least + per_element * figures.values.get(name, 0.0)
         return importance * measured.get(name, estimate) / whole
 
     return cost
@@ -252,12 +252,12 @@ def _fused_in_fp32(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCo
     importance, times = figures.objectives.get(Objective.PERFORMANCE, 0.0), figures.times
     whole = sum(figures.seconds(space.tunable_ops))
     for op in filter(times.runs_within_another, space.tunable_ops):
-        near = (*space.graph.consumer_names(op), *space.graph[op].inputs)
-        kernel = next((name for name in near if _has_kernel(times, name)), None)
+        adjacent = (*space.graph.consumer_names(op), *space.graph[op].inputs)
+        kernel = next((name for name in adjacent if _has_kernel(times, name)), None)
         if kernel is not None:
-            alone = (importance * times.ops[kernel][Precision.FP32] / whole, 0.0)
-            for one, other in ((op, kernel), (kernel, op)):
-                yield SharedCost(alone, 1, (one,), and_not=other)
+            cost = (importance * times.ops[kernel][Precision.FP32] / whole, 0.0)
+            for first, second in ((op, kernel), (kernel, op)):
+                yield SharedCost(cost, 1, (first,), and_not=second)
 
 
 def _has_kernel(times: OpTimings, op: str) -> bool:

@@ -75,14 +75,14 @@ class Knapsack:
     @classmethod
     def of(cls, forms: Mapping[str, Iterable[Form]]) -> Knapsack:
         """Return the knapsack of op → its forms."""
-        hulls = {op: _lower_hull(found) for op, found in forms.items()}
-        first = {op: found[0] for op, found in hulls.items() if found}
+        hulls = {op: _lower_hull(points) for op, points in forms.items()}
+        first = {op: points[0] for op, points in hulls.items() if points}
         start = Filling(
             first,
             sum(form.cost for form in first.values()),
             sum(form.noise for form in first.values()),
         )
-        steps = (Step(op, *pair) for op, found in hulls.items() for pair in pairwise(found))
+        steps = (Step(op, *pair) for op, points in hulls.items() for pair in pairwise(points))
         return cls(start, tuple(sorted(steps, key=lambda step: step.slope, reverse=True)))
 
     def cheapest(self, noise: float) -> Filling:
@@ -93,8 +93,8 @@ class Knapsack:
         best, banned = self._greedy(noise, frozenset()), frozenset[Step]()
         while True:
             largest = sorted(best[1], key=lambda step: step.cost)[-_LEFT_OUT:]
-            others = [(self._greedy(noise, banned | {step}), step) for step in largest]
-            cheapest = min(others, key=lambda entry: entry[0][0].cost, default=None)
+            alternatives = [(self._greedy(noise, banned | {step}), step) for step in largest]
+            cheapest = min(alternatives, key=lambda entry: entry[0][0].cost, default=None)
             if cheapest is None or cheapest[0][0].cost >= best[0].cost * (1 - _LEAST_SAVING):
                 return best[0]
             best, banned = cheapest[0], banned | {cheapest[1]}
@@ -104,38 +104,38 @@ class Knapsack:
 
         The cost is infinite if the other steps do not suffice.
         """
-        left, taken = self.start.noise, list[Step]()
+        remaining, chosen = self.start.noise, list[Step]()
         reached: dict[str, Form] = {}
         for step in self.steps:
-            if left <= noise:
+            if remaining <= noise:
                 break
             if step in banned or reached.get(step.op, step.before) is not step.before:
                 continue
             reached[step.op] = step.after
-            taken.append(step)
-            left -= step.gain
-        for step in sorted(taken, key=lambda step: step.cost, reverse=True):
-            if reached[step.op] is step.after and left + step.gain <= noise:
+            chosen.append(step)
+            remaining -= step.gain
+        for step in sorted(chosen, key=lambda step: step.cost, reverse=True):
+            if reached[step.op] is step.after and remaining + step.gain <= noise:
                 reached[step.op] = step.before
-                taken.remove(step)
-                left += step.gain
-        cost = self.start.cost + sum(step.cost for step in taken) if left <= noise else inf
-        return Filling({**self.start.forms, **reached}, cost, max(left, 0.0)), taken
+                chosen.remove(step)
+                remaining += step.gain
+        cost = self.start.cost + sum(step.cost for step in chosen) if remaining <= noise else inf
+        return Filling({**self.start.forms, **reached}, cost, max(remaining, 0.0)), chosen
 
     def most_accurate(self, cost: float) -> Filling | None:
         """Return a filling of at most this cost with little noise: steps in order, where they fit.
 
         None if the cheapest filling costs more.
         """
-        spent, left = self.start.cost, self.start.noise
+        spent, remaining = self.start.cost, self.start.noise
         if spent > cost:
             return None
         reached = dict(self.start.forms)
         for step in self.steps:
             if reached[step.op] is step.before and spent + step.cost <= cost:
                 reached[step.op] = step.after
-                spent, left = spent + step.cost, left - step.gain
-        return Filling(reached, spent, max(left, 0.0))
+                spent, remaining = spent + step.cost, remaining - step.gain
+        return Filling(reached, spent, max(remaining, 0.0))
 
 
 def _lower_hull(forms: Iterable[Form]) -> list[Form]:
@@ -150,6 +150,6 @@ def _lower_hull(forms: Iterable[Form]) -> list[Form]:
     return hull
 
 
-def _slope(before: Form, after: Form) -> float:
+def _slope(start: Form, end: Form) -> float:
     """Return the reduction of noise per cost."""
-    return (before.noise - after.noise) / max(after.cost - before.cost, 1e-300)
+    return (start.noise - end.noise) / max(end.cost - start.cost, 1e-300)

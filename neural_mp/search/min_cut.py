@@ -54,9 +54,9 @@ class SharedCost:
 
     def applies(self, levels: Mapping[Node, int]) -> bool:
         """Whether an assignment pays the cost."""
-        found = any((levels[node] < self.bound) is self.below for node in self.any_of)
-        if self.and_not is None or not found:
-            return found
+        matched = any((levels[node] < self.bound) is self.below for node in self.any_of)
+        if self.and_not is None or not matched:
+            return matched
         return (levels[self.and_not] < self.bound) is not self.below
 
 
@@ -145,25 +145,25 @@ class CutSolver:
         """Add an extra variable that any of the nodes pulls to its side, at the shared cost."""
         extra = self.size
         self.size += 1
-        other = self.sink if item.below else self.source
+        end = self.sink if item.below else self.source
         if item.and_not is not None:
-            other = self._variable(item.and_not, item.bound)
+            end = self._variable(item.and_not, item.bound)
         for node in item.any_of:
             mine = self._variable(node, item.bound)
             self._add(*((mine, extra) if item.below else (extra, mine)), _FORBIDDEN_COST)
-        self._add(*((extra, other) if item.below else (other, extra)), item.cost)
+        self._add(*((extra, end) if item.below else (end, extra)), item.cost)
 
     def _costs_at(self, weight: float) -> np.ndarray:
-        found = np.full(len(self.times), inf)
+        costs = np.full(len(self.times), inf)
         finite = np.isfinite(self.times)
         times, degradations = self.times[finite], self.degradations[finite]
         if weight == 0:
-            found[finite] = times + degradations * _tie_break_weight(times, degradations)
+            costs[finite] = times + degradations * _tie_break_weight(times, degradations)
         elif weight == inf:
-            found[finite] = degradations + times * _tie_break_weight(degradations, times)
+            costs[finite] = degradations + times * _tie_break_weight(degradations, times)
         else:
-            found[finite] = times + weight * degradations
-        return found
+            costs[finite] = times + weight * degradations
+        return costs
 
     def _low_variables(self, costs: np.ndarray) -> np.ndarray:
         """Return which variables are on the source side, in the cut with the fewest of them."""
@@ -174,16 +174,16 @@ class CutSolver:
         graph = csr_array((capacities, tuple(self.ends)), shape=(self.size, self.size))
         graph.data = np.minimum(graph.data, _INFINITE).astype(np.int32)
         flow = maximum_flow(graph, self.source, self.sink).flow
-        left = graph - flow
-        left.eliminate_zeros()
-        found = np.zeros(self.size, bool)
-        found[breadth_first_order(left, self.source, return_predecessors=False)] = True
-        return found
+        residual = graph - flow
+        residual.eliminate_zeros()
+        reachable = np.zeros(self.size, bool)
+        reachable[breadth_first_order(residual, self.source, return_predecessors=False)] = True
+        return reachable
 
 
-def _tie_break_weight(main: np.ndarray, other: np.ndarray) -> float:
+def _tie_break_weight(main: np.ndarray, secondary: np.ndarray) -> float:
     """Return the weight at which other costs only break ties of the main ones."""
-    return float(main.sum() or 1.0) / float(other.sum() or 1.0) * _TIE_BREAK_WEIGHT
+    return float(main.sum() or 1.0) / float(secondary.sum() or 1.0) * _TIE_BREAK_WEIGHT
 
 
 def break_even_weight(faster: Cost, safer: Cost) -> float | None:

@@ -45,7 +45,7 @@ def _lifetimes(
 ) -> Iterator[tuple[int, int, float]]:
     """Yield first step, last step and bytes of every tensor and every quantized copy."""
     graph, end = space.graph, len(steps) - 1
-    kept = set(graph.outputs)
+    outputs = set(graph.outputs)
     for name in (*graph.inputs, *steps):
         count = values.get(name, 0.0)
         if not count:
@@ -54,7 +54,7 @@ def _lifetimes(
         readers = graph.consumer_names(name)
         # In the body of a loop, a reader can precede its writer.
         last = max((steps[reader] for reader in readers), default=written)
-        last = end if name in kept else max(last, written)
+        last = end if name in outputs else max(last, written)
         if name not in steps or not _within_a_kernel(space, plan, name, readers):
             yield written, last, count * _width(space, plan, name)
         quantized = [steps[r] for r in readers if name in plan.flow.int8_reads.get(r, ())]

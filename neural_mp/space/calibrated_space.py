@@ -14,12 +14,12 @@ from neural_mp.space.space import TuningSpace
 _NOT_REACHED = "not reached by calibration, so the ranges of its inputs are unknown"
 
 
-def reached_by(space: TuningSpace, seen: Collection[str]) -> TuningSpace:
+def reached_by(space: TuningSpace, observed: Collection[str]) -> TuningSpace:
     """Return a space without static INT8 for ops whose tensors calibration has not seen.
 
     INT8 approaches that need no calibrated range stay.
     """
-    while unseen := observable_tensors(space.graph, space.int8_ops).difference(seen):
+    while unseen := observable_tensors(space.graph, space.int8_ops).difference(observed):
         needing = frozenset(_needing(space.graph, space.int8_ops, unseen))
         if not needing:
             break
@@ -62,8 +62,10 @@ def _without_moves(space: TuningSpace, reasons: Mapping[str, str]) -> TuningSpac
     ops = (replace(op, quantize_agnostic=False) if op.name in reasons else op for op in space.graph)
     capabilities = dict(space.capabilities)
     for op, reason in reasons.items():
-        found = capabilities[op]
-        capabilities[op] = replace(found, reasons={**found.reasons, Precision.INT8: reason})
+        capability = capabilities[op]
+        capabilities[op] = replace(
+            capability, reasons={**capability.reasons, Precision.INT8: reason}
+        )
     graph = OpGraph(ops, space.graph.inputs, space.graph.outputs)
     return replace(space, graph=graph, capabilities=capabilities)
 
@@ -72,8 +74,8 @@ def _needing(graph: OpGraph, heads: Collection[str], tensors: Iterable[str]) -> 
     """Yield those of the INT8 ops `heads` that read, or can only write, some tensors in INT8."""
 
     def head(op: Op) -> str | None:
-        found = op.name if op.name in heads else op.fusion_group
-        return found if found in heads else None
+        name = op.name if op.name in heads else op.fusion_group
+        return name if name in heads else None
 
     for tensor in tensors:
         for op in graph.consumers(tensor):

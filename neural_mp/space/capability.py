@@ -37,8 +37,8 @@ class Capability:
     @property
     def approaches(self) -> tuple[Approach, ...]:
         """The supported INT8 approaches, best first; empty if INT8 is ineligible."""
-        found = [c.approach for c in self.configs if c.precision is Precision.INT8]
-        return tuple(dict.fromkeys(approach for approach in found if approach is not None))
+        candidates = [c.approach for c in self.configs if c.precision is Precision.INT8]
+        return tuple(dict.fromkeys(approach for approach in candidates if approach is not None))
 
     def config(self, precision: Precision) -> OpConfig | None:
         """Return the best config of a precision; None if the precision is ineligible."""
@@ -52,11 +52,11 @@ class Capability:
 
     def without(self, precisions: Collection[Precision], reason: str) -> Capability:
         """Return the capability without some precisions, with a common reason."""
-        gone = [precision for precision in self.precisions if precision in precisions]
-        if not gone:
+        removed = [precision for precision in self.precisions if precision in precisions]
+        if not removed:
             return self
-        configs = tuple(config for config in self.configs if config.precision not in gone)
-        reasons = {**self.reasons, **dict.fromkeys(gone, reason)}
+        configs = tuple(config for config in self.configs if config.precision not in removed)
+        reasons = {**self.reasons, **dict.fromkeys(removed, reason)}
         return replace(self, configs=configs, reasons=reasons)
 
     def takes(self, config: OpConfig) -> bool:
@@ -77,9 +77,9 @@ class Capability:
         low = [config for config in self.configs if config.precision.is_low_bit]
         if not low or any(_allowed(config, limits) for config in low):
             return self
-        others = (weight_only(spec) for spec in self.weights if spec.group_size)
-        asked = tuple(config for config in others if _allowed(config, limits))
-        return replace(self, configs=(*self.configs[:-1], *asked, self.configs[-1]))
+        candidates = (weight_only(spec) for spec in self.weights if spec.group_size)
+        requested = tuple(config for config in candidates if _allowed(config, limits))
+        return replace(self, configs=(*self.configs[:-1], *requested, self.configs[-1]))
 
     @property
     def offered(self) -> tuple[OpConfig, ...]:
@@ -99,7 +99,7 @@ class Capability:
             if c.precision is Precision.INT8 and c.approach == config.approach
         )
         variants = (replace(config, weight=w) for w in weights if w and w.group_size is None)
-        return next((other for other in variants if self.takes(other)), config)
+        return next((variant for variant in variants if self.takes(variant)), config)
 
 
 def _allowed(config: OpConfig, limits: Iterable[OpConstraint]) -> bool:
@@ -131,11 +131,13 @@ class QuantConstraint:
 
     def unoffered(self, specs: Iterable[QuantSpec | None]) -> tuple[str, ...]:
         """Return the names of the limits that no spec meets."""
-        known = [spec for spec in specs if spec is not None]
+        defined = [spec for spec in specs if spec is not None]
         return tuple(
             name
             for name, allowed in vars(self).items()
-            if known and allowed is not None and not any(getattr(s, name) in allowed for s in known)
+            if defined
+            and allowed is not None
+            and not any(getattr(s, name) in allowed for s in defined)
         )
 
     def without(self, names: Iterable[str]) -> QuantConstraint:
@@ -176,10 +178,10 @@ class OpConstraint:
 
     def unoffered(self, configs: Iterable[OpConfig]) -> dict[str, tuple[str, ...]]:
         """Return `weight` and `activation` → names of the limits that no config meets."""
-        known = tuple(configs)
+        offered = tuple(configs)
         return {
-            "weight": self.weight.unoffered(config.weight for config in known),
-            "activation": self.activation.unoffered(config.activation for config in known),
+            "weight": self.weight.unoffered(config.weight for config in offered),
+            "activation": self.activation.unoffered(config.activation for config in offered),
         }
 
     def fitted(self, configs: Iterable[OpConfig]) -> OpConstraint:

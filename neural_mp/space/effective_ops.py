@@ -76,14 +76,14 @@ _PLANNED = record(
 
 def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp]:
     """Return op → its effective configuration under a plan, in the graph's order."""
-    found = {}
+    result = {}
     writing_int8 = {space.graph[op].fusion_group or op for op in plan.flow.int8_outputs}
     for op in space.graph:
         precision = plan.effective[op.name]
         has_kernel = precision.is_integer and not op.quantize_agnostic
         head = op.fusion_group if has_kernel else None
         own = plan.plan.get(op.name) if has_kernel and head is None else None
-        found[op.name] = EffectiveOp(
+        result[op.name] = EffectiveOp(
             op.type,
             precision,
             approach=None if own is None else own.approach,
@@ -92,7 +92,7 @@ def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp
             moves_data=op.quantize_agnostic,
             source=op.source_precision,
         )
-    return found
+    return result
 
 
 def planned_by_name(plan: PrecisionPlan) -> dict[str, EffectiveOp]:

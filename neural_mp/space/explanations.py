@@ -67,13 +67,13 @@ def counted_reasons(
 ) -> tuple[Reason, ...]:
     """Return the reasons for ineligible precisions of ops, the reason with the most ops first."""
     requested = list(precisions)
-    found: dict[tuple[Precision, str], Counter[str]] = {}
+    counters: dict[tuple[Precision, str], Counter[str]] = {}
     for op in ops:
         for precision in requested:
-            words = space.capabilities[op.name].refusal(precision)
-            if words is not None:
-                found.setdefault((precision, words), Counter())[op.type] += 1
-    reasons = (Reason(*key, dict(types.most_common())) for key, types in found.items())
+            message = space.capabilities[op.name].refusal(precision)
+            if message is not None:
+                counters.setdefault((precision, message), Counter())[op.type] += 1
+    reasons = (Reason(*key, dict(types.most_common())) for key, types in counters.items())
     return tuple(sorted(reasons, key=lambda reason: -reason.ops))
 
 
@@ -106,10 +106,10 @@ def _why_so(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: QuantizationFlow)
     if op.quantize_agnostic:
         return "only moves values, which its neighbours read and write in INT8"
     reads = ", ".join(map(repr, sorted(flow.int8_reads.get(op.name, ())))) or "nothing"
-    for other in graph.consumers(op.name):
-        if other.fusion_group == op.name and flow.effective[other.name] is Precision.INT8:
+    for reader in graph.consumers(op.name):
+        if reader.fusion_group == op.name and flow.effective[reader.name] is Precision.INT8:
             return (
-                f"{BY_PLAN}: reads {reads} quantized, and {other.name!r} is fused into its kernel"
+                f"{BY_PLAN}: reads {reads} quantized, and {reader.name!r} is fused into its kernel"
             )
     writes = "INT8" if op.name in flow.int8_outputs else "float"
     return f"{BY_PLAN}: reads {reads} quantized and writes {writes}"

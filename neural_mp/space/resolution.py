@@ -62,15 +62,15 @@ def explain_plan(
     The lists explain as many ops as possible; `BY_PLAN` is the reason only for ops on which the
     lists would decide otherwise.
     """
-    wanted = {op for op, p in effective.items() if p is precision}
+    requested = {op for op, p in effective.items() if p is precision}
     unable, chosen = dict(obstacles), dict[str, str]()
     for op in graph:
-        if lists.of(op.type) is AmpList.ALLOW and op.name not in wanted:
+        if lists.of(op.type) is AmpList.ALLOW and op.name not in requested:
             unable.setdefault(op.name, BY_PLAN)
     boundaries = _boundaries(effective, precision)
     while True:
         painting = paint(graph, lists, boundaries=boundaries, unable=unable, chosen=chosen)
-        missing, extra = wanted - painting.allowed, painting.allowed - wanted
+        missing, extra = requested - painting.allowed, painting.allowed - requested
         if not missing and not extra:
             return painting
         chosen.update(dict.fromkeys(missing, BY_PLAN))
@@ -206,8 +206,8 @@ class Resolver:
 
     def _obstacles(self, precision: Precision) -> dict[str, str]:
         """Return op → reason why the op cannot run in a precision."""
-        found = {name: item.refusal(precision) for name, item in self.capabilities.items()}
-        return {name: why for name, why in found.items() if why is not None}
+        refusals = {name: item.refusal(precision) for name, item in self.capabilities.items()}
+        return {name: why for name, why in refusals.items() if why is not None}
 
 
 def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
@@ -242,10 +242,10 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
 
 
 def _words(config: OpConfig) -> str:
-    words = f"weight '{config.weight}'"
-    return f"{words}, activation '{config.activation}'" if config.activation else f"{words} only"
+    text = f"weight '{config.weight}'"
+    return f"{text}, activation '{config.activation}'" if config.activation else f"{text} only"
 
 
 def _occurring_16_bits(effective: Mapping[str, Precision]) -> list[Precision]:
-    found = set(effective.values())
-    return [precision for precision in Precision if precision.is_16_bit and precision in found]
+    precisions = set(effective.values())
+    return [precision for precision in Precision if precision.is_16_bit and precision in precisions]

@@ -69,7 +69,7 @@ def _matches(pattern: str, op: Op) -> bool:
 def name_matches(pattern: str, names: Iterable[str]) -> bool:
     """Whether a pattern, or text that is none, matches the beginning of one of several names."""
     try:
-        found = re.compile(pattern)
+        regex = re.compile(pattern)
     except re.error:
-        found = re.compile(re.escape(pattern))
-    return any(found.match(name) for name in names)
+        regex = re.compile(re.escape(pattern))
+    return any(regex.match(name) for name in names)

@@ -92,10 +92,12 @@ class TuningSpace:
         """Digest of all ops and their supported configurations; equal in all processes."""
         digest = hashlib.sha256()
         for op in self.graph:
-            found = self.capabilities[op.name]
+            capability = self.capabilities[op.name]
             lists = [f"{p}: {self.lists[p].of(op.type)}" for p in sorted(self.lists)]
-            emulated = sorted(found.emulated)
-            digest.update(f"{op}{found.configs}{emulated}{found.weights}{lists};".encode())
+            emulated = sorted(capability.emulated)
+            digest.update(
+                f"{op}{capability.configs}{emulated}{capability.weights}{lists};".encode()
+            )
         return digest.hexdigest()
 
     def fastest_plan(self) -> PrecisionPlan:
@@ -138,8 +140,8 @@ class TuningSpace:
         """
         group: dict[str, list[str]] = {op: [op] for op in self.tunable_ops}
         for tensor in self.tensors:
-            first, *others = tensor.consumers or ("",)
-            for op in others:
+            first, *remaining = tensor.consumers or ("",)
+            for op in remaining:
                 if group[op] is not group[first]:
                     group[first].extend(group[op])
                     for moved in group[op]:
@@ -151,8 +153,8 @@ class TuningSpace:
     @cached_property
     def usable_precisions(self) -> tuple[Precision, ...]:
         """All precisions that some tunable op supports."""
-        found = {p for op in self.tunable_ops for p in self.capabilities[op].precisions}
-        return tuple(precision for precision in Precision if precision in found)
+        precisions = {p for op in self.tunable_ops for p in self.capabilities[op].precisions}
+        return tuple(precision for precision in Precision if precision in precisions)
 
     def fp32_plan(self) -> PrecisionPlan:
         """Return the plan with every op in FP32."""
@@ -160,34 +162,36 @@ class TuningSpace:
 
     def restricted_to(self, precisions: Iterable[Precision]) -> TuningSpace:
         """Return the space with these precisions only, and FP32, which is always kept."""
-        kept = {*precisions, Precision.FP32}
-        return self._filtered(lambda name, config: config.precision in kept)
+        retained = {*precisions, Precision.FP32}
+        return self._filtered(lambda name, config: config.precision in retained)
 
-    def without_emulated(self, kept: Collection[Precision]) -> TuningSpace:
+    def without_emulated(self, retained: Collection[Precision]) -> TuningSpace:
         """Return the space without emulated 16-bit precisions, which are slower than FP32.
 
         A precision without any op left to choose it is removed entirely, since no op can follow.
-        Precisions in `kept` stay, emulated or not.
+        Precisions in `retained` stay, emulated or not.
         """
 
-        def native(name: str, found: Capability) -> Capability:
-            gone = {p for p in found.emulated if p not in kept and (name, p) not in self.asked}
-            return found.without(gone, _EMULATED)
+        def native(name: str, capability: Capability) -> Capability:
+            removed = {
+                p for p in capability.emulated if p not in retained and (name, p) not in self.asked
+            }
+            return capability.without(removed, _EMULATED)
 
-        left = replace(self, capabilities={n: native(n, c) for n, c in self.capabilities.items()})
+        space = replace(self, capabilities={n: native(n, c) for n, c in self.capabilities.items()})
         idle = {
             precision
             for precision in self.usable_precisions
             if precision.is_16_bit
-            and not any(left.choice(op, precision) for op in left.tunable_ops)
+            and not any(space.choice(op, precision) for op in space.tunable_ops)
         }
-        capabilities = {n: c.without(idle, _NO_NATIVE_OP) for n, c in left.capabilities.items()}
-        return replace(left, capabilities=capabilities)
+        capabilities = {n: c.without(idle, _NO_NATIVE_OP) for n, c in space.capabilities.items()}
+        return replace(space, capabilities=capabilities)
 
     def with_int8(self, approaches: Iterable[Approach]) -> TuningSpace:
         """Return the space with these INT8 approaches only."""
-        kept = {*approaches, None}
-        return self._filtered(lambda name, config: config.approach in kept)
+        retained = {*approaches, None}
+        return self._filtered(lambda name, config: config.approach in retained)
 
     def suited_to(self, objectives: Collection[Objective]) -> TuningSpace:
         """Return the space without choices that defeat the only objective.
@@ -207,11 +211,11 @@ class TuningSpace:
             ops = readers[waiting.pop()]
             in_float = [op for op in ops if not any(map(_is_integer, capabilities[op].precisions))]
             for op in ops if in_float else ():
-                found = capabilities[op]
-                gone = frozenset(filter(_is_integer, found.precisions))
-                if gone:
+                capability = capabilities[op]
+                removed = frozenset(filter(_is_integer, capability.precisions))
+                if removed:
                     reason = f"its weight is also read by {in_float[0]!r} in float: stored twice"
-                    capabilities[op] = found.without(gone, reason)
+                    capabilities[op] = capability.without(removed, reason)
                     waiting += self.graph[op].constants
         return replace(self, capabilities=capabilities)
 
@@ -228,10 +232,10 @@ class TuningSpace:
         space = self._filtered(lambda op, c: op not in ops or c.approach not in approaches)
         capabilities = dict(space.capabilities)
         for op in ops:
-            found = capabilities[op]
-            if Precision.INT8 not in found.precisions:
-                reasons = {**found.reasons, Precision.INT8: reason}
-                capabilities[op] = replace(found, reasons=reasons)
+            capability = capabilities[op]
+            if Precision.INT8 not in capability.precisions:
+                reasons = {**capability.reasons, Precision.INT8: reason}
+                capabilities[op] = replace(capability, reasons=reasons)
         return replace(space, capabilities=capabilities)
 
     def constrained(self, constraints: Constraints) -> TuningSpace:
@@ -271,27 +275,29 @@ class TuningSpace:
 
     def limited(self, by_op: Mapping[str, Iterable[OpConstraint]]) -> TuningSpace:
         """Return the space reduced by constraints per op; FP32 is always kept."""
-        given = {name: tuple(limits) for name, limits in by_op.items()}
+        constraints = {name: tuple(limits) for name, limits in by_op.items()}
         requested = {
-            name: item.with_requested([limit.fitted(item.offered) for limit in given.get(name, ())])
+            name: item.with_requested(
+                [limit.fitted(item.offered) for limit in constraints.get(name, ())]
+            )
             for name, item in self.capabilities.items()
         }
         by_op = {
             name: tuple(limit.fitted(requested[name].configs) for limit in limits)
-            for name, limits in given.items()
+            for name, limits in constraints.items()
         }
 
         def allowed(name: str, config: OpConfig) -> bool:
             return all(limit.allows(config) for limit in by_op.get(name, ()))
 
-        asked = {
+        requests = {
             (name, precision)
             for name, limits in by_op.items()
             for limit in limits
             for precision in limit.asks
         }
         space = replace(self, capabilities=requested)
-        return replace(space._filtered(allowed), asked=self.asked | asked)
+        return replace(space._filtered(allowed), asked=self.asked | requests)
 
     def matching(self, pattern: str, option: str = "op_wise") -> list[str]:
         """Return the ops matched by a name or pattern of an op, or of a layer and its contents.
@@ -307,19 +313,19 @@ class TuningSpace:
         if named:
             return named
         try:
-            fits = re.compile(pattern).fullmatch
+            matches = re.compile(pattern).fullmatch
         except re.error:
-            fits = re.compile(re.escape(pattern)).fullmatch
-        found = [op.name for op in self.graph if fits(op.name)]
-        found = found or [op.name for op in self.graph if any(map(fits, _layers(op)))]
-        if not found:
+            matches = re.compile(re.escape(pattern)).fullmatch
+        op_names = [op.name for op in self.graph if matches(op.name)]
+        op_names = op_names or [op.name for op in self.graph if any(map(matches, _layers(op)))]
+        if not op_names:
             layers = (layer.name for layer in self.graph.layers)
             names = dict.fromkeys((*(op.name for op in self.graph), *layers))
             raise UnknownOperatorError(
                 f"{option} names {pattern!r}, which matches no op or layer of the model"
                 f"{did_you_mean(pattern, names)}"
             )
-        return found
+        return op_names
 
     def _filtered(self, keep: Callable[[str, OpConfig], bool]) -> TuningSpace:
         def kept(name: str, capability: Capability) -> Capability:

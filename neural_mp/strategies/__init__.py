@@ -57,14 +57,14 @@ def strategy_named(name: str) -> Strategy:
     Raises:
         ConfigurationError: no strategy has this name.
     """
-    known = _built_in()
-    if name not in known:  # reading all entry points takes milliseconds
-        known = strategy_classes()
-    if name not in known:
+    strategies = _built_in()
+    if name not in strategies:  # reading all entry points takes milliseconds
+        strategies = strategy_classes()
+    if name not in strategies:
         what = f"there is no strategy {name!r}"
         require_importable(ENTRY_POINT_GROUP, name, ConfigurationError, what)
-        raise ConfigurationError(f"{what}{did_you_mean(name, known)}")
-    return known[name]()
+        raise ConfigurationError(f"{what}{did_you_mean(name, strategies)}")
+    return strategies[name]()
 
 
 __all__ = [

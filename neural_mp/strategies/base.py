@@ -27,7 +27,7 @@ class Probe:
     strategies must work without any measurement.
     """
 
-    def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
+    def output_noise(self, plan: PrecisionPlan, unit: str | None = None) -> float | None:
         """Return the NSR at the outputs of a plan's model, on a few calibration samples.
 
         1e9 for a plan that cannot be converted or yields NaN. None if measurement is impossible, or
@@ -35,7 +35,7 @@ class Probe:
 
         Args:
             plan: the plan.
-            alone: the only tensor or op in lower precision, for later reports on its noise; None if
+            unit: the only tensor or op in lower precision, for later reports on its noise; None if
                 there are several.
         """
         return None

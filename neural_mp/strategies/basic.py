@@ -61,8 +61,8 @@ class Basic(Strategy):
             helped = yield from _by_type(problem, base, target)
             if not helped and (yield from _by_several_types(problem, base, target)):
                 return
-            found = yield from self.by_op(problem, base, helped, target)
-            if found or helped:
+            met = yield from self.by_op(problem, base, helped, target)
+            if met or helped:
                 return
 
     def by_op(
@@ -108,9 +108,9 @@ def _with_algorithm(
     for op, config in plan.items():
         if config.activation is None:
             continue
-        other = replace(config, activation=replace(config.activation, algorithm=algorithm))
-        if other in space.capabilities[op].configs:
-            changes[op] = other
+        changed = replace(config, activation=replace(config.activation, algorithm=algorithm))
+        if changed in space.capabilities[op].configs:
+            changes[op] = changed
             offered = True
     return plan.replacing(changes) if offered else None
 
@@ -189,7 +189,7 @@ def _by_several_types(
     if not trial.met:
         return False
     for name in sorted(by_type, key=lambda name: -len(by_type[name])):
-        fewer = [other for other in raised if other != name]
+        fewer = [op_type for op_type in raised if op_type != name]
         (trial,) = yield [without(fewer)]
         if trial.met:
             raised = fewer
@@ -225,8 +225,8 @@ def fallback_groups(
     covered = {op for group in groups for op in group.ops}
     single = [op for op in problem.space.tunable_ops if op in low - covered]
     groups.extend(FallbackGroup(frozenset({op})) for op in (*single, *sorted(helped - low)))
-    kept = [group for group in groups if not helped or group.ops & helped]
-    return sorted(kept, key=lambda group: -group.noise)
+    selected = [group for group in groups if not helped or group.ops & helped]
+    return sorted(selected, key=lambda group: -group.noise)
 
 
 def op_by_op(

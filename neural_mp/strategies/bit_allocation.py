@@ -74,10 +74,10 @@ def _descend(problem: TuningProblem, knapsack: Knapsack) -> Search:
             missed = point
         tried.append((point.noise, trial.ranking_loss))
         aim = _aim(tried, point is missed, missed, met, problem.tolerance)
-        found = None if aim is None else knapsack.cheapest(aim)
+        candidate = None if aim is None else knapsack.cheapest(aim)
         limit = inf if met is None else met.cost - _LEAST_GAIN
-        is_new = found is not None and found not in (met, missed) and found.cost < limit
-        point = found if is_new else None
+        is_new = candidate is not None and candidate not in (met, missed) and candidate.cost < limit
+        point = candidate if is_new else None
 
 
 def _first(knapsack: Knapsack, tolerance: float | None) -> Filling:
@@ -130,8 +130,8 @@ def _exponent(tried: Sequence[tuple[float, float]]) -> float:
     (noise, loss), (other_noise, other_loss) = tried
     if noise == other_noise or loss == other_loss:
         return 1.0
-    found = log(loss / other_loss) / log(noise / other_noise)
-    return min(max(found, _LEAST_EXPONENT), 1.0)
+    exponent = log(loss / other_loss) / log(noise / other_noise)
+    return min(max(exponent, _LEAST_EXPONENT), 1.0)
 
 
 def weights_by_bytes(problem: TuningProblem) -> Knapsack:
@@ -167,8 +167,8 @@ def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) 
     times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
     if problem.workload is not None and times:
         # One form per op, without steps, is a choice as well: a fast one without noise.
-        found = _by_workload(problem, noise, problem.workload, times)
-        return found if found.start.forms else None
+        knapsack = _by_workload(problem, noise, problem.workload, times)
+        return knapsack if knapsack.start.forms else None
     figures = CostInputs(
         {},
         problem.objectives,
@@ -184,8 +184,8 @@ def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) 
         time, size = fractions[op]
         return importance * time * ratio + (1 - importance) * size * bits_of(config) / 32
 
-    found = _knapsack_of(problem, noise, cost, problem.space.choices)
-    return found if found.steps else None
+    knapsack = _knapsack_of(problem, noise, cost, problem.space.choices)
+    return knapsack if knapsack.steps else None
 
 
 def _by_workload(
@@ -197,18 +197,18 @@ def _by_workload(
     """Return the choices of the timed ops by their time per token and their bits."""
     importance = problem.objectives.get(Objective.PERFORMANCE, 0.0)
     weights = {op: problem.space.graph[op].weights for op in times}
-    seconds = sum(workload.seconds(found[str(FP32)]) for found in times.values())
+    seconds = sum(workload.seconds(form_times[str(FP32)]) for form_times in times.values())
     forms = {}
     for op in (op for op in problem.space.tunable_ops if op in times and op in noise):
         size = weights[op] / (sum(weights.values()) or 1)
         forms[op] = [
             Form(
                 config,
-                importance * workload.seconds(taken) / seconds
+                importance * workload.seconds(durations) / seconds
                 + (1 - importance) * size * bits_of(config) / 32,
                 harm,
             )
-            for config, taken in _no_slower_than_bf16(problem, op, times[op])
+            for config, durations in _no_slower_than_bf16(problem, op, times[op])
             if (harm := _harm(config, noise[op])) is not None
         ]
     return Knapsack.of(forms)
@@ -223,21 +223,21 @@ def _no_slower_than_bf16(
     """
     limit = times.get(str(Precision.BF16), {})
     for config in problem.space.choices(op):
-        taken = times.get(form_of(config) or "")
-        if taken is None:
+        durations = times.get(form_of(config) or "")
+        if durations is None:
             continue
-        slower = bool(limit) and all(taken[rows] > limit[rows] for rows in taken)
+        slower = bool(limit) and all(durations[rows] > limit[rows] for rows in durations)
         if config == FP32 or not slower:
-            yield config, taken
+            yield config, durations
 
 
 def _harm(config: OpConfig, noise: Mapping[str, float]) -> float | None:
     """Return the noise of an op in a configuration; None if unknown."""
     if config.weight is None:
         return 0.0
-    found = noise.get(str(config.weight))
+    harm = noise.get(str(config.weight))
     dynamic = config.approach is Approach.DYNAMIC
-    return _WITH_INPUTS * found if dynamic and found is not None else found
+    return _WITH_INPUTS * harm if dynamic and harm is not None else harm
 
 
 def _knapsack_of(

@@ -36,21 +36,21 @@ class Conservative(Strategy):
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
         space = problem.space
-        kept = PrecisionPlan(dict.fromkeys(space.tunable_ops, FP32))
+        accepted = PrecisionPlan(dict.fromkeys(space.tunable_ops, FP32))
         types = _decisions_by_type(space)
         tried: set[ResolvedPlan] = set()
         for precision in space.usable_precisions:
             if precision is Precision.FP32:
                 continue
             for decisions in types:
-                plan = at_precision(space, kept, _open(problem, kept, decisions), precision)
+                plan = at_precision(space, accepted, _open(problem, accepted, decisions), precision)
                 resolved = space.resolve(plan)
                 if resolved in tried or not resolved.has_low_precision:
                     continue
                 tried.add(resolved)
                 (trial,) = yield [plan]
                 if trial.meets_accuracy:
-                    kept = plan
+                    accepted = plan
 
 
 def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
@@ -58,8 +58,8 @@ def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
     counts = Counter(space.graph[op].type for op in space.tunable_ops)
 
     def turn(op_type: str) -> tuple[int, int, str]:
-        words = op_type.lower()
-        first = next((i for i, word in enumerate(_FIRST) if word in words), len(_FIRST))
+        name = op_type.lower()
+        first = next((i for i, part in enumerate(_FIRST) if part in name), len(_FIRST))
         return first, -counts[op_type], op_type
 
     order = {op_type: index for index, op_type in enumerate(sorted(counts, key=turn))}

@@ -33,15 +33,15 @@ def noise_read(problem: TuningProblem, ops: Iterable[str]) -> float:
 
 
 def output_noises(
-    problem: TuningProblem, plans: Iterable[PrecisionPlan], alone: Iterable[str | None] = ()
+    problem: TuningProblem, plans: Iterable[PrecisionPlan], units: Iterable[str | None] = ()
 ) -> list[float] | None:
     """Return the output noise of every plan; None if that of any plan is unavailable.
 
-    All or none, because output noise is not comparable with any other measure. `alone` names the
+    All or none, because output noise is not comparable with any other measure. `units` names the
     only tensor or op in lower precision for every plan (see `Probe.output_noise`).
     """
     noises = []
-    for plan, name in itertools.zip_longest(plans, alone):
+    for plan, name in itertools.zip_longest(plans, units):
         noise = problem.probe.output_noise(plan, name)
         if noise is None:
             return None
@@ -61,15 +61,15 @@ def fall_back_one_by_one(
         Whether a plan met the target.
     """
     plan = base
-    before = problem.space.resolve(base)
+    previous = problem.space.resolve(base)
     for ops in order:
         plan = at_precision(problem.space, plan, ops, target)
         resolved = problem.space.resolve(plan)
         if not resolved.has_low_precision:
             return False
-        if resolved == before:
+        if resolved == previous:
             continue
-        before = resolved
+        previous = resolved
         (trial,) = yield [plan]
         if trial.met:
             return True
@@ -82,8 +82,8 @@ Combination = tuple[Precision, ...]
 
 def levels(space: TuningSpace, ops: Decision) -> tuple[Precision, ...]:
     """Return the precisions that any op of a decision supports, lowest first."""
-    found = {p for op in ops for p in space.capabilities[op].precisions} | {Precision.FP32}
-    return tuple(precision for precision in Precision if precision in found)
+    supported = {p for op in ops for p in space.capabilities[op].precisions} | {Precision.FP32}
+    return tuple(precision for precision in Precision if precision in supported)
 
 
 def plan_of(space: TuningSpace, combination: Combination) -> PrecisionPlan:
@@ -111,9 +111,9 @@ def combinations(choices: Sequence[tuple[Precision, ...]]) -> Iterator[Combinati
     """
     lowest = [levels[0] for levels in choices]
     for raised in range(len(choices) + 1):
-        for places in itertools.combinations(range(len(choices)), raised):
-            for higher in itertools.product(*(choices[place][1:] for place in places)):
+        for positions in itertools.combinations(range(len(choices)), raised):
+            for higher in itertools.product(*(choices[position][1:] for position in positions)):
                 combination = list(lowest)
-                for place, precision in zip(places, higher, strict=True):
-                    combination[place] = precision
+                for position, precision in zip(positions, higher, strict=True):
+                    combination[position] = precision
                 yield tuple(combination)

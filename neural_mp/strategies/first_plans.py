@@ -41,20 +41,20 @@ def first_plans(
     space, low = problem.space, problem.space.fastest_plan()
     lowest = space.resolve(finished(low))
     resolved = {plan: space.resolve(finished(plan)) for plan in _faster_by_ops(low, model)}
-    others = [p for p, r in resolved.items() if r.has_low_precision and r != lowest]
-    if not others:
+    candidates = [p for p, r in resolved.items() if r.has_low_precision and r != lowest]
+    if not candidates:
         return FirstPlans(low)
     if Objective.PERFORMANCE not in problem.objectives:
-        return FirstPlans(others[0])
-    seconds = problem.probe.latencies([finished(plan) for plan in (low, *others)])
+        return FirstPlans(candidates[0])
+    seconds = problem.probe.latencies([finished(plan) for plan in (low, *candidates)])
     if seconds is None:
-        before, after = (model.cost(plan)[0] for plan in (low, others[0]))
-        return FirstPlans(others[0] if after < before * _PREDICTED_AS_FASTER else low)
-    before, *measured = seconds
-    after, best = min(zip(measured, others, strict=True), key=lambda pair: pair[0])
-    if after < before * _FASTER:
+        baseline, least = (model.cost(plan)[0] for plan in (low, candidates[0]))
+        return FirstPlans(candidates[0] if least < baseline * _PREDICTED_AS_FASTER else low)
+    baseline, *measured = seconds
+    least, best = min(zip(measured, candidates, strict=True), key=lambda pair: pair[0])
+    if least < baseline * _FASTER:
         return FirstPlans(best)
-    return FirstPlans(low, best if after <= before else None)
+    return FirstPlans(low, best if least <= baseline else None)
 
 
 def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPlan]:

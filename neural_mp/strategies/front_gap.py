@@ -67,9 +67,9 @@ def further_fallbacks(
     return [without_tensors(problem.space, missed.plan, tensors[:count]) for count in counts]
 
 
-def has_less_loss(trial: Trial, other: Trial) -> bool:
+def has_less_loss(trial: Trial, reference: Trial) -> bool:
     """Whether a trial is known to lose less accuracy than another one."""
-    return trial.loss is not None and other.loss is not None and trial.loss < other.loss
+    return trial.loss is not None and reference.loss is not None and trial.loss < reference.loss
 
 
 def tolerated_noise_ratio(problem: TuningProblem, missed: Trial) -> float:

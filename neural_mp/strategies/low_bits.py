@@ -27,12 +27,12 @@ def without_slow_low_bits(problem: TuningProblem) -> TuningProblem:
     times = problem.probe.times().ops
     able = [op for op in space.tunable_ops if space.choice(op, Precision.INT4) is not None]
     measured = [times[op] for op in able if Precision.INT4 in times.get(op, {})]
-    low = sum(found[Precision.INT4] for found in measured)
-    others = sum(
-        min((s for p, s in found.items() if p is not Precision.INT4), default=0.0)
-        for found in measured
+    low = sum(by_precision[Precision.INT4] for by_precision in measured)
+    rest = sum(
+        min((s for p, s in by_precision.items() if p is not Precision.INT4), default=0.0)
+        for by_precision in measured
     )
-    if not measured or low < others:
+    if not measured or low < rest:
         return problem
     return without(problem, [Precision.INT4])
 
@@ -41,8 +41,8 @@ def without(problem: TuningProblem, precisions: Collection[Precision]) -> Tuning
     """Return the problem without some precisions."""
     if not precisions:
         return problem
-    left = {*problem.space.usable_precisions}.difference(precisions)
-    return replace(problem, space=problem.space.restricted_to(left))
+    remaining = {*problem.space.usable_precisions}.difference(precisions)
+    return replace(problem, space=problem.space.restricted_to(remaining))
 
 
 def has_met(search: Search) -> Generator[list[PrecisionPlan], list[Trial], bool]:

@@ -158,9 +158,9 @@ class _Run:
         if first is None:
             return  # no op runs in a lower precision, whatever the plan
         if not first.meets_accuracy and plans.as_fast is not None:
-            other = yield from self._try(plans.as_fast)
-            if other is not None and other.loss is not None:
-                fastest, first = plans.as_fast, other
+            alternative = yield from self._try(plans.as_fast)
+            if alternative is not None and alternative.loss is not None:
+                fastest, first = plans.as_fast, alternative
         if not first.meets_accuracy:
             for_size = self._cost_inputs().in_int8_for_size_only(fastest)
             faithful = without_int8(self.problem.space, fastest, for_size)
@@ -188,8 +188,8 @@ class _Run:
         plan = self._finished(first_plans(self.problem, self.model, self._finished).fastest)
 
         def candidates(plan: PrecisionPlan) -> list[PrecisionPlan]:
-            found = map(self._resolved, without_a_type(space, plan, self._gains(plan)))
-            return [resolved.plan for resolved in found if resolved.has_low_precision]
+            plans = map(self._resolved, without_a_type(space, plan, self._gains(plan)))
+            return [resolved.plan for resolved in plans if resolved.has_low_precision]
 
         return fastest_nearby(self.problem.probe, plan, candidates) or plan
 
@@ -234,9 +234,11 @@ class _Run:
 
     def _is_off(self, trial: Trial) -> bool:
         """Whether the latency of a trial differs from the prediction by single ops."""
-        found = trial.objectives.get("relative_latency")
+        measured = trial.objectives.get("relative_latency")
         predicted = predicted_time(self.problem.space, self._cost_inputs(), trial.plan)
-        return found is not None and predicted is not None and abs(found / predicted - 1) > _OFF
+        return (
+            measured is not None and predicted is not None and abs(measured / predicted - 1) > _OFF
+        )
 
     def _candidates(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """Yield plans to measure against a plan, most promising first.
@@ -246,11 +248,11 @@ class _Run:
         space, inputs = self.problem.space, replace(self._cost_inputs(), in_place=True)
         nearby = neighbours(space, plan, inputs, may_lower=self._all_accurate())
         resolved = map(self._resolved, [self._solved_within(plan), *nearby])
-        seen = {*self.tried, space.resolve(plan)}
-        for found in resolved:
-            if found not in seen and found.has_low_precision:
-                seen.add(found)
-                yield found.plan
+        visited = {*self.tried, space.resolve(plan)}
+        for candidate in resolved:
+            if candidate not in visited and candidate.has_low_precision:
+                visited.add(candidate)
+                yield candidate.plan
 
     def _solved_within(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return the best plan by the times measured within another plan.
@@ -282,39 +284,39 @@ class _Run:
             return
         plan = min(slow, key=lambda trial: trial.relative_cost(self.problem.objectives)).plan
         fewer = (*self._scale_conversion_cost(plan), *gaining_most(plan, self._gains(plan)))
-        found = dict.fromkeys(self.problem.space.resolve(kept).plan for kept in fewer)
-        less = [p for p in found if p != plan and self._resolved(p).has_low_precision]
+        plans = dict.fromkeys(self.problem.space.resolve(candidate).plan for candidate in fewer)
+        less = [p for p in plans if p != plan and self._resolved(p).has_low_precision]
         seconds = self.problem.probe.latencies([self.problem.space.fp32_plan(), *less])
         if seconds is None:
             ranked = less[-1:]
         else:
             latency = dict(zip(less, seconds[1:], strict=True))
             ranked = sorted((p for p in less if latency[p] < seconds[0]), key=latency.__getitem__)
-        for kept in ranked[:_FASTER_TRIALS]:
-            yield from self._try(kept)
+        for candidate in ranked[:_FASTER_TRIALS]:
+            yield from self._try(candidate)
             if self._has_met():
                 return
 
     def _scale_conversion_cost(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """Yield the INT8 ops of a plan that remain at multiples of the measured conversion cost."""
         for factor in _CONVERSION_COST_FACTORS:
-            kept = self._cost_model(conversion_factor=factor).best_plan(0.0)
-            yield only(plan, [op for op in kept if kept[op].precision is Precision.INT8])
+            best = self._cost_model(conversion_factor=factor).best_plan(0.0)
+            yield only(plan, [op for op in best if best[op].precision is Precision.INT8])
 
     def _try_corrections(self, plan: PrecisionPlan, missed: Trial) -> Steps:
         """Try the calibration algorithm or bias correction with the least noise on few samples."""
         probe = self.problem.probe
-        before = probe.output_noise(self._finished(plan))
-        if before is None:
+        baseline = probe.output_noise(self._finished(plan))
+        if baseline is None:
             return
         worthwhile = max(_MAX_NSR_RATIO_FOR_TRIAL, tolerated_noise_ratio(self.problem, missed))
-        best, least = self.settings, before * worthwhile
+        best, least = self.settings, baseline * worthwhile
         settings = [Int8Settings(name) for name in RANGE_ALGORITHMS[:0:-1]]  # the best come last
         settings += [Int8Settings(bias_correction=True)] if self.corrections else []
         for self.settings in settings:
-            found = probe.output_noise(self._finished(plan))
-            if found is not None and found < least:
-                best, least = self.settings, found
+            noise = probe.output_noise(self._finished(plan))
+            if noise is not None and noise < least:
+                best, least = self.settings, noise
         self.settings = best
         yield from self._try(plan)
 
@@ -322,12 +324,12 @@ class _Run:
         """Try weights learned from FP32 results, if a few samples show less noise."""
         probe, unlearned = self.problem.probe, self.settings
         learned = probe.reconstructable()
-        before = probe.output_noise(self._finished(plan)) if learned else None
-        if before is None:
+        baseline = probe.output_noise(self._finished(plan)) if learned else None
+        if baseline is None:
             return
         self.settings = replace(unlearned, learned=learned)
-        after = probe.output_noise(self._finished(plan))
-        if after is None or after >= before * _MAX_NSR_RATIO_FOR_TRIAL:
+        noise = probe.output_noise(self._finished(plan))
+        if noise is None or noise >= baseline * _MAX_NSR_RATIO_FOR_TRIAL:
             self.settings = unlearned
         yield from self._try(plan)
 
@@ -384,10 +386,10 @@ class _Run:
 
     def _measured_noise(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return the output noise due to each of the noisiest tensors."""
-        found = {}
+        noises = {}
         for tensor in self._noisiest()[:_MEASURED_EXACTLY]:
-            alone = only(plan, tensor.quantizing_ops)
-            noise = self.problem.probe.output_noise(self._finished(alone), tensor.name)
+            isolated = only(plan, tensor.quantizing_ops)
+            noise = self.problem.probe.output_noise(self._finished(isolated), tensor.name)
             if noise is not None:
-                found[tensor.name] = min(noise, _MAX_OUTPUT_NSR)
-        return found
+                noises[tensor.name] = min(noise, _MAX_OUTPUT_NSR)
+        return noises

@@ -92,15 +92,19 @@ def _revert(
     tried: set[ResolvedPlan],
 ) -> Search:
     """Run step 3, from the plan that met the target."""
-    space, left = problem.space, list(raised)
+    space, remaining = problem.space, list(raised)
     while True:
-        moved = {ops: plan.replacing({op: base[op] for op in ops}) for ops in left}
+        moved = {ops: plan.replacing({op: base[op] for op in ops}) for ops in remaining}
         # Skip plans known to miss the target, e.g. the start of the last fallback step.
-        moved = {ops: other for ops, other in moved.items() if space.resolve(other) not in tried}
+        moved = {
+            ops: candidate
+            for ops, candidate in moved.items()
+            if space.resolve(candidate) not in tried
+        }
         if not moved:
             return
         ops = _quietest(problem, moved, lowered=True)
-        left.remove(ops)
+        remaining.remove(ops)
         plan = moved[ops]
         tried.add(space.resolve(plan))
         (trial,) = yield [plan]

@@ -95,8 +95,8 @@ class _Study:
 
     def draw(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
         """Return `count` new plans, or fewer if no more are left."""
-        found = (self._draw_one() for _ in range(count))
-        return [draw for draw in found if draw is not None]
+        draws = (self._draw_one() for _ in range(count))
+        return [draw for draw in draws if draw is not None]
 
     def report(self, draw: optuna.Trial, value: float) -> None:
         """Report the objective value of a draw."""
@@ -119,7 +119,9 @@ class _Study:
 
     def _enqueue_next(self) -> bool:
         """Enqueue the next combination in order; return False if none is left."""
-        following = next((other for other in self._in_order if other not in self._drawn), None)
+        following = next(
+            (combination for combination in self._in_order if combination not in self._drawn), None
+        )
         if following is None:
             return False
         self._study.enqueue_trial(dict(zip(self._levels, map(str, following), strict=True)))

@@ -29,8 +29,8 @@ def neighbours(
     Unless `may_lower`, decisions only fall back.
     """
     model = cost_model(space, inputs)
-    found = dict.fromkeys(_changed(space, plan, may_lower))
-    return sorted(found, key=lambda other: model.cost(other)[0])
+    plans = dict.fromkeys(_changed(space, plan, may_lower))
+    return sorted(plans, key=lambda candidate: model.cost(candidate)[0])
 
 
 def _changed(space: TuningSpace, plan: PrecisionPlan, may_lower: bool) -> Iterator[PrecisionPlan]:
@@ -86,16 +86,16 @@ def _search_faster(
     for most in (_NEIGHBOURS, _FEW_NEIGHBOURS):
         seconds = probe.latencies([plan, *candidates[:most]])
         if seconds is not None:
-            before, *after = seconds
-            least = min(after)
-            return candidates[after.index(least)] if least < before * _FASTER else plan
+            baseline, *latencies = seconds
+            least = min(latencies)
+            return candidates[latencies.index(least)] if least < baseline * _FASTER else plan
     return None
 
 
 def only(plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
     """Return a plan with all but these ops in FP32."""
-    kept = set(ops)
-    return plan.replacing({op: FP32 for op in plan if op not in kept})
+    lowered = set(ops)
+    return plan.replacing({op: FP32 for op in plan if op not in lowered})
 
 
 def low_ops(plan: PrecisionPlan) -> set[str]:

@@ -34,7 +34,9 @@ def mixed(space: TuningSpace, seed: int) -> PrecisionPlan:
     draw = np.random.default_rng(seed)
     space = space.without_data()
     forms = {op: space.capabilities[op].configs for op in space.tunable_ops}
-    return PrecisionPlan({op: found[draw.integers(len(found))] for op, found in forms.items()})
+    return PrecisionPlan(
+        {op: configs[draw.integers(len(configs))] for op, configs in forms.items()}
+    )
 
 
 class AdaptorContract(OnDigits):
@@ -188,9 +190,9 @@ class AdaptorContract(OnDigits):
     def test_converting_leaves_the_model_as_it_was(
         self, adaptor, model, space, convert_anew, images
     ):
-        before, digest = adaptor.predict(model, images), adaptor.fingerprint(model)
+        expected, digest = adaptor.predict(model, images), adaptor.fingerprint(model)
         convert_anew(uniform(space, INT8))
-        np.testing.assert_array_equal(adaptor.predict(model, images), before)
+        np.testing.assert_array_equal(adaptor.predict(model, images), expected)
         assert adaptor.fingerprint(model) == digest
 
     def test_any_batch_size_runs(self, adaptor, space, convert, digits):
@@ -212,8 +214,8 @@ class AdaptorContract(OnDigits):
         assert adaptor.weight_bytes(convert(uniform(space, INT8))) < 0.35 * full
 
     def test_ops_say_how_many_weights_they_read(self, adaptor, model, space):
-        told = 4 * sum(op.weights for op in space.graph)  # bytes in float32
-        assert told == 0 or told == pytest.approx(adaptor.weight_bytes(model), rel=0.05)
+        nbytes = 4 * sum(op.weights for op in space.graph)  # bytes in float32
+        assert nbytes == 0 or nbytes == pytest.approx(adaptor.weight_bytes(model), rel=0.05)
 
     def test_int8_without_observations_names_the_tensor(self, adaptor, model, space):
         with pytest.raises(ConversionError, match="tensor '.*' must be quantized"):
@@ -221,8 +223,8 @@ class AdaptorContract(OnDigits):
 
     def test_ranges_hold_what_calibration_saw(self, observations, digits):
         low, high = observations.ranges[self.input_name]["minmax"]
-        seen = digits[0].images[:100]
-        assert (low, high) == (seen.min(), seen.max())
+        images = digits[0].images[:100]
+        assert (low, high) == (images.min(), images.max())
         assert observations.samples == 100
 
     def test_saving_and_restoring_changes_nothing(self, adaptor, space, convert, images, tmp_path):
@@ -232,11 +234,11 @@ class AdaptorContract(OnDigits):
         np.testing.assert_array_equal(
             adaptor.predict(restored, images), adaptor.predict(converted, images)
         )
-        before, after = (LoadedModel(adaptor, model) for model in (converted, restored))
-        assert after.conversions == before.conversions
+        original, reloaded = (LoadedModel(adaptor, model) for model in (converted, restored))
+        assert reloaded.conversions == original.conversions
         shapes = [
-            [np.shape(leaf) for leaf in tree_leaves(each.example_inputs())]
-            for each in (before, after)
+            [np.shape(leaf) for leaf in tree_leaves(loaded.example_inputs())]
+            for loaded in (original, reloaded)
         ]
         assert shapes[0] == shapes[1]
 
@@ -245,9 +247,9 @@ class AdaptorContract(OnDigits):
         if precision not in self.least_decibels:
             pytest.skip(f"{self.framework} has no kernels in {precision}")
         resolved = space.resolve(uniform(space, precision))
-        found = audit_of(resolved.plan)
-        assert not found.findings
-        assert found.lowered == sum(p is not Precision.FP32 for p in resolved.effective.values())
+        audit = audit_of(resolved.plan)
+        assert not audit.findings
+        assert audit.lowered == sum(p is not Precision.FP32 for p in resolved.effective.values())
 
     def test_any_mix_of_precisions_runs_as_its_plan_says(self, space, audit_of):
         for seed in range(6):
@@ -263,23 +265,23 @@ class AdaptorContract(OnDigits):
 
     def test_a_plan_that_says_more_than_ran_does_not_hold(self, adaptor, space, convert, audit_of):
         """All ops planned in INT8 are findings if the model is FP32."""
-        said = planned_ops(space, space.resolve(uniform(space, INT8)))
+        planned = planned_ops(space, space.resolve(uniform(space, INT8)))
         fp32 = LoadedModel(adaptor, convert(space.fp32_plan()))
-        found = {op.name for op in audited(fp32, said).findings}
-        assert found >= {name for name, op in said.items() if op.approach is not None}
+        differing = {op.name for op in audited(fp32, planned).findings}
+        assert differing >= {name for name, op in planned.items() if op.approach is not None}
 
     def test_every_op_that_runs_is_profiled(self, adaptor, model, space, images):
         if adaptor.op_timing is None:
             pytest.skip(f"{self.framework} does not time single ops")
         runs = LoadedModel(adaptor, model).profile(images)
         assert set(space.tunable_ops) <= set(runs)
-        assert all(seconds >= 0 for each in runs.values() for seconds in each)
+        assert all(seconds >= 0 for durations in runs.values() for seconds in durations)
 
     def test_known_shapes_are_those_of_a_run(self, adaptor, model, images):
         graph = adaptor.graph(model)
-        known = [graph[name].shape for name in graph.outputs if name in graph]
+        shapes = [graph[name].shape for name in graph.outputs if name in graph]
         results = float_arrays(adaptor.predict(model, images))
-        for shape, result in zip(known, results, strict=True):
+        for shape, result in zip(shapes, results, strict=True):
             sizes = result.shape if shape is None else shape
             assert len(sizes) == result.ndim
             for size, actual in zip(sizes, result.shape, strict=True):

@@ -134,12 +134,12 @@ class AmpContract(OnDigits):
     def precisions(self, result) -> dict[str, str]:
         return {op: config.precision.value for op, config in result.plan.items()}
 
-    def changed(self, net, before, conf=None, precisions="bf16", **amp) -> set[str]:
-        """Return the types of the ops whose precision differs from that in `before`."""
-        after = self.tuned(net, conf, precisions, **amp)
+    def changed(self, net, baseline, conf=None, precisions="bf16", **amp) -> set[str]:
+        """Return the types of the ops whose precision differs from that in `baseline`."""
+        result = self.tuned(net, conf, precisions, **amp)
         adaptor = adaptor_for(net)
         model = adaptor.load(net, example=np.zeros((2, *self.shape), np.float32))
-        old, new = self.precisions(before), self.precisions(after)
+        old, new = self.precisions(baseline), self.precisions(result)
         assert set(old) == set(new)
         graph = adaptor.graph(model)
         return {graph[op].type for op in old if old[op] != new[op]}
@@ -157,13 +157,13 @@ class AmpContract(OnDigits):
 
     @pytest.mark.parametrize("prefix", PREFIXES)
     def test_moving_them_by_the_environment(self, net, default, monkeypatch, prefix):
-        before = self.precisions(default)
+        baseline = self.precisions(default)
         monkeypatch.setenv(f"{prefix}INFERLIST_REMOVE", self.types())
         monkeypatch.setenv(f"{prefix}ALLOWLIST_ADD", self.types())
         result = self.tuned(net)
-        after = self.precisions(result)
-        assert sum(before[op] != after[op] for op in before) == 2
-        assert list(before.values()).count("fp32") == list(after.values()).count("fp32") + 2
+        current = self.precisions(result)
+        assert sum(baseline[op] != current[op] for op in baseline) == 2
+        assert list(baseline.values()).count("fp32") == list(current.values()).count("fp32") + 2
         assert f"allowlist_add: {self.types().replace(',', ', ')} " in " ".join(result.report.amp)
         assert f"(from {prefix}ALLOWLIST_ADD)" in result.report.amp[0]
 
@@ -228,11 +228,11 @@ class AmpContract(OnDigits):
         assert result.report.amp == (f"auto_mixed_precision: on (from {SWITCH})",)
         asks = f"{SWITCH} requires a 16-bit precision, but precisions are fp32; "
         asks += "the variable is ignored"
-        kept = self.tuned(net, precisions="fp32")
-        assert set(kept.plan.counts()) == {"fp32"}
-        assert asks in kept.report.warnings
+        fp32 = self.tuned(net, precisions="fp32")
+        assert set(fp32.plan.counts()) == {"fp32"}
+        assert asks in fp32.report.warnings
         assert not any(
-            SWITCH in told for told in self.tuned(net, precisions="fp16").report.warnings
+            SWITCH in warning for warning in self.tuned(net, precisions="fp16").report.warnings
         )
         monkeypatch.setenv(f"{PREFIXES[1]}DATA_TYPE", "FLOAT16")
         assert self.tuned(net, precisions=None).plan.counts()["fp16"] >= 2
@@ -240,14 +240,14 @@ class AmpContract(OnDigits):
         assert asks not in self.tuned(net, precisions="fp32").report.warnings
 
     def test_the_data_type_is_the_16_bit_precision(self, net, monkeypatch):
-        found = self.tuned(net, precisions=None, data_type="FLOAT16").plan.counts()
-        assert "bf16" not in found
-        assert found["fp16"] >= 2
+        counts = self.tuned(net, precisions=None, data_type="FLOAT16").plan.counts()
+        assert "bf16" not in counts
+        assert counts["fp16"] >= 2
         monkeypatch.setenv(f"{PREFIXES[1]}DATA_TYPE", "FLOAT16")
-        assert self.tuned(net, precisions=None).plan.counts() == found
-        kept = self.tuned(net, precisions="bf16")
-        assert "fp16" not in kept.plan.counts()
-        assert any("DATA_TYPE requires fp16" in warning for warning in kept.report.warnings)
+        assert self.tuned(net, precisions=None).plan.counts() == counts
+        bf16 = self.tuned(net, precisions="bf16")
+        assert "fp16" not in bf16.plan.counts()
+        assert any("DATA_TYPE requires fp16" in warning for warning in bf16.report.warnings)
         with pytest.raises(ConfigurationError, match=r"amp.data_type requires fp16, but precis"):
             self.tuned(net, precisions="int8,bf16", data_type="FLOAT16")
 

@@ -100,12 +100,12 @@ class ModelFormContract(OnDigits):
 
     def test_dicts_with_labels_in_them(self, model, reference, digits, accuracy):
         (train, test), name = digits, self.image
-        given = {"labels": test.labels, name: test.images}
+        batch = {"labels": test.labels, name: test.images}
 
         converter = MixedPrecision()
         converter.metric = accuracy
         converter.precisions = "int8"
-        converter.eval_dataloader = [given]
+        converter.eval_dataloader = [batch]
         converter.calib_dataloader = [{name: train.images[:100], "labels": train.labels[:100]}]
         converter.objective = "modelsize"
         converter.model = model
@@ -114,8 +114,8 @@ class ModelFormContract(OnDigits):
         expected = (reference.argmax(1) == test.labels).mean()
         assert result.report.baseline_accuracy == pytest.approx(expected)
         assert result.met
-        np.testing.assert_array_equal(result(**given), result(test.images))
-        np.testing.assert_array_equal(result(given), result(test.images))
+        np.testing.assert_array_equal(result(**batch), result(test.images))
+        np.testing.assert_array_equal(result(batch), result(test.images))
 
 
 class ApiContract(ModelFormContract):
@@ -132,19 +132,19 @@ class ApiContract(ModelFormContract):
 
     def test_memory_of_a_run_is_the_same_on_every_call(self, model, digits):
         """Derived from the graph, so independent of other memory in the process."""
-        found = []
+        reports = []
         for _ in range(2):
             converter = MixedPrecision()
             converter.precisions = "int8"
             converter.model = model
             converter.calib_dataloader = digits[0].loader(64)
-            found.append(converter().report)
-        before, after = found[0].baseline_footprint, found[0].footprint
-        assert before is not None
-        assert after is not None
-        assert (found[1].baseline_footprint, found[1].footprint) == (before, after)
-        assert before - found[0].baseline_size >= digits[0].images[:64].nbytes
-        assert found[0].size < after < before
+            reports.append(converter().report)
+        baseline, converted = reports[0].baseline_footprint, reports[0].footprint
+        assert baseline is not None
+        assert converted is not None
+        assert (reports[1].baseline_footprint, reports[1].footprint) == (baseline, converted)
+        assert baseline - reports[0].baseline_size >= digits[0].images[:64].nbytes
+        assert reports[0].size < converted < baseline
 
     @pytest.mark.parametrize("precisions", ["bf16", ["int8", "bf16"], "fp16"])
     def test_a_model_alone(self, monkeypatch, model, reference, digits, precisions):
@@ -163,9 +163,9 @@ class ApiContract(ModelFormContract):
         assert optimized_model.met is None
         warnings = optimized_model.report.warnings
         assert any("accuracy was not checked" in warning for warning in warnings)
-        given = optimized_model(digits[1].images)
-        assert (given.argmax(1) == reference.argmax(1)).mean() > 0.97
-        assert given.dtype == np.float32
+        outputs = optimized_model(digits[1].images)
+        assert (outputs.argmax(1) == reference.argmax(1)).mean() > 0.97
+        assert outputs.dtype == np.float32
         assert isinstance(optimized_model.model, self.native)
 
     @pytest.mark.parametrize("wrong", ["dtype", "key", "shape"])
@@ -224,12 +224,12 @@ class ApiContract(ModelFormContract):
         converter.model = hostile_net
         result = converter()
         assert result.met
-        kept = [op for op, config in result.plan.items() if config.precision == "int8"]
+        int8_ops = [op for op, config in result.plan.items() if config.precision == "int8"]
         trials = [(trial.accuracy, trial.plan) for trial in result.trials]
         if strategy == "mincut":  # corrects the channel
             assert len(result.trials) <= 3, trials
-            assert len(kept) >= 7, trials
+            assert len(int8_ops) >= 7, trials
         else:
             assert not result.trials[0].met  # all INT8
             assert len(result.trials) <= 12, trials
-            assert len(kept) >= 7, trials
+            assert len(int8_ops) >= 7, trials

@@ -70,28 +70,30 @@ class ComparisonContract(OnDigits):
     def test_a_planted_difference_is_found_at_its_op_and_has_the_figures_of_numpy(
         self, made, source, images
     ):
-        found = made.compared(made.float, made.planted(1.1), [images[:40], images[40:]])
-        names = [layer.name for layer in found.layers]
-        first = found.first
+        comparison = made.compared(made.float, made.planted(1.1), [images[:40], images[40:]])
+        names = [layer.name for layer in comparison.layers]
+        first = comparison.first
         assert first is not None
         assert first.name == made.convolutions[5]
-        assert all(math.isinf(x.sqnr) for x in found.layers[: names.index(first.name)])
+        assert all(math.isinf(x.sqnr) for x in comparison.layers[: names.index(first.name)])
         exact = self.own(source, images).astype(np.float64)
-        result = next(x for x in found.layers[names.index(first.name) :] if x.name in made.biased)
+        result = next(
+            x for x in comparison.layers[names.index(first.name) :] if x.name in made.biased
+        )
         assert result.sqnr == pytest.approx(20, abs=1e-3)  # a tenth of the amplitude
         assert result.cosine == pytest.approx(1, abs=1e-7)
         assert result.max_abs_error == pytest.approx(0.1 * np.abs(exact).max(), rel=1e-3)
-        assert (found.samples, found.batches) == (64, 2)
+        assert (comparison.samples, comparison.batches) == (64, 2)
 
     def test_outputs_have_the_figures_of_numpy(self, made, images):
-        found = made.compared(made.float, made.int8, [images[:40], images[40:]])
-        reference, given = (np.asarray(model(images)) for model in (made.float, made.int8))
-        (output,) = found.outputs
-        assert output.sqnr == pytest.approx(signal_to_noise(reference, given), abs=1e-3)
-        assert output.max_abs_error == pytest.approx(np.abs(reference - given).max(), rel=1e-4)
-        dot = (reference * given).sum() / np.linalg.norm(reference) / np.linalg.norm(given)
+        comparison = made.compared(made.float, made.int8, [images[:40], images[40:]])
+        reference, converted = (np.asarray(model(images)) for model in (made.float, made.int8))
+        (output,) = comparison.outputs
+        assert output.sqnr == pytest.approx(signal_to_noise(reference, converted), abs=1e-3)
+        assert output.max_abs_error == pytest.approx(np.abs(reference - converted).max(), rel=1e-4)
+        dot = (reference * converted).sum() / np.linalg.norm(reference) / np.linalg.norm(converted)
         assert output.cosine == pytest.approx(dot, abs=1e-6)
-        assert found.layers[-1].sqnr == pytest.approx(output.sqnr, abs=0.01)
+        assert comparison.layers[-1].sqnr == pytest.approx(output.sqnr, abs=0.01)
 
     def test_integers_are_read_with_the_scale_of_their_own_tensor(self, made, source, images):
         """Integer reference of the first convolution with ReLU, in numpy."""
@@ -100,12 +102,12 @@ class ComparisonContract(OnDigits):
         out_scale, out_zero = made.scales(made.relus[0])
         products = made.adaptor.int8_accumulation(machine())[KernelKind.CONVOLUTION]
         whole, steps = whole_numbers(weight, weight_qmax(weight_quant_spec(products)))
-        given = self.channels_first(images)
-        stored = integers(given, image, size) - size
+        batch = self.channels_first(images)
+        stored = integers(batch, image, size) - size
         sums = convolved(stored, whole) * (image * steps)[:, None, None]
         result = np.maximum(sums + bias[:, None, None], 0)
         real = (integers(result, out_scale, out_zero) - out_zero) * out_scale
-        exact = np.maximum(convolved(given, weight) + bias[:, None, None], 0)
+        exact = np.maximum(convolved(batch, weight) + bias[:, None, None], 0)
         expected = signal_to_noise(exact, real)
         row = made.compared(made.float, made.int8, [images]).layers[0]
         assert row.dtypes == ("float32", row.dtypes[1])
@@ -118,33 +120,33 @@ class ComparisonContract(OnDigits):
         return images
 
     def test_ops_within_a_kernel_are_left_out_and_named_with_its_result(self, made, images):
-        found = made.compared(made.float, made.int8, [images])
-        (reason, within), *others = found.left_out.items()
+        comparison = made.compared(made.float, made.int8, [images])
+        (reason, within), *remaining = comparison.left_out.items()
         assert reason == "are fused into another op in B"
-        assert not others
+        assert not remaining
         assert set(made.convolutions) <= set(within)
-        compared = {layer.name: layer for layer in found.layers}
+        compared = {layer.name: layer for layer in comparison.layers}
         assert not set(within) & set(compared)
-        along = {name for layer in found.layers for name, _ in layer.fused_ops}
+        along = {name for layer in comparison.layers for name, _ in layer.fused_ops}
         assert along == set(within)
         relu = compared[made.relus[1]]
         assert made.convolutions[1] in dict(relu.fused_ops)
         assert relu.inputs == (made.relus[0],)
 
     def test_a_wrong_integer_layer_is_found_among_right_ones(self, made, images):
-        found = made.compared(made.float, made.wrong_int8, [images])
-        assert found.first is not None
-        assert found.first.name == made.relus[5]
-        assert found.first.sqnr < 20
-        assert found.first in found.worst(1)
+        comparison = made.compared(made.float, made.wrong_int8, [images])
+        assert comparison.first is not None
+        assert comparison.first.name == made.relus[5]
+        assert comparison.first.sqnr < 20
+        assert comparison.first in comparison.worst(1)
 
     def test_two_converted_models_are_compared(self, made, images):
-        found = made.compared(made.int8, made.bf16, [images])
-        assert {x.name for x in found.layers} >= set(made.relus)
-        assert min(x.sqnr for x in found.layers) > 25
+        comparison = made.compared(made.int8, made.bf16, [images])
+        assert {x.name for x in comparison.layers} >= set(made.relus)
+        assert min(x.sqnr for x in comparison.layers) > 25
         back = made.compared(made.bf16, made.int8, [images])
         assert back.left_out == {
-            why.replace("in A", "in B"): names for why, names in found.left_out.items()
+            why.replace("in A", "in B"): names for why, names in comparison.left_out.items()
         }
 
     def test_a_restored_model_has_the_same_results(self, made, images, tmp_path):
@@ -164,9 +166,9 @@ class ComparisonContract(OnDigits):
             run = values(model, ops)
 
             def called(inputs):
-                found = run(inputs)
-                sizes.append([value.real.nbytes for value in found.values()])
-                return found
+                outputs = run(inputs)
+                sizes.append([value.real.nbytes for value in outputs.values()])
+                return outputs
 
             return called
 
@@ -174,11 +176,11 @@ class ComparisonContract(OnDigits):
         parts = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
         # The sizes of the first results of both models are not known in advance.
         assert len(sizes) > 12
-        assert all(sum(held) <= limit or len(held) == 1 for held in sizes[2:])
+        assert all(sum(nbytes) <= limit or len(nbytes) == 1 for nbytes in sizes[2:])
         assert parts.left_out == whole.left_out
-        for one, other in zip(parts.layers, whole.layers, strict=True):
-            assert (one.name, one.inputs) == (other.name, other.inputs)
-            assert one.sqnr == pytest.approx(other.sqnr, abs=self.sqnr_tolerance_db)
+        for actual, expected in zip(parts.layers, whole.layers, strict=True):
+            assert (actual.name, actual.inputs) == (expected.name, expected.inputs)
+            assert actual.sqnr == pytest.approx(expected.sqnr, abs=self.sqnr_tolerance_db)
 
 
 class Made:
@@ -201,13 +203,13 @@ class Made:
         return LoadedModel(self.adaptor, self._planted(factor))
 
     def converted(self, model: LoadedModel[Any], precision: Precision) -> LoadedModel[Any]:
-        held, adaptor = model.held, self.adaptor
-        space = adaptor.space(held, machine(BF16))
-        seen = adaptor.observe(held, [self.images], space)
+        native, adaptor = model.held, self.adaptor
+        space = adaptor.space(native, machine(BF16))
+        observations = adaptor.observe(native, [self.images], space)
         if model is self.float:
-            self.observed = seen
+            self.observed = observations
         plan = space.resolve(uniform(space, precision))
-        return LoadedModel(adaptor, adaptor.convert(held, plan, seen, space))
+        return LoadedModel(adaptor, adaptor.convert(native, plan, observations, space))
 
     def scales(self, tensor: str) -> tuple[float, int]:
         low, high = self.observed.ranges[tensor]["minmax"]

@@ -40,17 +40,17 @@ class CorrectionCase:
         self.adaptor = adaptor_for(source)
         self.model = self.adaptor.load(source, example=images)
         self.space = self.adaptor.space(self.model, MACHINE).restricted_to([INT8])
-        seen = self.adaptor.observe(self.model, [images], self.space)
-        self.observed = score_corrections(self.adaptor, self.model, self.space, seen)
+        observations = self.adaptor.observe(self.model, [images], self.space)
+        self.observed = score_corrections(self.adaptor, self.model, self.space, observations)
         self.plain = uniform(self.space, INT8)
         self.best = best_corrections(self.observed)
         self.corrected = with_corrections(self.plain, self.space, self.best)
         self.reference = self.run(self.model)
 
     def run(self, model: object) -> np.ndarray:
-        found = self.adaptor.predict(model, self.images)
-        found = found[0] if isinstance(found, list | tuple) else found
-        return np.asarray(next(iter(found.values())) if isinstance(found, dict) else found)
+        outputs = self.adaptor.predict(model, self.images)
+        outputs = outputs[0] if isinstance(outputs, list | tuple) else outputs
+        return np.asarray(next(iter(outputs.values())) if isinstance(outputs, dict) else outputs)
 
     def convert(self, plan: PrecisionPlan) -> Any:
         return self.adaptor.convert(self.model, self.space.resolve(plan), self.observed, self.space)
@@ -60,9 +60,9 @@ class CorrectionCase:
         options = CorrectionOptions(folder=folder)
         corrected = CorrectedWeights(self.adaptor, self.model, lambda: [self.images], options)
         resolved = self.space.resolve(plan)
-        found = self.adaptor.convert(self.model, resolved, self.observed, self.space, corrected)
+        converted = self.adaptor.convert(self.model, resolved, self.observed, self.space, corrected)
         self.layer_errors = corrected.layer_errors
-        return found
+        return converted
 
     @property
     def _offered(self) -> Corrections[Any]:
@@ -75,11 +75,11 @@ class CorrectionCase:
 
     def values(self, tensors: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the values of tensors, in one part."""
-        found: dict[str, list[np.ndarray]] = {}
+        collected: dict[str, list[np.ndarray]] = {}
         assert self._offered.values is not None
         for name, part in self._offered.values(self.model, [self.images], tensors):
-            found.setdefault(name, []).append(np.array(part))
-        yield from ((name, np.concatenate(parts)) for name, parts in found.items())
+            collected.setdefault(name, []).append(np.array(part))
+        yield from ((name, np.concatenate(parts)) for name, parts in collected.items())
 
     def in_fp32(self, plan: PrecisionPlan) -> Any:
         """Return the FP32 model with the corrections of a plan."""
@@ -147,9 +147,9 @@ class CorrectionContract(OnDigits):
         assert sorted(len(ops) for ops in readers) == [1, 1, 2]
 
     def test_the_noise_that_is_predicted_falls(self, case):
-        after = corrected_nsr(case.observed, case.best)
+        nsr = corrected_nsr(case.observed, case.best)
         for tensor in case.best:
-            assert after[tensor] < 0.1 * case.observed.nsr[tensor]
+            assert nsr[tensor] < 0.1 * case.observed.nsr[tensor]
 
     @pytest.mark.parametrize("correction", ["equalize", "smooth"])
     def test_in_fp32_the_model_stays_as_it_was(self, case, correction):
@@ -159,15 +159,15 @@ class CorrectionContract(OnDigits):
         assert signal_to_noise(case.reference, case.run(model)) > 100
 
     def test_in_int8_much_is_gained(self, case):
-        before = signal_to_noise(case.reference, case.run(case.convert(case.plain)))
-        after = signal_to_noise(case.reference, case.run(case.convert(case.corrected)))
-        assert after > before + 20
-        assert after > 30
+        baseline = signal_to_noise(case.reference, case.run(case.convert(case.plain)))
+        corrected = signal_to_noise(case.reference, case.run(case.convert(case.corrected)))
+        assert corrected > baseline + 20
+        assert corrected > 30
 
     def test_the_model_given_is_untouched(self, case):
-        before = case.adaptor.fingerprint(case.model)
+        fingerprint = case.adaptor.fingerprint(case.model)
         case.convert(case.corrected)
-        assert case.adaptor.fingerprint(case.model) == before
+        assert case.adaptor.fingerprint(case.model) == fingerprint
         np.testing.assert_array_equal(case.run(case.model), case.reference)
 
     def test_a_plan_file_replays_them(self, case, tmp_path):
@@ -195,8 +195,10 @@ class CorrectionContract(OnDigits):
             case.with_corrections_of(dense, "smooth", "bias_correction"),
         ]
         errors = [case.run(case.convert(plan)) - case.reference for plan in plans]
-        before, after = (np.abs(error.reshape(-1, error.shape[-1]).mean(0)) for error in errors)
-        assert after.mean() < 0.2 * before.mean()
+        baseline, corrected = (
+            np.abs(error.reshape(-1, error.shape[-1]).mean(0)) for error in errors
+        )
+        assert corrected.mean() < 0.2 * baseline.mean()
         # Only rounding errors of the weight are corrected, so the change is small.
         assert signal_to_noise(case.reference, case.reference + errors[1]) > 30
 
@@ -215,16 +217,16 @@ class CorrectionContract(OnDigits):
     def test_the_rows_of_a_layer_times_its_weight_are_its_results(self, case):
         able = reconstructable(case.adaptor, case.model)
         assert able == {op for op, layer in case.layers.items() if layer.inputs is not None}
-        read = {op: case.space.graph[op].inputs[0] for op in able}
-        values = dict(case.values({*read.values(), *able}))
+        sources = {op: case.space.graph[op].inputs[0] for op in able}
+        values = dict(case.values({*sources.values(), *able}))
         for op in able:
             layer = case.layers[op]
-            matrix, rows = layer.matrix(), layer.rows(values[read[op]], 1 << 30, 0)
+            matrix, rows = layer.matrix(), layer.rows(values[sources[op]], 1 << 30, 0)
             weight = matrix.reshape(*matrix.shape[:2], -1)
-            found = np.einsum("gri,goi->rgo", rows, weight).reshape(len(rows[0]), -1)
-            real = np.moveaxis(values[op], layer.axis, -1).reshape(found.shape).astype(np.float64)
-            bias = (real - found).mean(axis=0)
-            assert signal_to_noise(real - bias, found) > 100, op
+            product = np.einsum("gri,goi->rgo", rows, weight).reshape(len(rows[0]), -1)
+            real = np.moveaxis(values[op], layer.axis, -1).reshape(product.shape).astype(np.float64)
+            bias = (real - product).mean(axis=0)
+            assert signal_to_noise(real - bias, product) > 100, op
 
     @pytest.mark.parametrize(
         "corrections", [["adaround"], ["learned_scale"], [*LEARNED], ["bias_correction", *LEARNED]]
@@ -232,16 +234,16 @@ class CorrectionContract(OnDigits):
     def test_reconstruction_reduces_the_error_of_every_layer_and_of_the_outputs(
         self, case, corrections
     ):
-        before = signal_to_noise(case.reference, case.run(case.convert(case.corrected)))
+        baseline = signal_to_noise(case.reference, case.run(case.convert(case.corrected)))
         model = case.reconstructed(case.with_all(*corrections))
         assert case.layer_errors.keys() == reconstructable(case.adaptor, case.model)
         gained = [errors.learned / errors.nearest for errors in case.layer_errors.values()]
         assert max(gained) <= 1
         assert np.mean(gained) < 0.9
-        after = signal_to_noise(case.reference, case.run(model))
+        reconstructed = signal_to_noise(case.reference, case.run(model))
         # Scales alone gain little if INT8 weights are limited to 7 bits.
         is_exact = case.adaptor.int8_accumulation(MACHINE)["dense"] == "exact"
-        assert after > before + (1 if is_exact or "adaround" in corrections else 0)
+        assert reconstructed > baseline + (1 if is_exact or "adaround" in corrections else 0)
 
     def test_reconstruction_needs_data(self, case):
         op = case.space.tunable_ops[0]
@@ -251,9 +253,9 @@ class CorrectionContract(OnDigits):
     def test_a_reconstruction_resumes_bit_for_bit(self, case, tmp_path):
         plan = case.with_all("bias_correction", *LEARNED)
         first = case.run(case.reconstructed(plan, tmp_path))
-        kept = sorted(tmp_path.iterdir())
-        assert len(kept) == len(case.layer_errors)
-        kept[0].unlink()  # as if interrupted
+        files = sorted(tmp_path.iterdir())
+        assert len(files) == len(case.layer_errors)
+        files[0].unlink()  # as if interrupted
         again = case.run(case.reconstructed(plan, tmp_path))
         assert len(case.layer_errors) == 1  # the others are kept
         np.testing.assert_array_equal(again, first)

@@ -87,8 +87,8 @@ def loaded_under(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = (line for line in done.stdout.splitlines() if line.startswith('{"outputs": '))
-    found = map(json.loads, lines)
-    return [LoadedElsewhere(np.array(x["outputs"], np.float32), x["warnings"]) for x in found]
+    records = map(json.loads, lines)
+    return [LoadedElsewhere(np.array(x["outputs"], np.float32), x["warnings"]) for x in records]
 
 
 def make(net: Any, split: tuple[Split, Split], target: str) -> Made:
@@ -140,9 +140,11 @@ class DeploymentContract(OnDigits):
         def load(limit: str | None) -> Mapping[str, LoadedElsewhere]:
             folders = [folder / target for target in targets]
             # The limit is read when a process starts, by runtimes that heed it at all.
-            here = not cls.heeds_onednn or limit == os.environ.get("ONEDNN_MAX_CPU_ISA")
-            found = loaded_here(folders, images) if here else loaded_under(limit, folders, images)
-            return dict(zip(targets, found, strict=True))
+            in_process = not cls.heeds_onednn or limit == os.environ.get("ONEDNN_MAX_CPU_ISA")
+            loaded = (
+                loaded_here(folders, images) if in_process else loaded_under(limit, folders, images)
+            )
+            return dict(zip(targets, loaded, strict=True))
 
         return cache(load)
 
@@ -150,29 +152,29 @@ class DeploymentContract(OnDigits):
     def test_a_model_made_for_exact_products_is_right_wherever_it_is_loaded(
         self, made_for, loaded_elsewhere, limit
     ):
-        made = made_for("vnni")
-        assert "VNNI" in made.result.exact_on
-        assert "portable" in made.result.exact_on
-        found = loaded_elsewhere(limit)["vnni"]
-        assert signal_to_noise(made.reference, found.outputs) > LEAST
+        deployed = made_for("vnni")
+        assert "VNNI" in deployed.result.exact_on
+        assert "portable" in deployed.result.exact_on
+        loaded = loaded_elsewhere(limit)["vnni"]
+        assert signal_to_noise(deployed.reference, loaded.outputs) > LEAST
         if limit and self.heeds_onednn:
-            (words,) = found.warnings
-            assert "saturate" in words
+            (warning,) = loaded.warnings
+            assert "saturate" in warning
 
     @pytest.mark.parametrize("limit", ["AVX2", None])
     def test_a_portable_model_is_right_everywhere_as_it_is(self, made_for, loaded_elsewhere, limit):
-        made = made_for("portable")
-        assert made.result.exact_on == "every CPU"
-        found = loaded_elsewhere(limit)["portable"]
-        assert signal_to_noise(made.reference, found.outputs) > LEAST
-        assert found.warnings == []
+        deployed = made_for("portable")
+        assert deployed.result.exact_on == "every CPU"
+        loaded = loaded_elsewhere(limit)["portable"]
+        assert signal_to_noise(deployed.reference, loaded.outputs) > LEAST
+        assert loaded.warnings == []
 
     def test_what_cannot_be_made_exact_is_refused_with_the_reason_and_the_fix(
         self, made_for, tmp_path, monkeypatch
     ):
-        made = made_for("vnni")
-        made.result.save(tmp_path / "saved")
-        kind = type(made.result.adaptor)
+        deployed = made_for("vnni")
+        deployed.result.save(tmp_path / "saved")
+        kind = type(deployed.result.adaptor)
 
         def saturating(self: Any, hardware: Any) -> Any:
             return dict.fromkeys(KernelKind, Int8Accumulation.SATURATING)
@@ -200,24 +202,24 @@ class DeploymentContract(OnDigits):
     def test_a_plan_of_another_machine_is_replayed_with_weights_that_are_right(
         self, net, made_for, tmp_path
     ):
-        made = made_for("vnni")
-        made.result.save_plan(tmp_path / "plan.yaml")
+        deployed = made_for("vnni")
+        deployed.result.save_plan(tmp_path / "plan.yaml")
         replayed = convert_with_plan(
-            net, tmp_path / "plan.yaml", inputs=(made.images,), target="portable"
+            net, tmp_path / "plan.yaml", inputs=(deployed.images,), target="portable"
         )
-        (words,) = replayed.report.warnings
-        assert "another range" in words
+        (warning,) = replayed.report.warnings
+        assert "another range" in warning
         assert replayed.exact_on == "every CPU"
-        assert signal_to_noise(made.reference, np.asarray(replayed(made.images))) > LEAST
+        assert signal_to_noise(deployed.reference, np.asarray(replayed(deployed.images))) > LEAST
 
     def test_a_plan_with_reduced_weights_replays_as_it_says_on_every_machine(
         self, net, made_for, tmp_path
     ):
-        made = made_for("portable")
-        made.result.save_plan(tmp_path / "plan.yaml")
-        replayed = convert_with_plan(net, tmp_path / "plan.yaml", inputs=(made.images,))
+        deployed = made_for("portable")
+        deployed.result.save_plan(tmp_path / "plan.yaml")
+        replayed = convert_with_plan(net, tmp_path / "plan.yaml", inputs=(deployed.images,))
         assert replayed.report.warnings == ()
-        assert replayed.plan == made.result.plan
+        assert replayed.plan == deployed.result.plan
         np.testing.assert_array_equal(
-            np.asarray(replayed(made.images)), np.asarray(made.result(made.images))
+            np.asarray(replayed(deployed.images)), np.asarray(deployed.result(deployed.images))
         )

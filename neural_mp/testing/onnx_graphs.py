@@ -121,11 +121,11 @@ def _drawn(random: np.random.Generator, kind: str | None) -> OnnxGraph | None:
     model = _model(draw, first, dict.fromkeys(outputs))
     feeds = {"x": random.normal(size=first).astype(np.float32)}
     try:
-        found = _session(model).run(None, feeds)
+        results = _session(model).run(None, feeds)
         _session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL).run(None, feeds)
     except Exception:  # noqa: BLE001 (the bindings raise their own types)
         return None
-    is_sound = all(array.size and np.isfinite(array).all() and array.any() for array in found)
+    is_sound = all(array.size and np.isfinite(array).all() and array.any() for array in results)
     return OnnxGraph(kind.split()[0], model, feeds) if is_sound else None
 
 
@@ -146,12 +146,12 @@ def _kernel(draw: Draw, x: str) -> str:
 
 def _shape_of(draw: Draw, first: Shape, name: str) -> Shape | None:
     try:
-        (found,) = _session(_model(draw, first, [name])).run(
+        (output,) = _session(_model(draw, first, [name])).run(
             None, {"x": np.ones(first, np.float32)}
         )
     except Exception:  # noqa: BLE001 (the bindings raise their own types)
         return None
-    return tuple(found.shape)
+    return tuple(output.shape)
 
 
 def _model(draw: Draw, first: Shape, outputs: Any) -> onnx.ModelProto:

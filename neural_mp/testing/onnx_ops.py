@@ -56,10 +56,10 @@ class Draw:
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
         """Add a node and return its first result."""
-        given = {name: value for name, value in attributes.items() if value is not None}
+        defined = {name: value for name, value in attributes.items() if value is not None}
         stem = f"v{len(self.nodes)}"
         names = [stem, *(f"{stem}_{index}" for index in range(1, outputs))]
-        self.nodes.append(helper.make_node(kind, inputs, names, name=stem, **given))
+        self.nodes.append(helper.make_node(kind, inputs, names, name=stem, **defined))
         return stem
 
 
@@ -88,15 +88,15 @@ def _pool(kind: str, draw: Draw, x: str) -> str:
 
 
 def _concat(draw: Draw, x: str) -> str:
-    other = draw.one_of(x, draw.add("Relu", x), draw.add("Neg", x))
-    return draw.add("Concat", *draw.one_of((x, other), (other, x, x)), axis=draw.axis())
+    operand = draw.one_of(x, draw.add("Relu", x), draw.add("Neg", x))
+    return draw.add("Concat", *draw.one_of((x, operand), (operand, x, x)), axis=draw.axis())
 
 
 def _arithmetic(kind: str, draw: Draw, x: str) -> str:
     small = [draw.one_of(1, size) for size in draw.shape[draw.integer(0, 1) :]]
     pooled = draw.add("ReduceMax", x, keepdims=1)
-    other = draw.one_of(x, draw.add("Sigmoid", x), pooled, draw.floats(*small))
-    return draw.add(kind, *draw.one_of((x, other), (other, x)))
+    operand = draw.one_of(x, draw.add("Sigmoid", x), pooled, draw.floats(*small))
+    return draw.add(kind, *draw.one_of((x, operand), (operand, x)))
 
 
 def _pad(draw: Draw, x: str) -> str:
@@ -216,9 +216,9 @@ def _clip(draw: Draw, x: str) -> str:
 
 
 def _where(draw: Draw, x: str) -> str:
-    other = draw.one_of(draw.constant(0, np.float32), draw.add("Neg", x))
+    operand = draw.one_of(draw.constant(0, np.float32), draw.add("Neg", x))
     is_positive = draw.add("Greater", x, draw.constant(0.1, np.float32))
-    return draw.add("Where", is_positive, *draw.one_of((x, other), (other, x)))
+    return draw.add("Where", is_positive, *draw.one_of((x, operand), (operand, x)))
 
 
 def _expand(draw: Draw, x: str) -> str:

@@ -164,17 +164,17 @@ class AccumulationContract:
         # Intermediate tensors are clipped to the FP32 range.
         fp32 = adaptor.predict(model, (x,))
         low, high = min(fp32.min(), 0.0), max(fp32.max(), 0.0)
-        found = adaptor.predict(converted, (x,))
-        off = np.abs(np.clip(found, low, high) - np.clip(exact, low, high)).max()
+        output = adaptor.predict(converted, (x,))
+        off = np.abs(np.clip(output, low, high) - np.clip(exact, low, high)).max()
         assert off <= 1.02 * (high - low) / 255, f"{off / ((high - low) / 255):.1f} steps"
 
     def test_a_plan_for_exact_products_is_wrong_where_they_saturate_and_only_there(self):
         """Full-range weights must fail if the CPU saturates, so the contract is not vacuous."""
         case = CASES["dense"]
         x, _ = stored_input(case.input_shape, True)
-        other = replace(machine().for_target("vnni"))
+        target = replace(machine().for_target("vnni"))
         source = self.source(case, weight_for(case, True))
-        adaptor, model, wide, limit = self.converted(source, x, "static", other)
+        adaptor, model, wide, limit = self.converted(source, x, "static", target)
         assert limit == 127
         assert adaptor.portability.full_range_kernels(wide) == {"dense"}
         _, _, right, _ = self.converted(self.source(case, weight_for(case, True)), x, "static")

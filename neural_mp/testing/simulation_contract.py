@@ -60,11 +60,11 @@ class SimulationContract:
         """Agreement holds for all inputs, before and after training."""
         case = cases[layer]
         adaptor = adaptor_for(case.net)
-        held = adaptor.load(case.net, example=case.inputs[0])
-        space = adaptor.space(held, machine(Precision.BF16))
+        native = adaptor.load(case.net, example=case.inputs[0])
+        space = adaptor.space(native, machine(Precision.BF16))
         plan = space.resolve(uniform(space, case.precision))
         assert plan.has_low_precision
-        tunable = LoadedModel(adaptor, held).in_space(space, lambda: iter(case.inputs[:1]))
+        tunable = LoadedModel(adaptor, native).in_space(space, lambda: iter(case.inputs[:1]))
         tunable = tunable.calibrated(case.inputs[:1])
         offered = needed(adaptor.simulation, adaptor.framework, "training with a plan")
         simulated = tunable.simulated(plan, TrainingSchedule())
@@ -76,9 +76,9 @@ class SimulationContract:
         """Assert that no output differs by more than its steps, and almost none by as much."""
         for inputs in case.inputs:
             expected = self.outputs(simulated, inputs)
-            found = np.asarray(converted(inputs), np.float32)
+            actual = np.asarray(converted(inputs), np.float32)
             span = float(np.abs(expected).max())
             assert span > 0
-            difference = np.abs(expected - found) / span
+            difference = np.abs(expected - actual) / span
             assert float(difference.max()) < case.steps / 127
             assert float((difference > 1e-4).mean()) <= case.apart

@@ -83,8 +83,8 @@ class _Simulation:
     def round_tensor(self, tensor: str, encoding: QuantParams, readers: Iterable[str]) -> None:
         """Let nodes read a rounded tensor."""
         limits = [
-            self.graph.put_constant(f"{tensor}/{word}", np.float32(value))
-            for word, value in (("low", encoding.low), ("high", encoding.high))
+            self.graph.put_constant(f"{tensor}/{bound}", np.float32(value))
+            for bound, value in (("low", encoding.low), ("high", encoding.high))
         ]
         step = self.graph.put_constant(f"{tensor}/nudge", np.float32(self.nudge * encoding.scale))
         nudged = self.graph.put("AddV2", f"{tensor}/nudged", [tensor, step], T=tf.float32)
@@ -106,8 +106,8 @@ class _Simulation:
     def __call__(self, feeds: Mapping[str, Array]) -> Array:
         """Return the output."""
         graph = self.graph.pruned([self.output], feeds)
-        (found,) = Runner(runnable(graph.to_graph_def()))(feeds, [self.output])
-        return np.asarray(found)
+        (output,) = Runner(runnable(graph.to_graph_def()))(feeds, [self.output])
+        return np.asarray(output)
 
 
 def simulated(
@@ -121,19 +121,19 @@ def simulated(
     `nudge` moves tensors by a fraction of a step before rounding.
     """
     (output,) = model.signature.output_tensors
-    found, flow = _Simulation(model, output, nudge), plan.flow
+    simulation, flow = _Simulation(model, output, nudge), plan.flow
     for op, precision in plan.effective.items():
         if precision is Precision.INT8 and op in model.structure.fusion_groups:
-            found.round_weight(op, weight_qmax(plan.plan[op].weight))
+            simulation.round_weight(op, weight_qmax(plan.plan[op].weight))
     members, consumers = model.structure.layer_of, model.graph.consumers()
     for tensor, owner in flow.scale_owner.items():
         readers = {name for name, _ in consumers[node_of(tensor)]}
         if tensor in flow.int8_outputs:
-            found.round_tensor(tensor, QuantParams.of(ranges[owner]), readers)
+            simulation.round_tensor(tensor, QuantParams.of(ranges[owner]), readers)
             continue
         integer = {op for op, sources in flow.int8_reads.items() if tensor in sources}
         inside = {name for name in readers if name in integer or members.get(name) in integer}
-        kept, found.output = found.output, ""
-        found.round_tensor(tensor, QuantParams.of(ranges[owner]), inside)
-        found.output = kept
-    return found
+        previous, simulation.output = simulation.output, ""
+        simulation.round_tensor(tensor, QuantParams.of(ranges[owner]), inside)
+        simulation.output = previous
+    return simulation

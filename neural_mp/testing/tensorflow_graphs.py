@@ -58,9 +58,9 @@ def drawn_graph(seed: int, kind: str | None = None) -> TensorFlowGraph:
     everywhere, on_images = list(EVERYWHERE), list(ON_IMAGES)
     kind = kind or str(random.choice([*everywhere, *on_images]))
     for _ in range(_MOST_DRAWS):
-        found = _drawn(Draw(random), kind)
-        if found is not None:
-            return found
+        candidate = _drawn(Draw(random), kind)
+        if candidate is not None:
+            return candidate
     raise ValueError(f"{kind} must have valid attributes in {_MOST_DRAWS} draws, got none")
 
 
@@ -81,27 +81,29 @@ def _drawn(draw: Draw, kind: str) -> TensorFlowGraph | None:
                 return None
             tf.identity(_last_kernel(draw, y), name="y")
             with tf.compat.v1.Session() as session:
-                found = session.run("y:0", {"x:0": feeds})
+                output = session.run("y:0", {"x:0": feeds})
         except (ValueError, tf.errors.OpError):
             return None
-    if not found.size or not np.isfinite(found).all():
+    if not output.size or not np.isfinite(output).all():
         return None
     return TensorFlowGraph(graph, kind, feeds, _described(graph))
 
 
 def _described(graph: tf.Graph) -> str:
     skipped = ("Const", "Placeholder", "Identity")
-    found = [operation for operation in graph.get_operations() if operation.type not in skipped]
-    return ", ".join(map(_operation, found))
+    operations = [
+        operation for operation in graph.get_operations() if operation.type not in skipped
+    ]
+    return ", ".join(map(_operation, operations))
 
 
 def _operation(operation: tf.Operation) -> str:
-    words = [str(tensor.shape.as_list()) for tensor in operation.inputs[:1]]
-    words += [str(value.tolist()) for value in _parameters(operation.inputs[1:])]
+    parts = [str(tensor.shape.as_list()) for tensor in operation.inputs[:1]]
+    parts += [str(value.tolist()) for value in _parameters(operation.inputs[1:])]
     for name in ("ksize", "strides", "padding", "explicit_paddings", "dilations", "alpha", "mode"):
         if name in operation.node_def.attr:
-            words.append(f"{name}={operation.get_attr(name)}")
-    return f"{operation.type}({', '.join(words)})"
+            parts.append(f"{name}={operation.get_attr(name)}")
+    return f"{operation.type}({', '.join(parts)})"
 
 
 def _parameters(inputs: Sequence[tf.Tensor]) -> list[Array]:

@@ -103,16 +103,16 @@ def _concat(draw: Draw, x: tf.Tensor) -> tf.Tensor:
 def _binary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     broadcast = [draw.one_of(1, x.shape[axis]) for axis in _axes(x) if axis]
     reduced = draw.one_of([0], [1], [-1], list(range(1, x.shape.rank)))
-    other = draw.one_of(
+    operand = draw.one_of(
         lambda: _second(draw, x),
         lambda: _second(draw, x),
         lambda: tf.constant(draw.floats(*broadcast)),
         lambda: tf.constant(draw.floats(1, *broadcast)),
         lambda: tf.reduce_max(x, reduced, keepdims=True),
     )()
-    one, two = draw.one_of((x, other), (other, x))
+    first, second = draw.one_of((x, operand), (operand, x))
     function: Any = getattr(ops, kind)
-    return function(x=one, y=two)
+    return function(x=first, y=second)
 
 
 def _reshape(draw: Draw, x: tf.Tensor) -> tf.Tensor:
@@ -146,12 +146,12 @@ def _strided_slice(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     index: list[Any] = [draw.one_of(slice(None), slice(None, None, -1), slice(1, None))]
     for axis in _axes(x)[1:]:
         length = x.shape[axis]
-        place, step = draw.integer(0, length - 1), draw.one_of(1, 1, 2, -1, -2)
-        span = slice(None, None, step) if draw.flag() else slice(place, None, step)
+        position, step = draw.integer(0, length - 1), draw.one_of(1, 1, 2, -1, -2)
+        span = slice(None, None, step) if draw.flag() else slice(position, None, step)
         ends = slice(
             draw.one_of(None, -length, 0), draw.one_of(None, length, -1), draw.one_of(1, 2)
         )
-        index.append(draw.one_of(span, ends, span, place, tf.newaxis))
+        index.append(draw.one_of(span, ends, span, position, tf.newaxis))
     if draw.flag():
         index = [Ellipsis, *index[draw.integer(1, len(index) - 1) :]]
     return x[tuple(index)]
@@ -175,16 +175,16 @@ def _to_batches(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     block = [draw.integer(1, 3), draw.integer(1, 3)]
     pads = []
     for size, by in zip(x.shape[1:3], block, strict=True):
-        before = draw.integer(0, 2)
-        pads.append([before, -(size + before) % by + by * draw.integer(0, 1)])
+        leading = draw.integer(0, 2)
+        pads.append([leading, -(size + leading) % by + by * draw.integer(0, 1)])
     return ops.SpaceToBatchND(input=x, block_shape=block, paddings=pads)
 
 
 def _from_batches(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    there = _to_batches(draw, x)
-    block = tf.get_static_value(there.op.inputs[1])
+    batches = _to_batches(draw, x)
+    block = tf.get_static_value(batches.op.inputs[1])
     crops = [[draw.integer(0, 1) for _ in "ba"] for _ in block]
-    return ops.BatchToSpaceND(input=there, block_shape=block, crops=crops)
+    return ops.BatchToSpaceND(input=batches, block_shape=block, crops=crops)
 
 
 def _tile(draw: Draw, x: tf.Tensor) -> tf.Tensor:
@@ -193,8 +193,8 @@ def _tile(draw: Draw, x: tf.Tensor) -> tf.Tensor:
 
 def _gather(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     axis = draw.axis(x, 1)
-    places = [draw.integer(0, x.shape[axis] - 1) for _ in range(draw.integer(1, 4))]
-    indices = draw.one_of(places, places[0], [places])
+    positions = [draw.integer(0, x.shape[axis] - 1) for _ in range(draw.integer(1, 4))]
+    indices = draw.one_of(positions, positions[0], [positions])
     return ops.GatherV2(params=x, indices=indices, axis=axis)
 
 
@@ -203,17 +203,17 @@ def _split(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     length = x.shape[axis]
     if kind == "Split":
         parts = draw.one_of(*(n for n in range(1, length + 1) if length % n == 0))
-        found = ops.Split(axis=axis, value=x, num_split=parts)
+        pieces = ops.Split(axis=axis, value=x, num_split=parts)
     elif kind == "SplitV":
         first = draw.integer(0, length)
         sizes = draw.one_of([first, length - first], [first, -1])
-        found = ops.SplitV(value=x, size_splits=sizes, axis=axis, num_split=2)
+        pieces = ops.SplitV(value=x, size_splits=sizes, axis=axis, num_split=2)
     else:
-        found = ops.Unpack(value=x, num=length, axis=axis)
-    chosen = draw.one_of(*found)
+        pieces = ops.Unpack(value=x, num=length, axis=axis)
+    chosen = draw.one_of(*pieces)
     if draw.flag():
         return chosen
-    return ops.ConcatV2(values=[found[-1], chosen, found[0]], axis=draw.integer(0, 0))
+    return ops.ConcatV2(values=[pieces[-1], chosen, pieces[0]], axis=draw.integer(0, 0))
 
 
 def _reduce(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
@@ -252,8 +252,8 @@ def _norm(draw: Draw, x: tf.Tensor) -> tf.Tensor:
 
 
 def _select(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    other = draw.one_of(lambda: _second(draw, x), lambda: tf.zeros_like(x))()
-    return ops.SelectV2(condition=x > 0.1, t=x, e=other)
+    operand = draw.one_of(lambda: _second(draw, x), lambda: tf.zeros_like(x))()
+    return ops.SelectV2(condition=x > 0.1, t=x, e=operand)
 
 
 def _unary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:

@@ -97,9 +97,9 @@ class TrainingContract:
         with self.opened(training, model, batch) as trainable:
             names = [layer.name for layer in trainable.layers]
         everything = PrecisionPlan.from_dict(dict.fromkeys(names, "fp16"))
-        found = first_nonfinite(apply_plan(model, everything), batch, self.loss)
-        assert found is not None
-        assert found.layer == self.overflowing
+        origin = first_nonfinite(apply_plan(model, everything), batch, self.loss)
+        assert origin is not None
+        assert origin.layer == self.overflowing
 
     def test_a_plan_for_a_missing_layer_is_refused(self, training, model):
         with pytest.raises(UnknownOperatorError, match="'no such layer'"):

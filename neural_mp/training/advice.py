@@ -155,10 +155,10 @@ class _Search:
         reference = self.trainable.gradients(batch, (), 1.0)
         self.passes += 1
         if not reference.finite:
-            found = first_non_finite(self.trainable.trace(batch, (), 1.0))
+            location = first_non_finite(self.trainable.trace(batch, (), 1.0))
             raise TrainingError(
                 f"gradients must be finite in float32, but are not at step {step}"
-                + (f": {found}" if found else "")
+                + (f": {location}" if location else "")
             )
 
         def noise_of(low: Collection[str], singly: bool = False) -> float:
@@ -185,22 +185,22 @@ class _Search:
 
     def _settle(self, noise_of: Callable[..., float], batch: object, step: int) -> float:
         """Keep layers until the rest is within the limit; return the remaining noise."""
-        alone: dict[str, float] = {}
-        self._examine(noise_of, [name for name in self.layers if name in self.low], alone)
-        for name, noise in alone.items():
-            before = self.layers[name]
-            if not noise <= before.noise:
-                self.layers[name] = replace(before, noise=noise, step=step)
+        isolated: dict[str, float] = {}
+        self._examine(noise_of, [name for name in self.layers if name in self.low], isolated)
+        for name, noise in isolated.items():
+            previous = self.layers[name]
+            if not noise <= previous.noise:
+                self.layers[name] = replace(previous, noise=noise, step=step)
             if math.isinf(noise):
                 self._keep(name, self._why_not_finite(name, batch))
-        worst = sorted(self.low, key=lambda name: -alone.get(name, 0.0))
-        kept = self._fewest(noise_of, worst)
-        for name in kept:
-            self._keep(name, self._why_noisy(alone.get(name, 0.0)))
+        worst = sorted(self.low, key=lambda name: -isolated.get(name, 0.0))
+        retained = self._fewest(noise_of, worst)
+        for name in retained:
+            self._keep(name, self._why_noisy(isolated.get(name, 0.0)))
         return float(noise_of(self.low))
 
     def _examine(
-        self, noise_of: Callable[..., float], names: list[str], alone: dict[str, float]
+        self, noise_of: Callable[..., float], names: list[str], isolated: dict[str, float]
     ) -> None:
         """Measure the noise of layers alone in 16 bits, except sets that are harmless together.
 
@@ -211,18 +211,18 @@ class _Search:
             return
         noise = noise_of(set(names), singly=True)
         if len(names) == 1:
-            alone[names[0]] = noise
+            isolated[names[0]] = noise
         elif noise > self.limit / _HARMLESS:
             middle = len(names) // 2
-            self._examine(noise_of, names[:middle], alone)
-            self._examine(noise_of, names[middle:], alone)
+            self._examine(noise_of, names[:middle], isolated)
+            self._examine(noise_of, names[middle:], isolated)
 
     def _fewest(self, noise_of: Callable[..., float], worst: list[str]) -> list[str]:
         """Return the fewest of the noisiest layers that are enough to keep."""
         low = self.low
 
-        def enough(kept: Collection[str]) -> bool:
-            return bool(noise_of(low.difference(kept)) <= self.limit)
+        def enough(retained: Collection[str]) -> bool:
+            return bool(noise_of(low.difference(retained)) <= self.limit)
 
         least, most = 0, len(worst)
         while least < most:
@@ -231,24 +231,24 @@ class _Search:
                 most = middle
             else:
                 least = middle + 1
-        kept = worst[:most]
-        if len(kept) > _PRUNED:
-            return kept
-        for name in reversed(kept[:-1]):  # drop layers kept only for their rank
-            rest = [other for other in kept if other != name]
+        retained = worst[:most]
+        if len(retained) > _PRUNED:
+            return retained
+        for name in reversed(retained[:-1]):  # drop layers kept only for their rank
+            rest = [layer for layer in retained if layer != name]
             if enough(rest):
-                kept = rest
-        return kept
+                retained = rest
+        return retained
 
     def _gradients(self, batch: object, low: Collection[str], singly: bool) -> Gradients:
         """Return gradients at the first loss scale at which they are finite, if any."""
         for scale in _SCALES[self.precision]:
-            found = self.trainable.gradients(batch, low, scale, singly=singly)
+            gradients = self.trainable.gradients(batch, low, scale, singly=singly)
             self.passes += 1
             self.on_pass(self.passes)
-            if found.finite or not math.isfinite(found.loss):
+            if gradients.finite or not math.isfinite(gradients.loss):
                 break
-        return found
+        return gradients
 
     def _keep(self, name: str, reason: str) -> None:
         self.layers[name] = replace(self.layers[name], keep=True, reason=reason)
@@ -257,16 +257,16 @@ class _Search:
         scale = _SCALES[self.precision][-1]
         self.passes += 1
         try:
-            found = first_non_finite(self.trainable.trace(batch, {name}, scale))
+            location = first_non_finite(self.trainable.trace(batch, {name}, scale))
         except (DataError, ConfigurationError) as error:
             return f"in {self.precision}, {error}"
-        if found is None:
+        if location is None:
             return f"in {self.precision}, gradients are not finite"
-        return found.message
+        return location.message
 
     def _why_noisy(self, noise: float) -> str:
-        words = f"in {self.precision}, {_change(noise)}"
-        return words if noise > self.limit else f"{words}; all layers together exceed the limit"
+        message = f"in {self.precision}, {_change(noise)}"
+        return message if noise > self.limit else f"{message}; all layers together exceed the limit"
 
     def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
         """Return the final advice."""
@@ -279,12 +279,12 @@ class _Search:
 
     def _many_are_kept(self) -> tuple[str, ...]:
         """Return a warning if many layers are kept, but all layers in 16 bits are usable."""
-        kept = sum(layer.keep for layer in self.layers.values())
-        if kept < _MANY_KEPT_LAYERS or kept * 3 < len(self.layers) or self.all_low_noise == 0:
+        n = sum(layer.keep for layer in self.layers.values())
+        if n < _MANY_KEPT_LAYERS or n * 3 < len(self.layers) or self.all_low_noise == 0:
             return ()
         share = 100 * math.sqrt(self.all_low_noise)
         return (
-            f"many layers are kept in float32: {kept} of {len(self.layers)}. All layers in 16 bits "
+            f"many layers are kept in float32: {n} of {len(self.layers)}. All layers in 16 bits "
             f"change the gradients by {share:.2g}%, which many models tolerate; with "
             f"limit={_rounded_up(self.all_low_noise):g}, only layers that break training are kept",
         )
@@ -307,12 +307,12 @@ def _rounded_up(noise: float) -> float:
 
 
 def _checked(precision: str | Precision, steps: object, limit: object) -> Precision:
-    found = parse_precisions(precision)
-    if len(found) != 1 or found[0] not in _SCALES:
+    precisions = parse_precisions(precision)
+    if len(precisions) != 1 or precisions[0] not in _SCALES:
         raise ConfigurationError(f"precision must be bf16 or fp16, got {precision!r}")
     validate_option("steps", integer_between(0), steps)
     validate_option("limit", positive_float, limit)
-    return found[0]
+    return precisions[0]
 
 
 def _endless(batches: object, steps: int) -> Iterator[Any]:

@@ -91,5 +91,5 @@ class Advice:
         return table
 
     def __str__(self) -> str:
-        kept = ", ".join(self.keep) or "no layer"
-        return f"{self.precision}: keep {kept} of {len(self.layers)} in float32"
+        layers = ", ".join(self.keep) or "no layer"
+        return f"{self.precision}: keep {layers} of {len(self.layers)} in float32"

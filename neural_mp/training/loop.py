@@ -69,8 +69,8 @@ class TrainingProgress:
 
     def after(self, loss: float, score: float, higher_is_better: bool) -> TrainingProgress:
         """Return the progress after another epoch."""
-        known, sign = self.scores[self.best], 1 if higher_is_better else -1
-        best = self.epochs + 1 if sign * score > sign * known else self.best
+        best_score, sign = self.scores[self.best], 1 if higher_is_better else -1
+        best = self.epochs + 1 if sign * score > sign * best_score else self.best
         return TrainingProgress((*self.losses, loss), (*self.scores, score), best)
 
 
@@ -133,12 +133,14 @@ def fit(
     adaptor = adaptor_for(model)
     offered = needed(adaptor.simulation, adaptor.framework, "training with a plan")
     trainer = offered.trainer(model, loss, optimizer or OptimizerChoice())
-    kept = _Checkpoints(None if folder is None else validate_option("folder", file_path, folder))
+    checkpoints = _Checkpoints(
+        None if folder is None else validate_option("folder", file_path, folder)
+    )
     end = math.inf if seconds is None else time.monotonic() + seconds
-    progress = kept.resume(trainer)
+    progress = checkpoints.resume(trainer)
     if progress is None:
         score = _LEAST if evaluate is None else _score(evaluate, model)
-        progress, kept.best = TrainingProgress(scores=(score,)), trainer.state()
+        progress, checkpoints.best = TrainingProgress(scores=(score,)), trainer.state()
     try:
         while progress.epochs < epochs and time.monotonic() < end:
             rate = learning_rate_of(progress.epochs, epochs, learning_rate)
@@ -146,10 +148,10 @@ def fit(
             score = -mean if evaluate is None else _score(evaluate, model)
             progress = progress.after(mean, score, higher_is_better or evaluate is None)
             progress = replace(progress, complete=in_time and progress.epochs == epochs)
-            kept.store(progress, trainer.state())
+            checkpoints.store(progress, trainer.state())
             logger.info("Epoch %d of %d: loss %.4g.", progress.epochs, epochs, mean)
     finally:
-        trainer.load(kept.best)
+        trainer.load(checkpoints.best)
     return progress
 
 
@@ -165,10 +167,10 @@ def _epoch(
     for batch in batches:
         losses.append(trainer.step(batch, rate))
         if not math.isfinite(losses[-1]):
-            place = trainer.first_non_finite(batch) or "the loss or a gradient"
+            origin = trainer.first_non_finite(batch) or "the loss or a gradient"
             raise TrainingError(
                 f"the loss is {losses[-1]} in step {len(losses)} of epoch {epoch}; the first "
-                f"NaN or Inf is {place}; lower the learning rate ({rate:.3g}). The model has the "
+                f"NaN or Inf is {origin}; lower the learning rate ({rate:.3g}). The model has the "
                 f"weights of its best epoch"
             )
         if time.monotonic() >= end:
@@ -206,9 +208,9 @@ class _Checkpoints:
         """Restore the latest complete epoch, and return its progress; None without any."""
         if self.folder is None or not (self.folder / _PROGRESS).is_file():
             return None
-        found = read_json(self.folder / _PROGRESS, _SCHEMA, ConfigurationError, _OTHER_FOLDER)
-        lists = tuple(found["losses"]), tuple(found["scores"])
-        progress = TrainingProgress(*lists, found["best"], found["complete"])
+        content = read_json(self.folder / _PROGRESS, _SCHEMA, ConfigurationError, _OTHER_FOLDER)
+        lists = tuple(content["losses"]), tuple(content["scores"])
+        progress = TrainingProgress(*lists, content["best"], content["complete"])
         states = []
         for epoch in (progress.epochs, progress.best):
             with file_context(repr(str(self._file(epoch))), ConfigurationError, _OTHER_FOLDER):
@@ -226,9 +228,9 @@ class _Checkpoints:
         write_atomic(self._file(progress.epochs), state)
         content = json.dumps(asdict(progress), indent=1).encode()
         write_atomic(self.folder / _PROGRESS, content)
-        kept = {self._file(progress.epochs), self._file(progress.best)}
+        retained = {self._file(progress.epochs), self._file(progress.best)}
         for file in self.folder.glob("epoch_*.state"):
-            if file not in kept:
+            if file not in retained:
                 file.unlink(missing_ok=True)
 
     def _file(self, epoch: int) -> Path:

@@ -46,7 +46,7 @@ def supported_policies(device: str | None = None) -> Mapping[str, Support]:
         raise ConfigurationError(
             f"device must be 'cpu' or 'gpu', got {device!r}{did_you_mean(device, DEVICES)}"
         )
-    names = [found.name for found in devices() if found.is_accelerator] if device != "cpu" else []
+    names = [entry.name for entry in devices() if entry.is_accelerator] if device != "cpu" else []
     if device is None:
         device = "gpu" if names else "cpu"
     return {policy: _support(p, device, names) for policy, p in MIXED_POLICIES.items()}
@@ -69,10 +69,10 @@ def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
             rewrite is enabled.
         UnsupportedPrecisionError: the hardware lacks the 16-bit type, and it is not forced.
     """
-    known = (*MIXED_POLICIES, FLOAT32)
-    if name not in known:
+    choices = (*MIXED_POLICIES, FLOAT32)
+    if name not in choices:
         raise ArgumentValueError(
-            f"policy must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
+            f"policy must be one of {', '.join(choices)}, got {name!r}{did_you_mean(name, choices)}"
         )
     names = (keep,) if isinstance(keep, str) else keep
     if not isinstance(names, list | tuple | set) or not all(isinstance(n, str) for n in names):
@@ -130,9 +130,9 @@ def _support(precision: Precision, device: str, gpus: Sequence[str]) -> Support:
         return Support(False, False, "no framework in use can access a GPU")
     if device == "gpu" and not machine.gpus:
         return Support(True, True, f"{gpus[0]} is available")
-    found = machine.support(precision, device)
+    support = machine.support(precision, device)
     if device == "gpu" or precision is Precision.BF16:
-        return found
+        return support
     why = "float16 requires a GPU and is emulated on a CPU"
     if precision in machine.forced:
         return Support(True, False, f"forced by {FORCE_VARIABLES[precision]}=1; {why}")

@@ -144,9 +144,9 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 def _chosen(precision: object, amp: AutoMixedPrecisionOptions | None) -> Any:
     """Return the precision, invalid values unchanged; None if set by `amp` or a variable."""
-    words = {kind.value: kind.precision for kind in AmpDataType}
-    word = str(precision.value if isinstance(precision, Enum) else precision).lower()
-    chosen = words.get(word, precision)
+    precisions = {kind.value: kind.precision for kind in AmpDataType}
+    name = str(precision.value if isinstance(precision, Enum) else precision).lower()
+    chosen = precisions.get(name, precision)
     if chosen is not None or settle({"amp.{option}": amp}, users_environment()).data_type:
         return chosen
     import tensorflow as tf

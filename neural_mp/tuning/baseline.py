@@ -43,8 +43,8 @@ _BASELINE_RUNNING = "baseline running"
 
 
 def _earlier(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    found = _KEPT(value)
-    return found["baseline"], found["running"]
+    entry = _KEPT(value)
+    return entry["baseline"], entry["running"]
 
 
 _KEPT = record({"baseline": BASELINE_FIGURES, "running": checked(RunningValues.from_dict)})
@@ -88,38 +88,38 @@ def measured_baseline(
         UserCodeError: the user's code raised.
         DataError: the model does not run on the data.
     """
-    known = history.baseline
-    if known is None:
-        found = _earlier_baseline(job, log, deadline) or _first_baseline(job, log, deadline)
-        known, on_the_way = found
+    entry = history.baseline
+    if entry is None:
+        measured = _earlier_baseline(job, log, deadline) or _first_baseline(job, log, deadline)
+        entry, on_the_way = measured
         history.cache.put(_BASELINE_RUNNING, on_the_way)
-        known["target"] = job.settings.criterion.target(known["accuracy"])
-        history.baseline = known
+        entry["target"] = job.settings.criterion.target(entry["accuracy"])
+        history.baseline = entry
     criterion = job.settings.criterion
-    if known["accuracy"] == 0 and criterion.relative:
+    if entry["accuracy"] == 0 and criterion.relative:
         log.warn(
             f"the {job.source_name} accuracy is 0, so the relative tolerance is applied as an "
             f"absolute one; check that the labels match the data"
         )
-    job.evaluator.set_baseline(known.get("metrics", {}), known.get("every", False))
-    if "contents" in known:
-        job.evaluator.expected = PassContents(**known["contents"])
-    if "losses" in known:
-        job.evaluator.fp32_losses = TextLosses(**{k: tuple(v) for k, v in known["losses"].items()})
-    if known.get("deviation"):
-        job.evaluator.spread = AccuracySpread(known["deviation"], known["passes"])
+    job.evaluator.set_baseline(entry.get("metrics", {}), entry.get("every", False))
+    if "contents" in entry:
+        job.evaluator.expected = PassContents(**entry["contents"])
+    if "losses" in entry:
+        job.evaluator.fp32_losses = TextLosses(**{k: tuple(v) for k, v in entry["losses"].items()})
+    if entry.get("deviation"):
+        job.evaluator.spread = AccuracySpread(entry["deviation"], entry["passes"])
         log.warn(
             f"the {job.source_name} model returns other outputs for the same inputs (random ops, "
             f"e.g. dropout left active, or state kept between calls), so its accuracy is random: "
-            f"mean {known['accuracy']:.6g}, standard deviation {known['deviation']:.3g} over "
-            f"{known['passes']} passes. A plan meets the target only if the 95 % confidence bound "
+            f"mean {entry['accuracy']:.6g}, standard deviation {entry['deviation']:.3g} over "
+            f"{entry['passes']} passes. A plan meets the target only if the 95 % confidence bound "
             f"of its accuracy does; put the model into evaluation mode for an exact comparison"
         )
-    _show_target(job, known["accuracy"], known.get("metrics", {}), log)
+    _show_target(job, entry["accuracy"], entry.get("metrics", {}), log)
     _, running = history.cache.get(_BASELINE_RUNNING, RunningValues.from_dict)
-    seconds = known.get("seconds", 0.0)
-    cpu_seconds = known.get("cpu_seconds", seconds)
-    return Baseline(known["accuracy"], seconds, cpu_seconds, running or RunningValues())
+    seconds = entry.get("seconds", 0.0)
+    cpu_seconds = entry.get("cpu_seconds", seconds)
+    return Baseline(entry["accuracy"], seconds, cpu_seconds, running or RunningValues())
 
 
 def _show_target(
@@ -157,10 +157,10 @@ def _earlier_baseline(
         with log.phase("baseline", "Reading the evaluation data", evaluator.batch_count):
             return evaluator.content(deadline)
 
-    _, found = _cache_of_baseline(job).scoped(data=content).get(_BASELINE, _earlier)
-    if found is not None:
+    _, entry = _cache_of_baseline(job).scoped(data=content).get(_BASELINE, _earlier)
+    if entry is not None:
         log.cache_hit("FP32 accuracy")
-    return found
+    return entry
 
 
 def _cache_of_baseline(job: TuningJob) -> MeasurementCache:
@@ -177,7 +177,7 @@ def _first_baseline(
     with log.phase("baseline", f"Evaluating {job.source_name}", evaluator.batch_count):
         started = time.process_time()
         accuracy = _evaluated(job, deadline)
-        taken = time.process_time() - started
+        cpu_seconds = time.process_time() - started
     digesting, evaluator.digesting = evaluator.digesting, None
     if not is_usable(accuracy):
         values = ", ".join(f"{name} {value}" for name, value in job.evaluator.values.items())
@@ -189,24 +189,24 @@ def _first_baseline(
     texts = metric_of_texts(evaluator.metrics) if evaluator.eval_func is None else None
     losses = None if texts is None else TextLosses.of(texts)
     evaluator.check_resets(job.model)
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "accuracy": accuracy,
         "seconds": log.seconds["baseline"],
-        "cpu_seconds": taken,
+        "cpu_seconds": cpu_seconds,
     }
     if evaluator.batches is not None and evaluator.eval_func is None:
-        found["contents"] = evaluator.contents.to_dict()
+        entry["contents"] = evaluator.contents.to_dict()
     if evaluator.values:
-        found |= {"metrics": dict(evaluator.values), "every": evaluator.aggregation.require_all}
+        entry |= {"metrics": dict(evaluator.values), "every": evaluator.aggregation.require_all}
     if losses is not None:
-        found["losses"] = {name: list(values) for name, values in vars(losses).items()}
+        entry["losses"] = {name: list(values) for name, values in vars(losses).items()}
     running = evaluator.running.to_dict()
     if is_random(job.model, job.measurement.inputs):
-        found |= _repeated(job, log, deadline, accuracy)
+        entry |= _repeated(job, log, deadline, accuracy)
     if digesting is not None:
-        kept = cache.scoped(data=digesting.digest)
-        kept.put(_BASELINE, {"baseline": found, "running": running})
-    return found, running
+        scoped = cache.scoped(data=digesting.digest)
+        scoped.put(_BASELINE, {"baseline": entry, "running": running})
+    return entry, running
 
 
 def _repeated(job: TuningJob, log: RunLog, deadline: Deadline, accuracy: float) -> dict[str, Any]:
@@ -219,13 +219,13 @@ def _repeated(job: TuningJob, log: RunLog, deadline: Deadline, accuracy: float) 
     def again() -> tuple[float, dict[str, float]]:
         return _evaluated(job, deadline), dict(evaluator.values)
 
-    words = f"Evaluating {job.source_name} again, because its outputs are random"
-    with log.phase("baseline", words, evaluator.batch_count):
-        found = repeat_baseline((accuracy, first), again)
-    accuracies, mean, values = found.accuracies, found.mean, found.values
+    title = f"Evaluating {job.source_name} again, because its outputs are random"
+    with log.phase("baseline", title, evaluator.batch_count):
+        repeated = repeat_baseline((accuracy, first), again)
+    accuracies, mean, values = repeated.accuracies, repeated.mean, repeated.values
     if require_all:  # scores are relative to the baseline
         aggregation = evaluator.aggregation.with_baseline(values, require_all)
-        accuracies = [aggregation.score(each) for _, each in found.passes]
+        accuracies = [aggregation.score(metrics) for _, metrics in repeated.passes]
         mean = aggregation.score(values)
     if len(accuracies) == 1:
         return {}
@@ -271,36 +271,36 @@ def calibrated(
         return _reached(job, stored, log)
 
     cache = job.cache.scoped(space=job.space.digest, samples=str(data.samples))
-    seen = _seen_earlier(cache, data, log, deadline)
-    if seen is None:
-        seen = _seen_now(job, cache, data, log, deadline, kept)
+    observations = _seen_earlier(cache, data, log, deadline)
+    if observations is None:
+        observations = _seen_now(job, cache, data, log, deadline, kept)
     if history is not None:
-        history.observations = seen
-    return _reached(job, seen, log)
+        history.observations = observations
+    return _reached(job, observations, log)
 
 
-def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel:
+def _reached(job: TuningJob, observations: Observations, log: RunLog) -> AnyTunableModel:
     """Return the model with observations, without INT8 where it has no range; warn of such ops.
 
     Branches that no sample takes have no ranges, nor have tensors that hold NaN or Inf.
     """
-    for note in seen.notes:
+    for note in observations.notes:
         log.warn(note)
-    model = job.model.observed(seen)
-    space = reached_by(model.space, seen.ranges)
-    left = [
+    model = job.model.observed(observations)
+    space = reached_by(model.space, observations.ranges)
+    ops = [
         op for op in job.space.tunable_ops if space.capabilities[op] != model.space.capabilities[op]
     ]
-    if not left:
+    if not ops:
         return model
-    named = ", ".join(map(repr, left[:_MAX_NAMED_OPS])) + (
-        ", …" if len(left) > _MAX_NAMED_OPS else ""
+    named = ", ".join(map(repr, ops[:_MAX_NAMED_OPS])) + (
+        ", …" if len(ops) > _MAX_NAMED_OPS else ""
     )
     log.warn(
-        f"calibration did not reach {counted(len(left), 'op')} ({named}), for which static INT8 is "
+        f"calibration did not reach {counted(len(ops), 'op')} ({named}), for which static INT8 is "
         f"excluded; give calibration data that covers every branch"
     )
-    return job.model.in_space(space).observed(seen)
+    return job.model.in_space(space).observed(observations)
 
 
 def _seen_earlier(
@@ -315,10 +315,10 @@ def _seen_earlier(
         return digesting.digest
 
     with log.phase("calibrate"):
-        _, found = cache.scoped(data=content).get(_CALIBRATION, Observations.from_dict)
-    if found is not None:
+        _, observations = cache.scoped(data=content).get(_CALIBRATION, Observations.from_dict)
+    if observations is not None:
         log.cache_hit("calibration")
-    return found
+    return observations
 
 
 def _seen_now(
@@ -327,7 +327,7 @@ def _seen_now(
     data: Calibration,
     log: RunLog,
     deadline: Deadline,
-    kept: KeptOutputs | None,
+    fp32_outputs: KeptOutputs | None,
 ) -> Observations:
     """Calibrate, and cache the observations."""
 
@@ -339,8 +339,8 @@ def _seen_now(
     inputs = data.inputs(before_each)
     blamed = data.batches.blamed(passed_on=(DeadlineExceededError,))
     with log.phase("calibrate", "Calibrating", data.count), blamed:
-        seen = job.model.calibrated(
-            digesting.wrap(inputs) if cache.enabled else inputs, kept
+        observations = job.model.calibrated(
+            digesting.wrap(inputs) if cache.enabled else inputs, fp32_outputs
         ).observations
-    cache.scoped(data=digesting.digest).put(_CALIBRATION, seen.to_dict())
-    return seen
+    cache.scoped(data=digesting.digest).put(_CALIBRATION, observations.to_dict())
+    return observations

@@ -38,10 +38,10 @@ def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
 
     A batch that does not match the interpretation counts as inputs alone.
     """
-    known = readings_of(batch)
-    if (reading or known[0]) not in known:
+    readings = readings_of(batch)
+    if (reading or readings[0]) not in readings:
         return batch
-    match reading or known[0]:
+    match reading or readings[0]:
         case Reading.PAIR:
             return batch[0]
         case Reading.LABELS_LAST:
@@ -49,16 +49,16 @@ def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
     return batch
 
 
-def required_inputs(batch: Any, reading: Reading | None, place: str) -> Any:
-    """Return `inputs_of_batch`; `place` names the batch in the message.
+def required_inputs(batch: Any, reading: Reading | None, location: str) -> Any:
+    """Return `inputs_of_batch`; `location` names the batch in the message.
 
     Raises:
         DataError: the inputs are None.
     """
-    found = inputs_of_batch(batch, reading)
-    if found is None:
-        raise DataError(f"{place} must contain inputs, got None")
-    return found
+    inputs = inputs_of_batch(batch, reading)
+    if inputs is None:
+        raise DataError(f"{location} must contain inputs, got None")
+    return inputs
 
 
 def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, Any]:
@@ -77,10 +77,10 @@ def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, An
     if readings_of(batch, has_labels=True) == (Reading.LABELS_LAST,):
         return batch[:-1], batch[-1]
     if not isinstance(batch, tuple | list) or len(batch) != 2:
-        words = shape_words(batch)
+        description = shape_words(batch)
         if hasattr(batch, "shape"):
-            words = f"{with_article(type(batch).__name__)} alone, {words}"
-        raise DataError(f"{name} must yield (inputs, labels), got {words}")
+            description = f"{with_article(type(batch).__name__)} alone, {description}"
+        raise DataError(f"{name} must yield (inputs, labels), got {description}")
     return batch[0], batch[1]
 
 

@@ -45,7 +45,7 @@ def _torch_part(source: Any, part: slice) -> Iterable[Any] | None:
     walked = isinstance(source.dataset, torch.utils.data.IterableDataset)
     if walked or source.batch_sampler is None:
         return None
-    found: Iterable[Any] = torch.utils.data.DataLoader(
+    loader: Iterable[Any] = torch.utils.data.DataLoader(
         source.dataset,
         batch_sampler=list(source.batch_sampler)[part],
         num_workers=source.num_workers,
@@ -57,4 +57,4 @@ def _torch_part(source: Any, part: slice) -> Iterable[Any] | None:
         generator=source.generator,
         prefetch_factor=source.prefetch_factor,
     )
-    return found
+    return loader

@@ -112,9 +112,9 @@ class Batches:
         yield from self._track(self._limited, 0)
         self.pass_length = self.position
 
-    def _track(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
+    def _track(self, produce: Callable[[], Iterable[Any]], offset: int) -> Iterator[Any]:
         """Yield batches, and track their number."""
-        self.position, started = before, time.monotonic()
+        self.position, started = offset, time.monotonic()
         batches = self._call_user(lambda: self._new_iterator(produce))
         while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
             self.position += 1
@@ -174,18 +174,18 @@ class Batches:
         """Yield a slice of the batches, if possible without reading the others."""
 
         def produce() -> Iterable[Any]:
-            found = part_of(self._source, slice(part.start, stop))
-            if found is None:
+            batches = part_of(self._source, slice(part.start, stop))
+            if batches is None:
                 return itertools.islice(self._limited(), part.start, stop)
-            return found
+            return batches
 
         stop = part.stop if self.most is None else min(self.most, part.stop or self.most)
 
         return self._track(produce, part.start or 0)
 
     def _limited(self) -> Iterable[Any]:
-        found = self._iterable()
-        return found if self.most is None else itertools.islice(found, self.most)
+        batches = self._iterable()
+        return batches if self.most is None else itertools.islice(batches, self.most)
 
     def _iterable(self) -> Iterable[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
@@ -285,8 +285,8 @@ class Batches:
     @property
     def assumed(self) -> tuple[str, ...]:
         """Note on batches that are not interpreted as documented."""
-        known = readings_of(self._first_batch)
-        if self.reading in (None, known[0]):
+        readings = readings_of(self._first_batch)
+        if self.reading in (None, readings[0]):
             return ()
         return (
             f"every batch of {self.name} was interpreted as {self.reading}, to match the inputs of "
@@ -319,13 +319,13 @@ class Batches:
 
     def _sizes(self) -> str:
         """Describe the shapes of the latest batch, and of the first if different."""
-        found, first = (
+        latest, first = (
             shape_words(inputs_of_batch(batch, self.reading))
             for batch in (self._given, self._first)
         )
         if self._given is None:
             return ""
-        return f" ({found})" if found == first else f" ({found}; the first batch is {first})"
+        return f" ({latest})" if latest == first else f" ({latest}; the first batch is {first})"
 
     def tried_on(self, model: Callable[[Any], Any]) -> Batches:
         """Return these batches after running a model on the first of them.
@@ -343,12 +343,12 @@ class Batches:
 
     def __len__(self) -> int:
         try:
-            found = len(self._source)
+            count = len(self._source)
         except Exception:
             # User loaders may raise anything; only progress display depends on the length.
             logger.debug("Length of %s unknown", self.name, exc_info=True)
             return 0
-        return found if self.most is None else min(found, self.most)
+        return count if self.most is None else min(count, self.most)
 
     @property
     def count(self) -> int:

@@ -32,10 +32,10 @@ def limited(
     batches: Iterable[Any], samples: int, before_each: Callable[[], None] = lambda: None
 ) -> Iterator[Any]:
     """Yield batches until they hold `samples` samples; the last batch is not truncated."""
-    seen = 0
+    count = 0
     for inputs in batches:
-        if seen >= samples:
+        if count >= samples:
             return
         before_each()
         yield inputs
-        seen += batch_size_of(inputs)
+        count += batch_size_of(inputs)

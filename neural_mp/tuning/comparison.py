@@ -127,10 +127,10 @@ class Comparison(Displayed):
     def __repr__(self) -> str:
         lowest = min((output.sqnr for output in self.outputs), default=None)
         level = "no floating-point outputs" if lowest is None else f"outputs {lowest:.1f} dB"
-        place = "no divergence"
+        divergence = "no divergence"
         if self.first is not None:
-            place = f"first divergence at {self.first.name!r}"
-        return f"Comparison({level}, {len(self.layers)} ops, {place})"
+            divergence = f"first divergence at {self.first.name!r}"
+        return f"Comparison({level}, {len(self.layers)} ops, {divergence})"
 
     def __rich__(self) -> Any:
         return displays().table(self)
@@ -147,12 +147,12 @@ class _Sums:
     max_abs_error: float = 0.0
     broken: bool = False
 
-    def take(self, one: Array, other: Array) -> None:
+    def take(self, lhs: Array, rhs: Array) -> None:
         """Add the arrays of A and B for one batch, of equal shape."""
-        values, others = one.reshape(-1), other.reshape(-1)
+        values, rhs_values = lhs.reshape(-1), rhs.reshape(-1)
         for start in range(0, values.size, _BLOCK):
             a = values[start : start + _BLOCK].astype(np.float64)
-            b = others[start : start + _BLOCK].astype(np.float64)
+            b = rhs_values[start : start + _BLOCK].astype(np.float64)
             if not np.isfinite(a).all() or not np.isfinite(b).all():
                 # Equal infinities, as in masks, are neither a difference nor signal.
                 same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -223,22 +223,22 @@ class _Run:
                 f"both models must be of one framework, got {_origin(a)} (A) and {_origin(b)} "
                 f"(B); {_SAME_ORIGIN}"
             )
-        one, other = a.observable_ops, b.observable_ops
-        both = [op for op in one if op.name in other]
+        lhs, rhs = a.observable_ops, b.observable_ops
+        ops = [op for op in lhs if op.name in rhs]
         in_one_runtime = a.adaptor.framework == b.adaptor.framework
-        if in_one_runtime and (2 * len(both) < min(len(one), len(other)) or not both):
+        if in_one_runtime and (2 * len(ops) < min(len(lhs), len(rhs)) or not ops):
             raise ComparisonError(
-                f"the models have {counted(len(both), 'op')} in common: A has {_first_names(one)}, "
-                f"B has {_first_names(other)}; {_SAME_ORIGIN}"
+                f"the models have {counted(len(ops), 'op')} in common: A has {_first_names(lhs)}, "
+                f"B has {_first_names(rhs)}; {_SAME_ORIGIN}"
             )
-        kept = {op.name: op for op in both if op.name not in rescaled}
+        compared = {op.name: op for op in ops if op.name not in rescaled}
         left_out = {
-            "are fused into another op in B": _missing(one, other),
-            "are fused into another op in A": _missing(other, one),
-            "are rescaled by a correction": tuple(op.name for op in both if op.name in rescaled),
+            "are fused into another op in B": _missing(lhs, rhs),
+            "are fused into another op in A": _missing(rhs, lhs),
+            "are rescaled by a correction": tuple(op.name for op in ops if op.name in rescaled),
         }
-        whole = one if len(one) >= len(other) else other
-        return cls(a, b, whole, left_out, ChunkedOutputs(a, b, list(kept)))
+        whole = lhs if len(lhs) >= len(rhs) else rhs
+        return cls(a, b, whole, left_out, ChunkedOutputs(a, b, list(compared)))
 
     def take(self, inputs: object) -> None:
         """Run one batch."""
@@ -246,37 +246,37 @@ class _Run:
         self.samples += batch_size_of(inputs)
         self._take_outputs(*(named_float_arrays(model(inputs)) for model in (self.a, self.b)))
         in_one_runtime = self.a.adaptor.framework == self.b.adaptor.framework
-        for op, one, other in self.groups.values(inputs):
-            found = other.real if in_one_runtime else _laid_out_like(one.real, other.real)
-            if one.real.shape != found.shape:
+        for op, lhs, rhs in self.groups.values(inputs):
+            aligned = rhs.real if in_one_runtime else _laid_out_like(lhs.real, rhs.real)
+            if lhs.real.shape != aligned.shape:
                 raise ComparisonError(
                     f"the result of op {op!r} must have the same shape in both models, got "
-                    f"{list(one.real.shape)} (A) and {list(other.real.shape)} (B); {_SAME_ORIGIN}"
+                    f"{list(lhs.real.shape)} (A) and {list(rhs.real.shape)} (B); {_SAME_ORIGIN}"
                 )
-            self.layers.setdefault(op, _Sums()).take(one.real, found)
-            self.dtypes[op] = one.stored, other.stored
+            self.layers.setdefault(op, _Sums()).take(lhs.real, aligned)
+            self.dtypes[op] = lhs.stored, rhs.stored
 
-    def _take_outputs(self, one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+    def _take_outputs(self, lhs: Mapping[str, Array], rhs: Mapping[str, Array]) -> None:
         # By position: a saved and reloaded model may rename its outputs.
-        shapes, theirs = ([list(a.shape) for a in found.values()] for found in (one, other))
+        shapes, theirs = ([list(a.shape) for a in output.values()] for output in (lhs, rhs))
         if shapes != theirs:
             raise ComparisonError(
                 f"the outputs of both models must have the same shapes, got {shapes} (A) and "
                 f"{theirs} (B); {_SAME_ORIGIN}"
             )
-        for name, found in zip(one, other.values(), strict=True):
-            self.outputs.setdefault(name, _Sums()).take(one[name], found)
+        for name, output in zip(lhs, rhs.values(), strict=True):
+            self.outputs.setdefault(name, _Sums()).take(lhs[name], output)
 
     def result(self) -> Comparison:
         """Return the result."""
-        found = {op: sums.difference(op) for op, sums in self.layers.items()}
+        differences = {op: sums.difference(op) for op, sums in self.layers.items()}
         # Skip ops that were not compared: an op's inputs are the nearest compared ops.
-        graph = self.graph.with_only({op.name: op for op in self.graph if op.name in found})
-        known = {*found, *(name for names in self.left_out.values() for name in names)}
-        silent = tuple(op.name for op in self.graph if op.name not in known)
+        graph = self.graph.with_only({op.name: op for op in self.graph if op.name in differences})
+        covered = {*differences, *(name for names in self.left_out.values() for name in names)}
+        silent = tuple(op.name for op in self.graph if op.name not in covered)
         left_out = {**self.left_out, "have no floating-point results, or did not run": silent}
-        fused = _fused_into(self.graph, found)
-        layers = tuple(self._layer(op, found, fused.get(op.name, ())) for op in graph)
+        fused = _fused_into(self.graph, differences)
+        layers = tuple(self._layer(op, differences, fused.get(op.name, ())) for op in graph)
         return Comparison(
             tuple(sums.difference(name) for name, sums in self.outputs.items()),
             layers,
@@ -287,11 +287,11 @@ class _Run:
         )
 
     def _layer(
-        self, op: Op, found: Mapping[str, Difference], fused: Iterable[Op]
+        self, op: Op, differences: Mapping[str, Difference], fused: Iterable[Op]
     ) -> LayerDifference:
-        own = found[op.name]
-        read = [found[name] for name in op.inputs if name in found]
-        lowest = min((min(source.sqnr, EQUAL) for source in read), default=EQUAL)
+        own = differences[op.name]
+        sources = [differences[name] for name in op.inputs if name in differences]
+        lowest = min((min(source.sqnr, EQUAL) for source in sources), default=EQUAL)
         return LayerDifference(
             **asdict(own),
             type=op.type,
@@ -300,23 +300,23 @@ class _Run:
             dtypes=self.dtypes[op.name],
             sqnr_drop=lowest - min(own.sqnr, EQUAL),
             introduced_nsr=max(
-                0.0, own.noise - max((source.noise for source in read), default=0.0)
+                0.0, own.noise - max((source.noise for source in sources), default=0.0)
             ),
         )
 
 
-def _laid_out_like(one: Array, other: Array) -> Array:
+def _laid_out_like(lhs: Array, rhs: Array) -> Array:
     """Return an array of B with the channels where A has them: some runtimes move this axis.
 
     If several layouts have the shape of A, the one with the nearest values counts.
     """
-    if other.ndim < 3:
-        return other
-    layouts = (other, np.moveaxis(other, 1, -1), np.moveaxis(other, -1, 1))
-    fitting = [found for found in layouts if found.shape == one.shape]
+    if rhs.ndim < 3:
+        return rhs
+    layouts = (rhs, np.moveaxis(rhs, 1, -1), np.moveaxis(rhs, -1, 1))
+    fitting = [layout for layout in layouts if layout.shape == lhs.shape]
     if len(fitting) < 2:
-        return fitting[0] if fitting else other
-    return min(fitting, key=lambda found: float(np.nansum(np.square(found - one))))
+        return fitting[0] if fitting else rhs
+    return min(fitting, key=lambda layout: float(np.nansum(np.square(layout - lhs))))
 
 
 def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
@@ -334,11 +334,11 @@ def _fused_into(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]
         reached = {name if name in compared else last.get(name, "") for name in readers}
         if len(reached) == 1:
             last[op.name] = reached.pop()
-    found: dict[str, list[Op]] = {}
+    fused: dict[str, list[Op]] = {}
     for op in graph:
         if op.name not in compared and last.get(op.name):
-            found.setdefault(last[op.name], []).append(op)
-    return found
+            fused.setdefault(last[op.name], []).append(op)
+    return fused
 
 
 def _origin(model: AnyModel) -> str:
@@ -346,8 +346,8 @@ def _origin(model: AnyModel) -> str:
     return model.adaptor.framework if model.boundary is None else model.boundary.framework
 
 
-def _missing(one: OpGraph, other: OpGraph) -> tuple[str, ...]:
-    return tuple(op.name for op in one if op.name not in other)
+def _missing(lhs: OpGraph, rhs: OpGraph) -> tuple[str, ...]:
+    return tuple(op.name for op in lhs if op.name not in rhs)
 
 
 def _first_names(ops: Iterable[Op]) -> str:

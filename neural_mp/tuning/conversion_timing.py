@@ -24,8 +24,8 @@ _MANY_VALUES = 1 << 21
 
 def loses_in_int8(times: OpTimings) -> bool:
     """Whether INT8 slows down ops by much, so that the fastest plan converts between ops."""
-    both = [by for by in times.ops.values() if {Precision.FP32, Precision.INT8} <= by.keys()]
-    lost = sum(max(0.0, by[Precision.INT8] - by[Precision.FP32]) for by in both)
+    pairs = [by for by in times.ops.values() if {Precision.FP32, Precision.INT8} <= by.keys()]
+    lost = sum(max(0.0, by[Precision.INT8] - by[Precision.FP32]) for by in pairs)
     return times.whole is not None and lost > _MIN_LOSS_RATIO * times.whole
 
 
@@ -51,20 +51,20 @@ def with_conversions(
     """
     effective = mixed.plan.effective
     more = {
-        op: max(0.0, mixed.duration(names).seconds - before)
+        op: max(0.0, mixed.duration(names).seconds - baseline)
         for op, names in kernels(space).items()
-        if (before := times.ops.get(op, {}).get(effective[op])) is not None
+        if (baseline := times.ops.get(op, {}).get(effective[op])) is not None
     }
     seconds: dict[str, float] = defaultdict(float)
-    for found in conversions_of(space.graph, mixed.plan.flow, mixed.profile):
-        seconds[found.source] += (found.seconds or 0.0) + sum(
-            more.get(r, 0.0) for r in found.readers
+    for conversion in conversions_of(space.graph, mixed.plan.flow, mixed.profile):
+        seconds[conversion.source] += (conversion.seconds or 0.0) + sum(
+            more.get(r, 0.0) for r in conversion.readers
         )
-    known = sum(elements.get(tensor, 0.0) for tensor in seconds)
-    if not known:
+    count = sum(elements.get(tensor, 0.0) for tensor in seconds)
+    if not count:
         return times
-    each = sum(seconds.values()) / known
-    return replace(times, conversion=0.0, per_element=each, conversions=dict(seconds))
+    per_element = sum(seconds.values()) / count
+    return replace(times, conversion=0.0, per_element=per_element, conversions=dict(seconds))
 
 
 def seconds_per_element() -> float:

@@ -12,7 +12,7 @@ from neural_mp.runs.record import Conversion
 
 def converted_tensors(graph: OpGraph, flow: QuantizationFlow) -> list[str]:
     """Return the tensors that a plan converts, once per conversion."""
-    return [found.source for found in conversions_of(graph, flow, {})]
+    return [conversion.source for conversion in conversions_of(graph, flow, {})]
 
 
 def conversions_of(
@@ -22,29 +22,31 @@ def conversions_of(
 
     The key of a conversion in `seconds` is the name of its tensor, a slash and a word.
     """
-    found = []
+    conversions = []
     for name in (*graph.inputs, *(op.name for op in graph)):
         for kind, readers in _converted_for(graph, flow, name).items():
-            taken = [
+            durations = [
                 value
-                for said, value in seconds.items()
-                if said.startswith(f"{name}/") and said not in graph
+                for key, value in seconds.items()
+                if key.startswith(f"{name}/") and key not in graph
             ]
-            found.append(Conversion(name, tuple(readers), kind, sum(taken) if taken else None))
-    return tuple(found)
+            conversions.append(
+                Conversion(name, tuple(readers), kind, sum(durations) if durations else None)
+            )
+    return tuple(conversions)
 
 
 def _converted_for(graph: OpGraph, flow: QuantizationFlow, name: str) -> dict[str, list[str]]:
     """Return kind of conversion → the consumers of a tensor converted so."""
-    found: dict[str, list[str]] = {}
+    consumers: dict[str, list[str]] = {}
     written = flow.effective.get(name, Precision.FP32)
     for reader in graph.consumer_names(name):
         quantized = name in flow.int8_reads.get(reader, ())
         if quantized != (name in flow.int8_outputs):
-            found.setdefault("quantize" if quantized else "dequantize", []).append(reader)
+            consumers.setdefault("quantize" if quantized else "dequantize", []).append(reader)
         elif not quantized:
             runs = flow.effective[reader]
             low = {p for p in (written, runs) if p.is_16_bit}
             if low and written is not runs and Precision.INT8 not in (written, runs):
-                found.setdefault("cast", []).append(reader)
-    return found
+                consumers.setdefault("cast", []).append(reader)
+    return consumers

@@ -94,8 +94,8 @@ class RunningValues:
 
     def then(self, value: float, batch_samples: int) -> RunningValues:
         """Return these values with that of a further batch of `batch_samples` samples."""
-        seen = self.samples[-1] if self.samples else 0
-        return RunningValues((*self.values, value), (*self.samples, seen + batch_samples))
+        previous = self.samples[-1] if self.samples else 0
+        return RunningValues((*self.values, value), (*self.samples, previous + batch_samples))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict; non-finite values become None."""
@@ -153,10 +153,10 @@ def will_miss_target(
     """
     if not 0 < rate < 1:
         raise ValueError(f"rate must be between 0 and 1, got {rate}")
-    seen, final = len(candidate.values), baseline.values[-1] if baseline.values else math.nan
-    if not 0 < seen < len(baseline.values) or candidate.samples != baseline.samples[:seen]:
+    count, final = len(candidate.values), baseline.values[-1] if baseline.values else math.nan
+    if not 0 < count < len(baseline.values) or candidate.samples != baseline.samples[:count]:
         return False
-    ours, theirs = candidate.values[-1], baseline.values[seen - 1]
+    ours, theirs = candidate.values[-1], baseline.values[count - 1]
     if not all(map(math.isfinite, (ours, theirs, final))) or candidate.samples[-1] == 0:
         return False
     fraction = candidate.samples[-1] / baseline.samples[-1]
@@ -188,7 +188,7 @@ def looks_shuffled(values: Sequence[float] | Array) -> bool:
 def _against_all_odds(
     baseline: RunningValues, candidate: RunningValues, criterion: AccuracyCriterion, rate: float
 ) -> bool:
-    final, seen = baseline.values[-1], len(candidate.values)
+    final, count = baseline.values[-1], len(candidate.values)
     unit = abs(final) if criterion.relative and final != 0 else 1.0
     sign = 1.0 if criterion.prefers_higher else -1.0
     theirs = np.asarray(baseline.values) * (-sign / unit)  # as losses, like the criterion
@@ -196,7 +196,7 @@ def _against_all_odds(
     scores, sizes = _batches(theirs, np.asarray(baseline.samples))
     scores = scores[sizes >= np.median(sizes) / 2]  # a short last batch has the largest variance
     with np.errstate(invalid="ignore"):  # Inf - Inf is NaN: an undefined value
-        worse = ours - theirs[:seen]
+        worse = ours - theirs[:count]
     losses, sizes = _batches(worse, np.asarray(candidate.samples))
     total = baseline.samples[-1]
     tolerated = (criterion.tolerance + 1e-9) * total  # same slack as the criterion
@@ -239,10 +239,10 @@ def _log_wealth(
         total: number of samples in the full data.
         scores: scores of the baseline's batches, in units of `losses`.
     """
-    before = np.arange(len(losses))
-    counts = np.maximum(before, 1)
+    earlier = np.arange(len(losses))
+    counts = np.maximum(earlier, 1)
     # A bet may depend on earlier batches only: sums exclude the batch itself.
-    lost, seen, mean, square, gain, size = (
+    lost, samples, mean, square, gain, size = (
         np.concatenate(([0.0], tally[:-1]))
         for tally in (
             np.cumsum(losses * sizes),
@@ -253,16 +253,16 @@ def _log_wealth(
             np.maximum.accumulate(np.abs(losses)),
         )
     )
-    fair = (tolerated - lost) / (total - seen)  # mean of the rest if the target is just met
+    fair = (tolerated - lost) / (total - samples)  # mean of the rest if the target is just met
     spread = np.maximum(square - counts * mean**2, 0.0) + PRIOR_BATCHES * np.var(scores)
-    variance = spread / (before + PRIOR_BATCHES)
+    variance = spread / (earlier + PRIOR_BATCHES)
     gain = np.maximum(gain, np.ptp(scores))
     gain = np.where(gain > 0, gain, size)
     risk = np.maximum(fair + gain, (1 - RELIANCE) * gain) / STAKE
     edge = mean - fair
     bets = np.zeros(len(losses))
     # Growth-optimal bet, edge / variance, bounded by the risk.
-    worth = (edge > 0) & (before >= WARM_UP_BATCHES)
+    worth = (edge > 0) & (earlier >= WARM_UP_BATCHES)
     np.divide(edge, np.maximum(variance, edge * risk), out=bets, where=worth)
     factors = 1 + bets * (losses - fair)
     return float(np.log(factors).sum()) if (factors > 0).all() else -math.inf

@@ -235,10 +235,10 @@ class Evaluator:
             number = self.batches.position
             self.contents = self.contents.then(inputs, labels)
             self.contents.check_count(self.batches.name, self.expected)
-            given = MetricBatch(model(inputs), labels, f"batch {number} of {self.batches.name}")
+            batch = MetricBatch(model(inputs), labels, f"batch {number} of {self.batches.name}")
             if model is reference:
-                given.check(is_first=number == 1)
-            for metric, name, judged in self._judged(given, inputs, reference):
+                batch.check(is_first=number == 1)
+            for metric, name, judged in self._judged(batch, inputs, reference):
                 judged.update(metric.update, name)
             self.on_batch()
             deadline.check()
@@ -268,8 +268,8 @@ class Evaluator:
         self._reset()
         if self.resets.suspects:
             inputs, labels = self.batches.first_pair
-            given = MetricBatch(model(inputs), labels, f"batch 1 of {self.batches.name}")
-            self.resets.check_suspects(self._judged(given, inputs, model))
+            batch = MetricBatch(model(inputs), labels, f"batch 1 of {self.batches.name}")
+            self.resets.check_suspects(self._judged(batch, inputs, model))
 
     def _reset(self) -> None:
         for name, (metric, _) in zip(self.names, self.metrics, strict=True):
@@ -314,10 +314,10 @@ class Evaluator:
         self._reset()
         self.contents = PassContents()
         for part in parts:
-            others, contents = call_user(pickle.loads, part)
+            shard_metrics, contents = call_user(pickle.loads, part)
             self.contents += contents
-            for (metric, _), other in zip(self.metrics, others, strict=True):
-                call_user(metric.merge, other)  # type: ignore[attr-defined]
+            for (metric, _), shard_metric in zip(self.metrics, shard_metrics, strict=True):
+                call_user(metric.merge, shard_metric)  # type: ignore[attr-defined]
         self._check_contents()
         accuracy = self._accuracy()
         self.evaluations += 1
@@ -332,7 +332,7 @@ class Evaluator:
         classes = [type(metric).__name__ for metric, _ in self.metrics]
         names = list(self.aggregation.names or classes)
         if len(set(names)) < len(names):  # not named by the user
-            names = [f"{name} {place}" for place, name in enumerate(names, start=1)]
+            names = [f"{name} {index}" for index, name in enumerate(names, start=1)]
         return names
 
     def _results(self) -> dict[str, Any]:

@@ -103,20 +103,20 @@ def select(
         first, plan = chosen[0], plans[chosen[0].plan]
         if len(chosen) == 1 and first.number in measured_alone and job.rated(first, plan).met:
             slow = tuple(slower)
-            found = unmeasured(first, plan, model)
-            return replace(found, slower_than_fp32=slow, remeasured=(*slow, first))
+            selection = unmeasured(first, plan, model)
+            return replace(selection, slower_than_fp32=slow, remeasured=(*slow, first))
         models = [job.model, *(model.converted(plans[trial.plan]) for trial in chosen)]
-        before, *after = job.measurement.rounds(models, longer=_LONGER)
+        baseline, *candidates = job.measurement.rounds(models, longer=_LONGER)
         measured = [
-            _measured(job, trial, plans[trial.plan], before, seconds)
-            for trial, seconds in zip(chosen, after, strict=True)
+            _measured(job, trial, plans[trial.plan], baseline, seconds)
+            for trial, seconds in zip(chosen, candidates, strict=True)
         ]
         slower += [trial for trial in measured if not trial.met]
         best = best_trial(measured, job.objectives)
         if best is not None:
             index = measured.index(best)
             speed = LatencyComparison(
-                uncontended(before), uncontended(after[index]), _time_ratio(best).inverse
+                uncontended(baseline), uncontended(candidates[index]), _time_ratio(best).inverse
             )
             return Selection(
                 models[1 + index],
@@ -141,7 +141,7 @@ def _measured(
     job: TuningJob,
     trial: Trial,
     plan: ResolvedPlan,
-    before: Sequence[float],
+    baseline: Sequence[float],
     seconds: Sequence[float],
 ) -> Trial:
     """Return a trial with its latest figures, and the outcome by these.
@@ -150,7 +150,7 @@ def _measured(
     """
     figures = {
         **trial.objectives,
-        **latency_figures(before, seconds, trial.objectives.get("relative_latency")),
+        **latency_figures(baseline, seconds, trial.objectives.get("relative_latency")),
     }
     return job.rated(replace(trial, objectives=figures), plan)
 
@@ -162,8 +162,8 @@ def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Sele
 
 def with_figures(trial: Trial, plan: ResolvedPlan, converted: AnyModel) -> Selection:
     """Return the selection of a converted model with the figures of its trial."""
-    found, seconds = _time_ratio(trial), trial.objectives["performance"]
-    speed = LatencyComparison(seconds / found.value, seconds, found.inverse)
+    relative, seconds = _time_ratio(trial), trial.objectives["performance"]
+    speed = LatencyComparison(seconds / relative.value, seconds, relative.inverse)
     return Selection(converted, plan, speed, trial)
 
 
@@ -181,28 +181,28 @@ def closest(trials: Sequence[Trial]) -> Trial | None:
 
 def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) -> str:
     """Return the reason for the FP32 model as the result, as text."""
-    slow, near = best_slow(trials, job.objectives), closest(trials)
+    slow, nearest = best_slow(trials, job.objectives), closest(trials)
     if slow is not None:
         return f"no plan that meets the target is {too_slow(job, slow)}"
-    if near is None or near.accuracy is None or baseline is None:
+    if nearest is None or nearest.accuracy is None or baseline is None:
         return f"{_why_none(job, trials)}; the result is the {job.source_name} model"
     target = job.settings.criterion.target(baseline)
-    if job.evaluator.targets and near.metrics:
+    if job.evaluator.targets and nearest.metrics:
         return (
             f"no plan met the target of every metric; the result is the {job.source_name} model. "
-            f"Closest plan: {near.plan!r} with {_missed(job, near)}"
+            f"Closest plan: {nearest.plan!r} with {_missed(job, nearest)}"
         )
-    if job.settings.criterion.met(baseline, near.accuracy):
+    if job.settings.criterion.met(baseline, nearest.accuracy):
         return (
             f"no plan met the target of {target:.6g} beyond doubt; the result is the "
-            f"{job.source_name} model. Closest plan: {near.plan!r} with {near.accuracy:.6g}; "
-            f"{near.error}"
+            f"{job.source_name} model. Closest plan: {nearest.plan!r} with {nearest.accuracy:.6g}; "
+            f"{nearest.error}"
         )
     return (
         f"no plan met the target of {target:.6g}; the result is the {job.source_name} model. "
-        f"Closest plan: {near.plan!r} with {near.accuracy:.6g}, "
-        f"{abs(near.accuracy - target):.3g} short of the target"
-        + (" when stopped early" if near.outcome is Outcome.PRUNED else "")
+        f"Closest plan: {nearest.plan!r} with {nearest.accuracy:.6g}, "
+        f"{abs(nearest.accuracy - target):.3g} short of the target"
+        + (" when stopped early" if nearest.outcome is Outcome.PRUNED else "")
     )
 
 

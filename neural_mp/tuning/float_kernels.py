@@ -53,9 +53,9 @@ def with_faster_kernels(
     if plan is None or candidate is None:
         return selection
     with log.phase("measure", "Measuring FP32 kernels"):
-        others = [job.model, *([selection.model] if selection.model is not job.model else [])]
-        before, *chosen, after = job.measurement.contest([*others, candidate])
-    gain = ratio(chosen[0] if chosen else before, after)
+        references = [job.model, *([selection.model] if selection.model is not job.model else [])]
+        fp32_seconds, *chosen, seconds = job.measurement.contest([*references, candidate])
+    gain = ratio(chosen[0] if chosen else fp32_seconds, seconds)
     if gain.low <= 1 or gain.value < job.measurement.min_speedup:
         return selection
     trial = selection.trial
@@ -70,9 +70,9 @@ def with_faster_kernels(
             return selection
         if trial is not None:
             trial = replace(trial, accuracy=accuracy, metrics=job.evaluator.values or trial.metrics)
-    speed = compare_latency(before, after)
+    speed = compare_latency(fp32_seconds, seconds)
     if trial is not None:
-        figures = {**trial.objectives, **latency_figures(before, after)}
+        figures = {**trial.objectives, **latency_figures(fp32_seconds, seconds)}
         trial = replace(trial, plan=plan.plan, objectives=figures)
     return replace(selection, model=candidate, plan=plan, speed=speed, trial=trial)
 

@@ -27,10 +27,10 @@ def form_times(model: AnyTunableModel, workload: Workload) -> dict[str, _Times]:
     for op, shape in model.layer_shapes.items():
         if op in tunable:
             alike[shape, frozenset(_configs(model, op))].append(op)
-    found: dict[str, _Times] = {}
+    times: dict[str, _Times] = {}
     for ops in alike.values():
-        found |= dict.fromkeys(ops, _times_of(model, ops[0], workload))
-    return found
+        times |= dict.fromkeys(ops, _times_of(model, ops[0], workload))
+    return times
 
 
 def _configs(model: AnyTunableModel, op: str) -> Mapping[str, OpConfig]:
@@ -49,10 +49,10 @@ def _times_of(model: AnyTunableModel, op: str, workload: Workload) -> _Times:
     for form, config in _configs(model, op).items():
         plan = model.space.fp32_plan().replacing({op: config})
         models[form] = model.converted(model.space.resolve(plan))
-    found: _Times = {form: {} for form in models}
+    times: _Times = {form: {} for form in models}
     for rows in workload.rows:
         runs = [converted.layer_run(op, rows) for converted in models.values()]
         seconds = interleaved_medians(runs, iterations=_ROUNDS, time_limit=_TIME_LIMIT)
-        for form, taken in zip(models, seconds, strict=True):
-            found[form][str(rows)] = taken
-    return found
+        for form, duration in zip(models, seconds, strict=True):
+            times[form][str(rows)] = duration
+    return times

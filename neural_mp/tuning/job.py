@@ -141,10 +141,10 @@ class TuningJob:
 
     def sizes(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
         """Return the size and the memory footprint of a converted model, also against FP32."""
-        found = size_figures(self.model, candidate)
-        found["footprint"] = float(self.footprints(candidate, plan))
-        found["relative_footprint"] = found["footprint"] / (self.footprints.baseline or 1)
-        return found
+        figures = size_figures(self.model, candidate)
+        figures["footprint"] = float(self.footprints(candidate, plan))
+        figures["relative_footprint"] = figures["footprint"] / (self.footprints.baseline or 1)
+        return figures
 
     @property
     def evaluates(self) -> bool:

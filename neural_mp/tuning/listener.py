@@ -103,14 +103,14 @@ class RunLog:
         """
         call_user(self.listener.step)
 
-    def warn(self, words: str) -> None:
+    def warn(self, message: str) -> None:
         """Store a warning for the report."""
-        self.warnings.append(words)
+        self.warnings.append(message)
 
-    def warn_once(self, words: str) -> None:
+    def warn_once(self, message: str) -> None:
         """Store a warning unless it is stored already, also by an earlier part of the run."""
-        if words not in self.warnings:
-            self.warn(words)
+        if message not in self.warnings:
+            self.warn(message)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -123,10 +123,10 @@ class RunLog:
             raise
 
     @contextmanager
-    def phase(self, name: str, words: str = "", total: int | None = None) -> Iterator[None]:
+    def phase(self, name: str, title: str = "", total: int | None = None) -> Iterator[None]:
         """Time a phase, and announce it to the listener if it has a text."""
-        if words:
-            self.listener.phase(words, total)
+        if title:
+            self.listener.phase(title, total)
         started = time.perf_counter()
         try:
             yield

@@ -70,8 +70,8 @@ class ResetWatch:
             return
         states = [_state(metric) for metric, _ in metrics]
         self._changed = [
-            frozenset(name for name, value in after.items() if before.get(name) != value)
-            for before, after in zip(self._clear, states, strict=True)
+            frozenset(name for name, value in current.items() if cleared.get(name) != value)
+            for cleared, current in zip(self._clear, states, strict=True)
         ]
 
     def check_suspects(self, judged: Iterable[tuple[Metric, str, MetricBatch]]) -> None:
@@ -88,12 +88,12 @@ class ResetWatch:
 def _state(metric: Metric) -> State:
     """Return attribute → comparable state, of a metric and of the classes of the user's code."""
     room = [_MOST_VALUES]
-    found: State = {}
+    state: State = {}
     for kind in reversed(type(metric).__mro__):
         if kind is not object:
-            found |= {name: _comparable(value, room) for name, value in vars(kind).items()}
+            state |= {name: _comparable(value, room) for name, value in vars(kind).items()}
     own = getattr(metric, "__dict__", {})
-    return found | {name: _comparable(value, room) for name, value in own.items()}
+    return state | {name: _comparable(value, room) for name, value in own.items()}
 
 
 def _comparable(value: Any, room: list[int], depth: int = 0) -> Hashable:
@@ -193,11 +193,11 @@ def _reordered(batch: MetricBatch) -> MetricBatch:
     return replace(batch, labels=labels)
 
 
-def _alike(first: Values, other: Values) -> bool:
+def _alike(first: Values, second: Values) -> bool:
     """Whether two results are equal up to rounding; NaN equals NaN."""
-    return first.keys() == other.keys() and all(
-        math.isclose(value, other[name], rel_tol=_ROUNDING, abs_tol=_ROUNDING)
-        or (math.isnan(value) and math.isnan(other[name]))
+    return first.keys() == second.keys() and all(
+        math.isclose(value, second[name], rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+        or (math.isnan(value) and math.isnan(second[name]))
         for name, value in first.items()
     )
 

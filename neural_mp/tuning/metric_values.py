@@ -34,8 +34,8 @@ class MetricBatch:
         Raises:
             MetricError: the model returns no numbers, or only NaN.
         """
-        found = tree_leaves(self.predictions)
-        if not any(hasattr(leaf, "shape") or isinstance(leaf, int | float) for leaf in found):
+        leaves = tree_leaves(self.predictions)
+        if not any(hasattr(leaf, "shape") or isinstance(leaf, int | float) for leaf in leaves):
             raise MetricError(
                 f"the model must return an array, or several in a tuple, list or dict, got "
                 f"{shape_words(self.predictions)} for {self.place}; use eval_func for other outputs"
@@ -55,14 +55,14 @@ class MetricBatch:
             DataError: the return value is not a pair.
             UserCodeError: the postprocess raised.
         """
-        given = (self.predictions, self.labels)
+        pair = (self.predictions, self.labels)
         form = "postprocess((predictions, labels))"
-        found = call_user(postprocess, given, form=form, kind=DataError)
-        if not isinstance(found, tuple | list) or len(found) != 2:
+        result = call_user(postprocess, pair, form=form, kind=DataError)
+        if not isinstance(result, tuple | list) or len(result) != 2:
             raise DataError(
-                f"postprocess must return (predictions, labels), got {shape_words(found)}"
+                f"postprocess must return (predictions, labels), got {shape_words(result)}"
             )
-        return MetricBatch(found[0], found[1], self.place)
+        return MetricBatch(result[0], result[1], self.place)
 
     def update(self, update: Callable[[Any, Any], Any], name: str) -> None:
         """Update the metric `name` with the batch, by its method `update`.

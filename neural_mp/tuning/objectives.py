@@ -62,27 +62,27 @@ def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, flo
         ConfigurationError: an objective is unknown or has two names, or a weight is not a positive
             number.
     """
-    given = {value: 1.0} if isinstance(value, str) else value
-    if not isinstance(given, Mapping) or not given:
+    requested = {value: 1.0} if isinstance(value, str) else value
+    if not isinstance(requested, Mapping) or not requested:
         raise ConfigurationError(
             f"objective must be a name, or a mapping of names to weights, got {value!r}"
         )
-    for name, weight in given.items():
+    for name, weight in requested.items():
         ObjectiveName.parse(name, "objective")
         number = isinstance(weight, Real) and not isinstance(weight, bool)
         if not number or not math.isfinite(weight) or weight <= 0:
             raise ConfigurationError(
                 f"objective: the weight of {name!r} must be a positive number, got {weight!r}"
             )
-    total = sum(given.values())
-    names = [ObjectiveName(name) for name in given]
+    total = sum(requested.values())
+    names = [ObjectiveName(name) for name in requested]
     times = [name.value for name in names if name.objective is Objective.PERFORMANCE]
     if len(times) > 1:
         raise ConfigurationError(
             f"objective must have one of latency (performance) and throughput, got "
             f"{' and '.join(times)}; remove all but one"
         )
-    weights = {name.objective: float(given[name]) / total for name in names}
+    weights = {name.objective: float(requested[name]) / total for name in names}
     return MappingProxyType(weights)
 
 
@@ -122,8 +122,8 @@ class Measurement:
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
         """Return latency and size of a candidate; smaller is better."""
-        before, after = self.rounds([baseline, candidate])
-        return {**size_figures(baseline, candidate), **latency_figures(before, after)}
+        fp32_seconds, seconds = self.rounds([baseline, candidate])
+        return {**size_figures(baseline, candidate), **latency_figures(fp32_seconds, seconds)}
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -177,9 +177,9 @@ class Measurement:
         `min_speedup` or not, beyond noise, or until the time limit.
         """
 
-        def decides(taken: list[list[float]]) -> bool:
-            *others, last = taken
-            return all(self._is_decided(seconds, last) for seconds in others)
+        def decides(rounds: list[list[float]]) -> bool:
+            *references, last = rounds
+            return all(self._is_decided(seconds, last) for seconds in references)
 
         return self._timed(models, decides=decides)
 
@@ -199,7 +199,7 @@ class Measurement:
                 for run in runs:
                     run()
                 runs = callers.enter_context(concurrent_runs(runs, self.streams))
-            taken = interleaved_rounds(
+            seconds = interleaved_rounds(
                 runs,
                 warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
                 iterations=_rounds_of(self.iterations * longer, calls),
@@ -211,25 +211,32 @@ class Measurement:
                 earlier=earlier,
                 suffices=self.is_clear if earlier else None,
             )
-        return taken if calls == 1 else [[each / calls for each in rounds] for rounds in taken]
+        return (
+            seconds
+            if calls == 1
+            else [[duration / calls for duration in rounds] for rounds in seconds]
+        )
 
     def _timed_per_token(
         self, models: Sequence[AnyModel], longer: int, workload: Workload
     ) -> list[list[float]]:
         """Return the seconds per token in rounds, as many as the longer calls had."""
-        taken = {
+        seconds = {
             rows: replace(self, inputs=with_tokens(self.inputs, rows), workload=None)._timed(
                 models, longer
             )
             for rows in workload.rows
         }
         rounds = [
-            zip(*(taken[rows][index] for rows in workload.rows), strict=False)
+            zip(*(seconds[rows][index] for rows in workload.rows), strict=False)
             for index in range(len(models))
         ]
         return [
-            [workload.seconds(dict(zip(workload.rows, each, strict=True))) for each in found]
-            for found in rounds
+            [
+                workload.seconds(dict(zip(workload.rows, durations, strict=True)))
+                for durations in model_rounds
+            ]
+            for model_rounds in rounds
         ]
 
     def _threads(self, adaptor: Adaptor[Any]) -> int | None:
@@ -247,30 +254,37 @@ class Measurement:
                 limits.enter_context(adaptor.threads(self._threads(adaptor)))
             yield
 
-    def is_clear(self, taken: Sequence[Sequence[float]]) -> bool:
+    def is_clear(self, rounds: Sequence[Sequence[float]]) -> bool:
         """Whether slow runs of two models, FP32 first, leave no doubt about `min_speedup`.
 
         Every run of one model is far faster than every run of the other, in as many runs as noise
         cannot explain.
         """
-        before, after = taken
-        if not bound_ratio(len(before), len(after)) or sum(before) + sum(after) < _CLEAR_SECONDS:
+        baseline, candidate = rounds
+        if (
+            not bound_ratio(len(baseline), len(candidate))
+            or sum(baseline) + sum(candidate) < _CLEAR_SECONDS
+        ):
             return False
         least = 1 / self.min_speedup
-        return self.is_far_faster(before, after) or min(after) > _CLEAR_RATIO * least * max(before)
+        return self.is_far_faster(baseline, candidate) or min(
+            candidate
+        ) > _CLEAR_RATIO * least * max(baseline)
 
-    def is_far_faster(self, before: Sequence[float], after: Sequence[float]) -> bool:
+    def is_far_faster(self, baseline: Sequence[float], candidate: Sequence[float]) -> bool:
         """Whether every run of a model gains far more over every run of FP32 than required."""
-        return _CLEAR_RATIO * max(after) < min(before) / self.min_speedup
+        return _CLEAR_RATIO * max(candidate) < min(baseline) / self.min_speedup
 
-    def _decides(self, taken: list[list[float]]) -> bool:
+    def _decides(self, rounds: list[list[float]]) -> bool:
         """Whether each model's relative latency is clearly on one side of the required one."""
-        before, *after = taken
-        return all(self._is_decided(before, seconds) for seconds in after)
+        baseline, *candidates = rounds
+        return all(self._is_decided(baseline, seconds) for seconds in candidates)
 
-    def _is_decided(self, before: Sequence[float], after: Sequence[float]) -> bool:
-        relative, least = ratio(after, before), 1 / self.min_speedup
-        faster = [one <= least * other for one, other in zip(after, before, strict=True)]
+    def _is_decided(self, baseline: Sequence[float], candidate: Sequence[float]) -> bool:
+        relative, least = ratio(candidate, baseline), 1 / self.min_speedup
+        faster = [
+            seconds <= least * fp32 for seconds, fp32 in zip(candidate, baseline, strict=True)
+        ]
         if len(faster) < _FEW_ROUNDS and any(faster) and not all(faster):
             return False
         narrow = relative.high - relative.low < _RESOLUTION * relative.value
@@ -295,14 +309,14 @@ def latency_figures(
 
     The interval of the relative latency contains the value of an `earlier` measurement, if any.
     """
-    found = ratio(candidate, baseline)
+    relative = ratio(candidate, baseline)
     if earlier is not None:
-        found = found.spanning(earlier)
+        relative = relative.spanning(earlier)
     return {
         "performance": uncontended(candidate),
-        "relative_latency": found.value,
-        "relative_latency_low": found.low,
-        "relative_latency_high": found.high,
+        "relative_latency": relative.value,
+        "relative_latency_low": relative.low,
+        "relative_latency_high": relative.high,
     }
 
 
@@ -348,8 +362,8 @@ def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -
     if not met:
         return None
     best = min(trial.relative_cost(objectives) for trial in met)
-    close = [trial for trial in met if trial.relative_cost(objectives) <= best * _TIE_RATIO]
-    return min(close, key=lambda trial: (_bits(trial), trial.number))
+    tied = [trial for trial in met if trial.relative_cost(objectives) <= best * _TIE_RATIO]
+    return min(tied, key=lambda trial: (_bits(trial), trial.number))
 
 
 def _bits(trial: Trial) -> int:

@@ -50,9 +50,9 @@ class ChunkedOutputs:
         start, count = 0, _AT_FIRST
         while start < len(self._ops):
             group = tuple(self._ops[start : start + count])
-            for op, one, other in self._run(group, inputs):
-                self._bytes[op] = one.real.nbytes
-                yield op, one, other
+            for op, reference, output in self._run(group, inputs):
+                self._bytes[op] = reference.real.nbytes
+                yield op, reference, output
             start += len(group)
             count = max(1, HELD_BYTES // max(self._bytes.values(), default=1))
         self._made.clear()
@@ -62,14 +62,14 @@ class ChunkedOutputs:
         # Sizes of outputs are assumed proportional to the number of samples.
         ratio = samples / self._samples
         self._bytes = {op: int(size * ratio) for op, size in self._bytes.items()}
-        self._groups, held = [], 0
+        self._groups, total = [], 0
         waiting: list[str] = []
         for op in (op for op in self._ops if op in self._bytes):
-            if waiting and held + self._bytes[op] > HELD_BYTES:
+            if waiting and total + self._bytes[op] > HELD_BYTES:
                 self._groups.append(tuple(waiting))
-                waiting, held = [], 0
+                waiting, total = [], 0
             waiting.append(op)
-            held += self._bytes[op]
+            total += self._bytes[op]
         if waiting:
             self._groups.append(tuple(waiting))
         self._made.clear()
@@ -77,12 +77,12 @@ class ChunkedOutputs:
     def _run(
         self, group: tuple[str, ...], inputs: object
     ) -> Iterator[tuple[str, OpOutput, OpOutput]]:
-        one, other = self._functions(group)
-        values = dict(one(inputs))
-        others = dict(other(inputs))
+        first, second = self._functions(group)
+        values = dict(first(inputs))
+        second_values = dict(second(inputs))
         for op in group:
-            if op in values and op in others:
-                yield op, values.pop(op), others.pop(op)
+            if op in values and op in second_values:
+                yield op, values.pop(op), second_values.pop(op)
 
     def _functions(self, group: tuple[str, ...]) -> tuple[_Values, _Values]:
         if group not in self._made:

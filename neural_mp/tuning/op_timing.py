@@ -39,9 +39,9 @@ class Timed:
 
     def duration(self, names: Sequence[str]) -> Duration:
         """Return the time of several ops together."""
-        found = [self.runs[name] for name in names if self.runs.get(name)]
-        together = (sum(run) for run in zip(*found, strict=False))
-        return Duration.of(together) if found else Duration(0.0, 0.0, 0.0)
+        runs = [self.runs[name] for name in names if self.runs.get(name)]
+        together = (sum(run) for run in zip(*runs, strict=False))
+        return Duration.of(together) if runs else Duration(0.0, 0.0, 0.0)
 
 
 def all_in(
@@ -71,9 +71,9 @@ def timed(
     fastest: dict[ResolvedPlan, dict[str, tuple[float, ...]]] = {plan: {} for plan in models}
     for _ in range(passes):
         for plan, model in models.items():
-            kept = fastest[plan]
+            best = fastest[plan]
             for name, runs in profiled(model).items():
-                kept[name] = min(runs, kept.get(name, runs), key=Duration.of)
+                best[name] = min(runs, best.get(name, runs), key=Duration.of)
     return [
         Timed(plan, models[plan], scaled(fastest[plan], whole), whole)
         for plan, whole in zip(models, wholes(list(models.values())), strict=True)
@@ -82,14 +82,14 @@ def timed(
 
 def scaled(runs: OpRuns, whole: float) -> dict[str, tuple[float, ...]]:
     """Return runs of ops scaled to the sum `whole`; unscaled if the sum or `whole` is zero."""
-    total = sum(Duration.of(each).seconds for each in runs.values())
+    total = sum(Duration.of(times).seconds for times in runs.values())
     scale = whole / total if total > 0 and whole > 0 else 1.0
-    return {name: tuple(seconds * scale for seconds in each) for name, each in runs.items()}
+    return {name: tuple(seconds * scale for seconds in times) for name, times in runs.items()}
 
 
 def times_of(
     space: TuningSpace,
-    before: Timed,
+    baseline: Timed,
     lowered: Sequence[Timed],
     per_element: float,
     elements: Mapping[str, float],
@@ -103,24 +103,24 @@ def times_of(
 
     Args:
         space: the space of the plans.
-        before: FP32.
+        baseline: FP32.
         lowered: the plans.
         per_element: seconds to convert one element in a loop over memory.
         elements: tensor → number of elements, as far as known.
         in_place: whether the plans were tried.
     """
-    found = durations(space, before)
-    ops = {op: {Precision.FP32: taken} for op, taken in found.items()}
+    fp32 = durations(space, baseline)
+    ops = {op: {Precision.FP32: duration} for op, duration in fp32.items()}
     conversions, between, converted = 0, 0.0, list[float]()
     for low in lowered:
-        for op, taken in durations(space, low).items():
+        for op, duration in durations(space, low).items():
             precision = low.plan.effective[op]
-            if precision is not Precision.FP32 and (op in ops or op in before.runs):
-                ops.setdefault(op, {Precision.FP32: _WITHIN_ANOTHER})[precision] = taken
+            if precision is not Precision.FP32 and (op in ops or op in baseline.runs):
+                ops.setdefault(op, {Precision.FP32: _WITHIN_ANOTHER})[precision] = duration
         counts = low.model.conversions
         conversions += counts.casts + counts.quantize + counts.dequantize
-        between += _conversion_seconds(space, before, low)
-        between += _slowdown_of_fp32(before, low) if in_place else 0.0
+        between += _conversion_seconds(space, baseline, low)
+        between += _slowdown_of_fp32(baseline, low) if in_place else 0.0
         sources = converted_tensors(space.graph, low.plan.flow)
         converted += [elements[name] for name in sources if name in elements]
     average = between / conversions if conversions else None
@@ -129,48 +129,48 @@ def times_of(
         per_element = min(per_element, average / mean)
         # Rounding leaves less than 0 where the elements take all the time.
         average = max(0.0, average - per_element * mean)
-    seconds = {op: {p: each.seconds for p, each in by.items()} for op, by in ops.items()}
+    seconds = {op: {p: time.seconds for p, time in by.items()} for op, by in ops.items()}
     spread = {op: {p: (d.low, d.high) for p, d in by.items()} for op, by in ops.items()}
-    return OpTimings(seconds, average, per_element, before.whole, spread)
+    return OpTimings(seconds, average, per_element, baseline.whole, spread)
 
 
-def durations(space: TuningSpace, found: Timed) -> dict[str, Duration]:
+def durations(space: TuningSpace, timing: Timed) -> dict[str, Duration]:
     """Return tunable op in its planned precision → time, including the ops fused into it.
 
     Ops without a recorded kernel are left out.
     """
-    plan = found.plan
-    taken = {
-        op: found.duration(names)
+    plan = timing.plan
+    times = {
+        op: timing.duration(names)
         for op, names in kernels(space).items()
         if plan.plan[op].precision is plan.effective[op]
     }
-    return {op: duration for op, duration in taken.items() if duration.seconds > 0}
+    return {op: duration for op, duration in times.items() if duration.seconds > 0}
 
 
 def kernels(space: TuningSpace) -> dict[str, list[str]]:
     """Return tunable op → itself and the ops fused into its kernel."""
-    found = {op: [op] for op in space.tunable_ops}
+    groups = {op: [op] for op in space.tunable_ops}
     for op in space.graph:
-        if op.fusion_group in found:
-            found[op.fusion_group].append(op.name)
-    return found
+        if op.fusion_group in groups:
+            groups[op.fusion_group].append(op.name)
+    return groups
 
 
-def _conversion_seconds(space: TuningSpace, before: Timed, found: Timed) -> float:
-    known = {op.name for op in space.graph}
-    added = found.profile.keys() - before.profile.keys() - known
-    return sum(found.profile[name] for name in added)
+def _conversion_seconds(space: TuningSpace, baseline: Timed, candidate: Timed) -> float:
+    names = {op.name for op in space.graph}
+    added = candidate.profile.keys() - baseline.profile.keys() - names
+    return sum(candidate.profile[name] for name in added)
 
 
-def _slowdown_of_fp32(before: Timed, found: Timed) -> float:
+def _slowdown_of_fp32(baseline: Timed, candidate: Timed) -> float:
     """Return the seconds that FP32 ops take longer than in the FP32 model.
 
     A runtime may convert or rearrange values within such an op.
     """
     more = (
-        found.profile.get(name, 0.0) - before.profile.get(name, 0.0)
-        for name, precision in found.plan.effective.items()
+        candidate.profile.get(name, 0.0) - baseline.profile.get(name, 0.0)
+        for name, precision in candidate.plan.effective.items()
         if precision is Precision.FP32
     )
     return max(0.0, sum(more))
@@ -180,7 +180,7 @@ def updated(times: OpTimings, within: OpTimings) -> OpTimings:
     """Return times updated with those measured within a plan."""
     ops = {op: {**by, **within.ops.get(op, {})} for op, by in times.ops.items()}
     spread = {op: {**times.spread.get(op, {}), **within.spread.get(op, {})} for op in ops}
-    known = times if within.conversion is None else within
+    source = times if within.conversion is None else within
     return OpTimings(
-        ops, known.conversion, known.per_element, within.whole, spread, times.conversions
+        ops, source.conversion, source.per_element, within.whole, spread, times.conversions
     )

@@ -64,9 +64,9 @@ class _Timed:
     def is_source(self) -> bool:
         return self.model.boundary is None
 
-    def over(self, other: _Timed) -> Ratio:
+    def over(self, reference: _Timed) -> Ratio:
         """Return the speed relative to another model."""
-        return ratio(other.rounds, self.rounds)
+        return ratio(reference.rounds, self.rounds)
 
 
 def settled(
@@ -86,14 +86,16 @@ def settled(
     """
     if not job.alternatives:
         return Settlement(job, selection)
-    result, fp32, others = _timed(job, selection, log)
-    kept = Settlement(_with_speeds(job, result, [fp32, *others]), selection)
+    result, fp32, alternatives = _timed(job, selection, log)
+    settlement = Settlement(_with_speeds(job, result, [fp32, *alternatives]), selection)
     is_tuned = result is not fp32
     if not is_latency_only(job.objectives) or (is_tuned and not job.claims_speed(selection.plan)):
-        return kept
-    winner = _faster_than_plan(job, result, others) if is_tuned else _fastest(fp32, others)
+        return settlement
+    winner = (
+        _faster_than_plan(job, result, alternatives) if is_tuned else _fastest(fp32, alternatives)
+    )
     if winner is None:
-        return kept
+        return settlement
     accuracy = None if baseline is None else _accuracy(job, winner.model, log, deadline)
     if baseline is not None and (
         accuracy is None or not job.evaluator.spread.met(job.settings.criterion, baseline, accuracy)
@@ -103,14 +105,14 @@ def settled(
             f"FP32 in {winner.framework} is faster than the result, and must meet the accuracy "
             f"target to replace the result; {reason}"
         )
-        return kept
+        return settlement
     what = f"the best plan in {result.framework}" if is_tuned else f"FP32 in {result.framework}"
     log.warn(
         f"FP32 in {winner.framework} runs at {winner.over(result)} the speed of {what}; the result "
         f"is the FP32 model in {winner.framework}"
     )
     rejected = _beaten(selection.trial, winner, result)
-    moved = _moved(_with_speeds(job, winner, [fp32, *others]), winner, result)
+    moved = _moved(_with_speeds(job, winner, [fp32, *alternatives]), winner, result)
     return Settlement(
         moved,
         _in_fp32(moved, selection, winner, rejected),
@@ -124,12 +126,12 @@ def speeds_over_runtimes(job: TuningJob, selection: Selection, log: RunLog) -> T
     """Return the job with the speed of a result over FP32 in every runtime; warn if slower."""
     if not job.alternatives:
         return job
-    result, fp32, others = _timed(job, selection, log)
-    for other in others:
-        speed = result.over(other)
+    result, fp32, alternatives = _timed(job, selection, log)
+    for alternative in alternatives:
+        speed = result.over(alternative)
         if speed.high < 1:
-            log.warn(f"the result runs at {speed} the speed of FP32 in {other.framework}")
-    return _with_speeds(job, result, [fp32, *others])
+            log.warn(f"the result runs at {speed} the speed of FP32 in {alternative.framework}")
+    return _with_speeds(job, result, [fp32, *alternatives])
 
 
 def _timed(
@@ -140,36 +142,40 @@ def _timed(
     models = [job.model, *job.alternatives, *([selection.model] if is_tuned else [])]
     with log.phase("measure", "Comparing runtimes"):
         rounds = (job.measurement.contest if is_tuned else job.measurement.interleaved)(models)
-    fp32, *others = (_Timed(*pair) for pair in zip(models, rounds, strict=True))
-    return (others.pop() if is_tuned else fp32), fp32, others
+    fp32, *alternatives = (_Timed(*pair) for pair in zip(models, rounds, strict=True))
+    return (alternatives.pop() if is_tuned else fp32), fp32, alternatives
 
 
-def _faster_than_plan(job: TuningJob, result: _Timed, others: Sequence[_Timed]) -> _Timed | None:
+def _faster_than_plan(
+    job: TuningJob, result: _Timed, alternatives: Sequence[_Timed]
+) -> _Timed | None:
     """Return FP32 in another runtime if the plan is not faster; else None."""
     least = job.measurement.min_speedup
-    beaten_by = [other for other in others if result.over(other).value < least]
+    beaten_by = [
+        alternative for alternative in alternatives if result.over(alternative).value < least
+    ]
     return _preferring_source(beaten_by, beaten_by) if beaten_by else None
 
 
-def _fastest(fp32: _Timed, others: Sequence[_Timed]) -> _Timed | None:
+def _fastest(fp32: _Timed, alternatives: Sequence[_Timed]) -> _Timed | None:
     """Return FP32 in another runtime if faster than in the searched one; None if not."""
-    best = min(others, key=lambda each: uncontended(each.rounds))
+    best = min(alternatives, key=lambda timed: uncontended(timed.rounds))
     pool = [best] if best.over(fp32).low > 1 else [fp32]
-    winner = _preferring_source(pool, [fp32, *others])
+    winner = _preferring_source(pool, [fp32, *alternatives])
     return None if winner is fp32 else winner
 
 
 def _preferring_source(pool: Sequence[_Timed], every: Sequence[_Timed]) -> _Timed:
     """Return the fastest, or the source if the fastest gains too little over the source."""
-    winner = min(pool, key=lambda each: uncontended(each.rounds))
-    source = next((each for each in every if each.is_source), winner)
+    winner = min(pool, key=lambda timed: uncontended(timed.rounds))
+    source = next((timed for timed in every if timed.is_source), winner)
     return winner if winner.over(source).low >= MIN_RUNTIME_SPEEDUP else source
 
 
 def _accuracy(job: TuningJob, model: AnyModel, log: RunLog, deadline: Deadline) -> float | None:
     """Return the accuracy of FP32 in another runtime; None if the time limit passed."""
-    words = f"Evaluating FP32 in {model.adaptor.framework}"
-    with log.phase("baseline", words, job.evaluator.batch_count):
+    title = f"Evaluating FP32 in {model.adaptor.framework}"
+    with log.phase("baseline", title, job.evaluator.batch_count):
         try:
             return job.evaluator(model, deadline, reference=job.model)
         except DeadlineExceededError:
@@ -200,36 +206,40 @@ def _in_fp32(
     )
 
 
-def _moved(job: TuningJob, winner: _Timed, before: _Timed) -> TuningJob:
+def _moved(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJob:
     """Return the job with the FP32 model of another runtime than that of the result before."""
     adaptor, precisions = winner.model.adaptor, job.settings.precisions
     space = adaptor.space(winner.model.held, job.description.hardware).restricted_to(precisions)
-    speed = winner.over(before)
+    speed = winner.over(previous)
     reasons = {
-        winner.framework: f"FP32 runs at {speed} the speed of the result in {before.framework}",
-        before.framework: f"not faster than FP32 in {winner.framework}",
+        winner.framework: f"FP32 runs at {speed} the speed of the result in {previous.framework}",
+        previous.framework: f"not faster than FP32 in {winner.framework}",
     }
     figures = tuple(
         replace(
-            each,
-            chosen=each.framework == winner.framework,
-            reason=reasons.get(each.framework, each.reason),
+            runtime,
+            chosen=runtime.framework == winner.framework,
+            reason=reasons.get(runtime.framework, runtime.reason),
         )
-        for each in job.runtimes
+        for runtime in job.runtimes
     )
     return replace(job, model=winner.model.in_space(space), runtimes=figures)
 
 
-def _with_speeds(job: TuningJob, result: _Timed, others: Sequence[_Timed]) -> TuningJob:
+def _with_speeds(job: TuningJob, result: _Timed, references: Sequence[_Timed]) -> TuningJob:
     """Return the job whose figures have the speed of the result over FP32 in each runtime."""
-    speeds = {other.framework: result.over(other) for other in others if other is not result}
+    speeds = {
+        reference.framework: result.over(reference)
+        for reference in references
+        if reference is not result
+    }
 
-    def figures(each: RuntimeFigures) -> RuntimeFigures:
-        speed = speeds.get(each.framework)
+    def figures(runtime: RuntimeFigures) -> RuntimeFigures:
+        speed = speeds.get(runtime.framework)
         if speed is None:
-            return each
+            return runtime
         return replace(
-            each,
+            runtime,
             result_speedup=speed.value,
             result_speedup_low=speed.low,
             result_speedup_high=speed.high,

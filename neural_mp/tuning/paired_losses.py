@@ -54,7 +54,7 @@ class TextLosses:
             sums, counts = np.add.reduceat(sums, starts), np.add.reduceat(counts, starts)
         return cls(tuple(sums.tolist()), tuple(counts.tolist()))
 
-    def bound_over(self, before: TextLosses) -> float | None:
+    def bound_over(self, baseline: TextLosses) -> float | None:
         """Return the 99 % bound of the mean loss on as many other texts of the same kind.
 
         Their mean varies as that of these texts does, so the difference varies √2 times as much.
@@ -66,10 +66,10 @@ class TextLosses:
         are too few, or not the same.
         """
         texts = len(self.sums)
-        if texts < _LEAST_BLOCKS or self.counts != before.counts:
+        if texts < _LEAST_BLOCKS or self.counts != baseline.counts:
             return None
         counts = np.array(self.counts)
-        changes = np.array(self.sums) - np.array(before.sums)
+        changes = np.array(self.sums) - np.array(baseline.sums)
         rest = changes - changes.sum() / counts.sum() * counts
         lengths = {1, round(texts ** (1 / 3)), texts // _LEAST_BLOCKS}
         margin = np.sqrt(2) * max(_deviation(rest, length) for length in lengths) / counts.sum()
@@ -97,5 +97,5 @@ def metric_of_texts(metrics: Sequence[tuple[Any, float]]) -> MetricOfTexts | Non
     """Return the only metric, if it is one of texts with weight 1."""
     if len(metrics) != 1 or metrics[0][1] != 1 or not hasattr(metrics[0][0], "text_losses"):
         return None
-    found: MetricOfTexts = metrics[0][0]
-    return found
+    metric: MetricOfTexts = metrics[0][0]
+    return metric

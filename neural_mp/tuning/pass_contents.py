@@ -54,18 +54,18 @@ class PassContents:
         size = batch_size_of(inputs)
         if labels is None:
             return self + PassContents(size, largest_batch=size)
-        found = _sample_hashes(labels)
-        if found is None:
+        hashed = _sample_hashes(labels)
+        if hashed is None:
             return self + PassContents(size, None, largest_batch=size)
-        hashes, shapes = found
+        hashes, shapes = hashed
         digest = int(hashes.sum(dtype=np.uint64)) % _DIGEST_RANGE
         counts = np.bincount((hashes >> _BIN_SHIFT).astype(np.int64), minlength=_BINS)
         return self + PassContents(len(hashes), digest, shapes, tuple(counts.tolist()), len(hashes))
 
     def __add__(self, other: PassContents) -> PassContents:
-        known = {each.shapes for each in (self, other) if each.shapes is not None}
+        shapes = {contents.shapes for contents in (self, other) if contents.shapes is not None}
         labels = None
-        if self.labels is not None and other.labels is not None and len(known) < 2:
+        if self.labels is not None and other.labels is not None and len(shapes) < 2:
             labels = (self.labels + other.labels) % _DIGEST_RANGE
         counts = self.histogram or other.histogram
         if self.histogram and other.histogram:
@@ -130,9 +130,9 @@ class PassContents:
         return {"samples": self.samples, "labels": self.labels, **counted}
 
 
-def _other_data(name: str, found: str) -> DataError:
+def _other_data(name: str, change: str) -> DataError:
     return DataError(
-        f"{name} must yield the same samples in every pass, in any order, got {found}; accuracies "
+        f"{name} must yield the same samples in every pass, in any order, got {change}; accuracies "
         f"on different data cannot be compared: return every sample in each pass, without random "
         f"labels or random subsets (e.g. shuffle with drop_last or max_batches)"
     )
@@ -142,7 +142,7 @@ def _sample_hashes(labels: Any) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | 
     """Return a hash per sample, and the shapes of a sample's labels; None if unavailable."""
     if isinstance(labels, Mapping | tuple):
         return _combined(list(labels.values()) if isinstance(labels, Mapping) else labels)
-    if isinstance(labels, list) and not all(isinstance(each, int | float) for each in labels):
+    if isinstance(labels, list) and not all(isinstance(label, int | float) for label in labels):
         return _digested(labels)
     try:
         array = as_numpy(labels)
@@ -156,13 +156,17 @@ def _sample_hashes(labels: Any) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | 
 
 def _combined(parts: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
     """Return the hashes of samples whose labels have several parts, e.g. of several outputs."""
-    found = [_sample_hashes(part) for part in parts if part is not None]
-    known = [each for each in found if each is not None]
-    if not known or len(known) < len(found) or len({len(hashes) for hashes, _ in known}) > 1:
+    hashed = [_sample_hashes(part) for part in parts if part is not None]
+    available = [pair for pair in hashed if pair is not None]
+    if (
+        not available
+        or len(available) < len(hashed)
+        or len({len(hashes) for hashes, _ in available}) > 1
+    ):
         return None
-    hashes, shapes = known[0]
-    for others, more in known[1:]:
-        hashes, shapes = _mixed(hashes * _PART_FACTOR + others), (*shapes, *more)
+    hashes, shapes = available[0]
+    for part_hashes, more in available[1:]:
+        hashes, shapes = _mixed(hashes * _PART_FACTOR + part_hashes), (*shapes, *more)
     return hashes, shapes
 
 
@@ -179,16 +183,16 @@ def _row_hashes(rows: np.ndarray) -> Hashes:
     if not rows.size:
         return np.zeros(len(rows), np.uint64)
     plain = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
-    words = -(-plain.shape[1] // 8)
-    padded = np.zeros((len(rows), words * 8), np.uint8)
+    width = -(-plain.shape[1] // 8)
+    padded = np.zeros((len(rows), width * 8), np.uint8)
     padded[:, : plain.shape[1]] = plain
-    return _mixed(padded.view(np.uint64) @ _projection(words))
+    return _mixed(padded.view(np.uint64) @ _projection(width))
 
 
 @lru_cache(maxsize=4)
-def _projection(words: int) -> Hashes:
+def _projection(width: int) -> Hashes:
     """Return odd factors, so that a change of one word always changes the hash."""
-    drawn = np.random.default_rng(0).integers(0, 1 << 63, words, np.uint64)
+    drawn = np.random.default_rng(0).integers(0, 1 << 63, width, np.uint64)
     return drawn * np.uint64(2) + np.uint64(1)
 
 

@@ -121,9 +121,9 @@ class PlanEvaluator:
             accuracy = evaluator(model, deadline, self._stops_when(), self.model)
             return accuracy, dict(evaluator.values)
 
-        found = evaluator.spread.repeated(evaluate, self.criterion, self.baseline)
-        evaluator.values = found.values
-        return found.mean, len(found.passes)
+        result = evaluator.spread.repeated(evaluate, self.criterion, self.baseline)
+        evaluator.values = result.values
+        return result.mean, len(result.passes)
 
     def evaluate_shard(self, shard: Shard, deadline: Deadline) -> PlanEvaluation | ShardResult:
         """Evaluate a shard; return its result, or a `PlanEvaluation` if the plan failed.

@@ -119,14 +119,14 @@ class MeasuringProbe(Probe):
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
-    def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
+    def output_noise(self, plan: PrecisionPlan, unit: str | None = None) -> float | None:
         """See the base class."""
         resolved = self.job.space.resolve(plan)
         key = f"noise {_digest([resolved])}"
-        found = self._kept(key, optional(number), lambda: self._noise(resolved), of=_NOISE)
-        if alone is not None and found is not None:
-            self.run_cache.put(f"{OUTPUT_NSR}{corrections_in(resolved.plan)}: {alone}", found)
-        return found
+        noise = self._kept(key, optional(number), lambda: self._noise(resolved), of=_NOISE)
+        if unit is not None and noise is not None:
+            self.run_cache.put(f"{OUTPUT_NSR}{corrections_in(resolved.plan)}: {unit}", noise)
+        return noise
 
     def _noise(self, plan: ResolvedPlan) -> float:
         data = self.job.calibration
@@ -147,35 +147,35 @@ class MeasuringProbe(Probe):
         if Objective.PERFORMANCE not in self.job.objectives:
             return OpTimings()
         stored = self._kept(TIMES, optional(checked(OpTimings.from_dict)), self._times)
-        known, words = self.run_cache.get(_UNTIMED, string)
-        if not known or words is None:
-            words = self.untimed or ("" if stored else "the time limit does not suffice")
-            self.run_cache.put(_UNTIMED, words)
-        self.untimed = words
+        cached, reason = self.run_cache.get(_UNTIMED, string)
+        if not cached or reason is None:
+            reason = self.untimed or ("" if stored else "the time limit does not suffice")
+            self.run_cache.put(_UNTIMED, reason)
+        self.untimed = reason
         return OpTimings() if stored is None else OpTimings.from_dict(stored)
 
     def times_within(self, plan: PrecisionPlan) -> OpTimings | None:
         """See the base class."""
-        before, resolved = self.times(), self.job.space.resolve(without_reconstruction(plan))
-        if not before.ops:
+        previous, resolved = self.times(), self.job.space.resolve(without_reconstruction(plan))
+        if not previous.ops:
             return None
         kind, untimed = optional(checked(OpTimings.from_dict)), self.untimed
 
         def measure() -> dict[str, Any] | None:
-            found = self._timed_in(lambda: {resolved: self.model.converted(resolved)}, True)
-            return None if found is None else updated(before, found).to_dict()
+            timings = self._timed_in(lambda: {resolved: self.model.converted(resolved)}, True)
+            return None if timings is None else updated(previous, timings).to_dict()
 
-        found = self._kept(f"times within {_digest([resolved])}", kind, measure)
+        timings = self._kept(f"times within {_digest([resolved])}", kind, measure)
         self.untimed = untimed  # `untimed` refers to `times()`
-        return None if found is None else OpTimings.from_dict(found)
+        return None if timings is None else OpTimings.from_dict(timings)
 
     def _times(self) -> dict[str, Any] | None:
-        found = self._timed_in(self._lowered_models)
-        return None if found is None else found.to_dict()
+        times = self._timed_in(self._lowered_models)
+        return None if times is None else times.to_dict()
 
     def _lowered_models(self) -> dict[ResolvedPlan, AnyModel]:
         """Return, for every precision, the model with as many ops in it as possible."""
-        found: dict[ResolvedPlan, AnyModel] = {}
+        models: dict[ResolvedPlan, AnyModel] = {}
         started = time.process_time()
         for precision in self.job.space.usable_precisions:
             if precision is not Precision.FP32:
@@ -183,8 +183,8 @@ class MeasuringProbe(Probe):
                     self.untimed = f"the time limit does not suffice from {precision} on"
                     break
                 plan = all_in(precision, self.job.space)
-                found[plan] = self._converted(plan)
-        return found
+                models[plan] = self._converted(plan)
+        return models
 
     def _timed_in(
         self, lowered: Callable[[], Mapping[ResolvedPlan, AnyModel]], in_place: bool = False
@@ -202,7 +202,7 @@ class MeasuringProbe(Probe):
         passes = effort.passes if needed * 2 * effort.passes <= self.allowance else 1
         try:
             fp32 = all_in(Precision.FP32, space)
-            before, *after = self._profiled(lambda: {fp32: self.model, **lowered()}, passes)
+            reference, *candidates = self._profiled(lambda: {fp32: self.model, **lowered()}, passes)
         except Exception as error:
             # Frameworks raise arbitrary errors; times are then estimated.
             logger.debug("Timing ops failed", exc_info=True)
@@ -210,8 +210,8 @@ class MeasuringProbe(Probe):
             return None
         per_element = seconds_per_element() * measurement.batch_size
         elements = self.model.observations.elements
-        found = times_of(space, before, after, per_element, elements, in_place)
-        return found if in_place else self._with_conversions(found, passes)
+        times = times_of(space, reference, candidates, per_element, elements, in_place)
+        return times if in_place else self._with_conversions(times, passes)
 
     def _with_conversions(self, times: OpTimings, passes: int) -> OpTimings:
         """Return times with those of single conversions, if these decide on the fastest plan."""
@@ -235,7 +235,7 @@ class MeasuringProbe(Probe):
             return timed(
                 models(),
                 lambda model: model.profile(measurement.inputs, effort.profile),
-                lambda found: measurement.fastest_of(found, effort.whole_runs),
+                lambda converted: measurement.fastest_of(converted, effort.whole_runs),
                 passes,
             )
 
@@ -244,8 +244,8 @@ class MeasuringProbe(Probe):
         resolved = [self.job.space.resolve(without_reconstruction(plan)) for plan in plans]
         key = f"latencies {_digest(resolved)}"
         kind = optional(list_of(optional(number)))
-        found = self._kept(key, kind, lambda: self._latencies(resolved), len(resolved))
-        return None if found is None else [float("inf") if s is None else s for s in found]
+        seconds = self._kept(key, kind, lambda: self._latencies(resolved), len(resolved))
+        return None if seconds is None else [float("inf") if s is None else s for s in seconds]
 
     def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
         started, models = time.process_time(), []
@@ -263,12 +263,12 @@ class MeasuringProbe(Probe):
 
         The other half is for the plans that the strategy measures next.
         """
-        before, measurement = time.process_time(), self.job.measurement
+        now, measurement = time.process_time(), self.job.measurement
         for model in models:
             model(measurement.inputs)
-        rounds = measurement.iterations * (time.process_time() - before)
-        left = self.allowance - self.spent[TIMES] - (before - started)
-        return max(1, min(self.effort.longer, int(left / 2 / rounds))) if rounds else 1
+        rounds = measurement.iterations * (time.process_time() - now)
+        remaining = self.allowance - self.spent[TIMES] - (now - started)
+        return max(1, min(self.effort.longer, int(remaining / 2 / rounds))) if rounds else 1
 
     def weight_sensitivity(self) -> Mapping[str, float]:
         """See the base class."""
@@ -281,39 +281,41 @@ class MeasuringProbe(Probe):
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
         """See the base class."""
         data = self.job.calibration
-        found = self._whatever_the_time(
+        noise = self._whatever_the_time(
             "divergence of weights",
             mapping_of(mapping_of(number)),
             lambda: self.model.weight_noise([] if data is None else data.inputs()),
         )
         has_gradients = self.model.adaptor.gradients is not None
-        return found if has_gradients else at_outputs(found, self.output_noise)
+        return noise if has_gradients else at_outputs(noise, self.output_noise)
 
     def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
         """See the base class."""
         rows, threads = " and ".join(map(str, workload.rows)), self.job.measurement.threads
         with self.model.adaptor.threads(threads):
-            found = self._whatever_the_time(
+            times = self._whatever_the_time(
                 f"times of forms for {rows} rows",
                 mapping_of(mapping_of(mapping_of(positive_float))),
                 lambda: form_times(self.model, workload),
             )
         return {
-            op: {form: {int(rows): s for rows, s in taken.items()} for form, taken in by.items()}
-            for op, by in found.items()
+            op: {
+                form: {int(rows): s for rows, s in seconds.items()} for form, seconds in by.items()
+            }
+            for op, by in times.items()
         }
 
     def _whatever_the_time(
         self, key: str, kind: Validator[dict[str, T]], measure: Callable[[], dict[str, T]]
     ) -> dict[str, T]:
         """Return a stored measurement, or make and store one that strategies cannot go without."""
-        known, found = self._recalled(key, kind)
-        if not known or found is None:
+        cached, value = self._recalled(key, kind)
+        if not cached or value is None:
             with self._counted():
-                found = measure()
-            self._shared.put(key, found)
-            self.run_cache.put(key, found)
-        return dict(found)
+                value = measure()
+            self._shared.put(key, value)
+            self.run_cache.put(key, value)
+        return dict(value)
 
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """Return a model that runs, or None: the plan's trial will report the reason."""
@@ -342,15 +344,15 @@ class MeasuringProbe(Probe):
         of: str = TIMES,
     ) -> T | None:
         """Return a cached value, or measure it if there is time for `plans` plans."""
-        known, recalled = self._recalled(key, kind)
-        if known:
+        cached, recalled = self._recalled(key, kind)
+        if cached:
             return recalled
-        before = self.spent[of]
+        spent = self.spent[of]
         with self._counted(of):
             value = measure() if self._has_time(time.process_time(), plans, of) else None
         # Op timings run several models several times: no estimate for one plan.
         if key != TIMES:
-            self._longest = max(self._longest, (self.spent[of] - before) / plans)
+            self._longest = max(self._longest, (self.spent[of] - spent) / plans)
         if value is not None and not self.untimed:
             self._shared.put(key, value)
         self.run_cache.put(key, value)

@@ -29,9 +29,9 @@ def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningPr
 
 def cache_of_probes(job: TuningJob, observations: Observations) -> MeasurementCache:
     """Return the cache of earlier runs of the model with the same observations."""
-    seen = json.dumps(observations.to_dict(), sort_keys=True)
+    content = json.dumps(observations.to_dict(), sort_keys=True)
     return job.cache.scoped(
         space=job.space.digest,
-        observations=hashlib.sha256(seen.encode()).hexdigest(),
+        observations=hashlib.sha256(content.encode()).hexdigest(),
         **job.measurement.conditions,
     )

@@ -61,14 +61,14 @@ class AccuracySpread:
         baseline: float,
     ) -> RepeatedAccuracy:
         """Evaluate a model as often as FP32 if its mean accuracy leaves the verdict in doubt."""
-        found = RepeatedAccuracy((evaluate(),))
+        accuracy = RepeatedAccuracy((evaluate(),))
         while (
-            len(found.passes) < self.passes
-            and criterion.met(baseline, found.mean)
-            and not self.met(criterion, baseline, found.mean, len(found.passes))
+            len(accuracy.passes) < self.passes
+            and criterion.met(baseline, accuracy.mean)
+            and not self.met(criterion, baseline, accuracy.mean, len(accuracy.passes))
         ):
-            found = RepeatedAccuracy((*found.passes, evaluate()))
-        return found
+            accuracy = RepeatedAccuracy((*accuracy.passes, evaluate()))
+        return accuracy
 
 
 @dataclass(frozen=True)
@@ -100,35 +100,35 @@ class RepeatedAccuracy:
 
 def repeat_baseline(first: Pass, evaluate: Callable[[], Pass]) -> RepeatedAccuracy:
     """Return FP32's accuracy in several passes, the first of which is given."""
-    found, started = RepeatedAccuracy((first,)), time.monotonic()
-    while len(found.passes) < MOST_PASSES:
+    accuracy, started = RepeatedAccuracy((first,)), time.monotonic()
+    while len(accuracy.passes) < MOST_PASSES:
         late = time.monotonic() - started > _REPEAT_SECONDS
-        if late and len(found.passes) >= FEWEST_PASSES:
+        if late and len(accuracy.passes) >= FEWEST_PASSES:
             break
         again = evaluate()
         if not is_usable(again[0]):
             break
-        found = RepeatedAccuracy((*found.passes, again))
-    return found
+        accuracy = RepeatedAccuracy((*accuracy.passes, again))
+    return accuracy
 
 
 def is_random(model: Callable[[Any], Any], inputs: Any) -> bool:
     """Whether two runs of a model on the same inputs return different outputs."""
-    one, other = (_arrays(model(inputs)) for _ in range(2))
-    return len(one) != len(other) or any(map(_differ, one, other))
+    first, second = (_arrays(model(inputs)) for _ in range(2))
+    return len(first) != len(second) or any(map(_differ, first, second))
 
 
 def _arrays(outputs: Any) -> list[np.ndarray]:
     return [as_numpy(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "shape")]
 
 
-def _differ(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
+def _differ(first: np.ndarray, second: np.ndarray) -> bool:
+    if first.shape != second.shape:
         return True
-    if one.dtype.kind != "f":
-        return not np.array_equal(one, other)
-    finite = np.isfinite(one) & np.isfinite(other)
-    if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+    if first.dtype.kind != "f":
+        return not np.array_equal(first, second)
+    finite = np.isfinite(first) & np.isfinite(second)
+    if not np.array_equal(first[~finite], second[~finite], equal_nan=True):
         return True
-    a, b = one[finite].astype(np.float64), other[finite].astype(np.float64)
+    a, b = first[finite].astype(np.float64), second[finite].astype(np.float64)
     return bool(np.square(a - b).sum() > _MAX_ROUNDING_NSR * np.square(a).sum())

@@ -52,7 +52,7 @@ def setup_of(job: TuningJob) -> RunStart:
         model=job.description.model,
         framework=job.model.adaptor.framework,
         graph=space.graph,
-        capabilities={op: _bare(found) for op, found in space.capabilities.items()},
+        capabilities={op: _bare(capability) for op, capability in space.capabilities.items()},
         tunable_ops=space.tunable_ops,
         tensors=space.tensors,
         fan_in=_fan_in(job.model),
@@ -69,7 +69,7 @@ def setup_in_space(setup: RunStart, space: TuningSpace) -> RunStart:
     return replace(
         setup,
         graph=space.graph,
-        capabilities={op: _bare(found) for op, found in space.capabilities.items()},
+        capabilities={op: _bare(capability) for op, capability in space.capabilities.items()},
         tunable_ops=space.tunable_ops,
         tensors=space.tensors,
     )
@@ -96,11 +96,11 @@ def _fan_in(model: AnyTunableModel) -> dict[str, int]:
 
 def machine_of(hardware: Hardware) -> Machine:
     """Return the description of a machine."""
-    known = dict.fromkeys(flag for flags in NATIVE_FLAGS.values() for flag in flags)
+    native = dict.fromkeys(flag for flags in NATIVE_FLAGS.values() for flag in flags)
     return Machine(
         hardware.name,
         hardware.cores,
-        tuple(flag for flag in known if flag in hardware.flags),
+        tuple(flag for flag in native if flag in hardware.flags),
         {
             precision.value: (support.runs, support.reason)
             for precision in Precision
@@ -128,10 +128,10 @@ def ending_of(
     if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
     runs, samples = _sampling(seconds, seconds_allowed, job.measurement.batch_size)
-    before = _profiled(job, job.model, runs, samples)
-    after = before
+    fp32_profile = _profiled(job, job.model, runs, samples)
+    profile = fp32_profile
     if selection.model is not job.model:
-        after = _profiled(job, selection.model, runs, samples)
+        profile = _profiled(job, selection.model, runs, samples)
     return RunEnd(
         now(),
         met,
@@ -140,9 +140,9 @@ def ending_of(
         None if selection.trial is None else selection.trial.number,
         selection.remeasured,
         _predicted(job, trials, times or OpTimings()),
-        before,
-        after,
-        conversions_of(job.space.graph, selection.plan.flow, after),
+        fp32_profile,
+        profile,
+        conversions_of(job.space.graph, selection.plan.flow, profile),
         samples,
     )
 
@@ -160,8 +160,8 @@ def _profiled(job: TuningJob, model: AnyModel, runs: ProfileRuns, samples: int |
     try:
         inputs = job.measurement.inputs if samples is None else job.model.example_inputs(samples)
         with model.adaptor.threads(job.measurement.threads):
-            found = model.profile(inputs, runs)
-        return {name: Duration.of(taken).seconds for name, taken in found.items()}
+            durations = model.profile(inputs, runs)
+        return {name: Duration.of(duration).seconds for name, duration in durations.items()}
     except (Exception, KeyboardInterrupt):
         # Frameworks raise arbitrary errors, and the result does not depend on op timings.
         logger.debug("Timing ops failed", exc_info=True)

@@ -74,11 +74,11 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
 
 def _slower(job: TuningJob, speed: Ratio) -> str:
     """Return the warning for a result that is slower than the given model."""
-    words = f"the result runs at {speed} the speed of {job.source_name} on this machine"
+    message = f"the result runs at {speed} the speed of {job.source_name} on this machine"
     if job.evaluates:
-        return words
+        return message
     return (
-        f"{words}, and its accuracy was not checked: every eligible op is converted, "
+        f"{message}, and its accuracy was not checked: every eligible op is converted, "
         f"even if that saves no time. Set a metric and evaluation data to convert only ops that "
         f"become faster, or use the {job.source_name} model"
     )

@@ -134,7 +134,7 @@ def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> Sensi
 def _tensors(
     record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow
 ) -> Iterator[Sensitivity]:
-    seen, corrections = record.observations, best_corrections(record.observations)
+    observations, corrections = record.observations, best_corrections(record.observations)
     quantized = {flow.scale_owner[source] for reads in flow.int8_reads.values() for source in reads}
     for tensor in record.setup.tensors:
         name, correction = tensor.name, corrections.get(tensor.name)
@@ -145,9 +145,9 @@ def _tensors(
             name,
             "tensor",
             tensor.quantizing_ops or readers,
-            seen.nsr.get(name),
+            observations.nsr.get(name),
             correction,
-            seen.corrected_nsr[name][correction] if correction else None,
+            observations.corrected_nsr[name][correction] if correction else None,
             output_nsr.get(NO_CORRECTION),
             output_nsr.get(correction) if correction else None,
             gained,
@@ -160,8 +160,8 @@ def _tensors(
 
 def _others(flow: QuantizationFlow, ops: Sequence[str]) -> str:
     """Return the precisions of ops that do not read a tensor in INT8."""
-    found = {flow.effective[op] for op in ops} - {Precision.INT8}
-    return min(found, key=lambda p: p.bits).value if found else Precision.FP32.value
+    precisions = {flow.effective[op] for op in ops} - {Precision.INT8}
+    return min(precisions, key=lambda p: p.bits).value if precisions else Precision.FP32.value
 
 
 def _why_tensor(
@@ -190,20 +190,20 @@ def _learned_errors(
     errors: Mapping[str, Mapping[str, float]], plan: PrecisionPlan, readers: Sequence[str]
 ) -> str:
     """Return the errors of layers before and after learning, as the end of a sentence."""
-    words = [
+    changes = [
         f"{op} {errors[op]['nearest']:.1e} → {errors[op]['learned']:.1e}"
         for op in readers
         if op in errors and op in plan and plan[op].is_reconstructed
     ]
-    return f"; relative error of results: {', '.join(words)}" if words else ""
+    return f"; relative error of results: {', '.join(changes)}" if changes else ""
 
 
 def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iterator[Sensitivity]:
     """Yield the tunable ops that read no quantizable tensor."""
     setup = record.setup
-    read = {op for tensor in setup.tensors for op in tensor.consumers}
+    consumers = {op for tensor in setup.tensors for op in tensor.consumers}
     for op in setup.tunable_ops:
-        if op in read:
+        if op in consumers:
             continue
         able = setup.capabilities[op].precisions
         low = tuple(p for p in able if p is not Precision.FP32)
@@ -232,17 +232,17 @@ def _gained(
 
     Followed by the bounds of these seconds, from the fastest and the median runs.
     """
-    found = []
+    gains = []
     for op in ops:
-        before = times.duration(op, Precision.FP32)
+        fp32 = times.duration(op, Precision.FP32)
         durations = (times.duration(op, precision) for precision in low)
-        lower = next((each for each in durations if each is not None), None)
-        if lower is not None and before is not None:
-            bounds = before.low - lower.high, before.high - lower.low
-            found.append((before.seconds - lower.seconds, *bounds))
-    if not found:
+        lower = next((duration for duration in durations if duration is not None), None)
+        if lower is not None and fp32 is not None:
+            bounds = fp32.low - lower.high, fp32.high - lower.low
+            gains.append((fp32.seconds - lower.seconds, *bounds))
+    if not gains:
         return None, None, None
-    value, least, most = (sum(column) for column in zip(*found, strict=True))
+    value, least, most = (sum(column) for column in zip(*gains, strict=True))
     return value, least, most
 
 
@@ -274,8 +274,8 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
     units = _units(space, model.observations.nsr)[:most]
     with log.phase("noise", "Measuring output noise", len(units)):
         for name, ops in units:
-            alone = PrecisionPlan({op: fastest[op] if op in ops else FP32 for op in fastest})
-            for plan in dict.fromkeys((alone, with_corrections(alone, space, corrections))):
+            isolated = PrecisionPlan({op: fastest[op] if op in ops else FP32 for op in fastest})
+            for plan in dict.fromkeys((isolated, with_corrections(isolated, space, corrections))):
                 probe.output_noise(plan, name)
             log.step()
     measured = ProbeMeasurements(times, output_nsr_in(cache.entries))
@@ -286,6 +286,6 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
 def _units(space: TuningSpace, noise: Mapping[str, float]) -> list[tuple[str, frozenset[str]]]:
     """Return the units to measure alone, with their ops; noisiest first."""
     tensors = sorted(space.tensors, key=lambda tensor: -noise.get(tensor.name, 0.0))
-    read = {op for tensor in tensors for op in tensor.consumers}
+    consumers = {op for tensor in tensors for op in tensor.consumers}
     units = [(tensor.name, frozenset(tensor.quantizing_ops)) for tensor in tensors]
-    return [*units, *((op, frozenset({op})) for op in space.tunable_ops if op not in read)]
+    return [*units, *((op, frozenset({op})) for op in space.tunable_ops if op not in consumers)]

@@ -107,7 +107,7 @@ class ShardingPolicy:
                 cost,
             )
             return []
-        starts = [count * place // width for place in range(width)]
+        starts = [count * index // width for index in range(width)]
         stops = [*starts[1:], None]
         return [Shard(plan, slice(start, stop)) for start, stop in zip(starts, stops, strict=True)]
 
@@ -124,14 +124,14 @@ def obstacle(evaluator: Evaluator) -> str:
     """Return the reason that rules out sharding, as a clause, or an empty string."""
     if evaluator.eval_func is not None or evaluator.batches is None:
         return "eval_func reads the data itself"
-    alone = [
+    unmergeable = [
         name
         for name, (metric, _) in zip(evaluator.names, evaluator.metrics, strict=True)
         if not can_merge(metric)
     ]
-    if alone:
+    if unmergeable:
         return (
-            f"the metric {' and '.join(alone)} has no method merge(other) to add the data of "
+            f"the metric {' and '.join(unmergeable)} has no method merge(other) to add the data of "
             f"another instance after its own"
         )
     if callable(getattr(evaluator.postprocess, "reset", None)):

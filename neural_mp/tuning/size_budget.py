@@ -47,17 +47,17 @@ def within_limit(
             f"scores them, found none in {job.description.model!r}; remove the limit"
         )
     most = limit.bytes_of(model.size)
-    others = model.size - _FLOAT_BYTES * sum(job.space.graph[op].weights for op in scored)
-    aim, knapsack = float(most - others), weights_by_bytes(problem)
+    rest = model.size - _FLOAT_BYTES * sum(job.space.graph[op].weights for op in scored)
+    aim, knapsack = float(most - rest), weights_by_bytes(problem)
     with log.phase("convert", "Converting"):
         for _ in range(_ATTEMPTS):
-            found = knapsack.most_accurate(aim)
-            if found is None:
+            choice = knapsack.most_accurate(aim)
+            if choice is None:
                 break
-            sized = _converted(job, model, found)
+            sized = _converted(job, model, choice)
             if sized.model.size <= most:
                 return sized
-            aim = min(found.cost, most - (sized.model.size - found.cost)) - 1
+            aim = min(choice.cost, most - (sized.model.size - choice.cost)) - 1
     least = _converted(job, model, knapsack.start).model.size
     raise ConfigurationError(
         f"{limit} must be at least the size of the smallest model in "

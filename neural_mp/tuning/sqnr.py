@@ -35,22 +35,22 @@ def decibels(nsr: float) -> float:
     return -10 * math.log10(nsr) if nsr > 0 else math.inf
 
 
-def finite_values(reference: Any, found: Any) -> tuple[Array, Array] | None:
+def finite_values(reference: Any, output: Any) -> tuple[Array, Array] | None:
     """Return the finite values of a reference, and what those of another array add to them.
 
     None if NaN and Inf are not at the same places in both, or if the shapes differ, as those of
     speech whose length a model predicts.
     """
-    one, other = (np.asarray(values, np.float64) for values in (reference, found))
-    if one.shape != other.shape:
+    expected, actual = (np.asarray(values, np.float64) for values in (reference, output))
+    if expected.shape != actual.shape:
         return None
-    finite = np.isfinite(one)
+    finite = np.isfinite(expected)
     if not finite.all():
-        if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+        if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True):
             return None
-        one, other = one[finite], other[finite]
-    difference = other - one
-    return (one, difference) if np.isfinite(difference).all() else None
+        expected, actual = expected[finite], actual[finite]
+    difference = actual - expected
+    return (expected, difference) if np.isfinite(difference).all() else None
 
 
 def output_nsrs(reference: list[Any], outputs: list[Any]) -> list[float]:
@@ -65,7 +65,7 @@ def output_nsrs(reference: list[Any], outputs: list[Any]) -> list[float]:
         if values is None:
             nsrs.append(MAX_NSR)
             continue
-        power, error = (float(np.square(one, dtype=np.float64).sum()) for one in values)
+        power, error = (float(np.square(array, dtype=np.float64).sum()) for array in values)
         nsrs.append(min(error / power, MAX_NSR) if power > 0 else math.nan)
     return nsrs
 
@@ -156,11 +156,11 @@ class OutputNoise:
         Infinite without differences; None if the outputs hold no floating-point numbers.
         """
         for inputs in batches:
-            expected, found = self._outputs(inputs)
+            expected, actual = self._outputs(inputs)
             if not expected:
                 return None
             if any(array.size for array in expected):  # an empty batch has neither noise nor signal
-                self._nsrs.append(output_nsrs(expected, found))
+                self._nsrs.append(output_nsrs(expected, actual))
         if not self._nsrs:
             return None
         if self._alone and len(self.seconds[0]) < _LEAST_FP32_RUNS:
@@ -173,68 +173,68 @@ class OutputNoise:
     def _outputs(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the outputs of both models; FP32 runs if these or its time are not known."""
         is_timed = self._is_timed(inputs)
-        known = None if is_timed and not self._is_far_faster() else self.kept.of(inputs)
-        if known is None:
-            expected, found = self._round(inputs)
-            return expected.outputs, found.outputs
-        found = TimedRun.of(self.candidate, inputs)
+        cached = None if is_timed and not self._is_far_faster() else self.kept.of(inputs)
+        if cached is None:
+            expected, actual = self._round(inputs)
+            return expected.outputs, actual.outputs
+        actual = TimedRun.of(self.candidate, inputs)
         if is_timed:
-            self._alone.append(found.seconds)
-        return known, found.outputs
+            self._alone.append(actual.seconds)
+        return cached, actual.outputs
 
     def _is_timed(self, inputs: Any) -> bool:
-        wanted = self.measurement
-        return wanted is not None and shape_words(inputs) == shape_words(wanted.inputs)
+        measurement = self.measurement
+        return measurement is not None and shape_words(inputs) == shape_words(measurement.inputs)
 
     def _is_far_faster(self) -> bool:
         """Whether the fastest of several runs are far apart: the first ones may be cold."""
-        before, after = self.seconds
-        if self.measurement is None or len(before) < _LEAST_FP32_RUNS - 1:
+        baseline, candidate = self.seconds
+        if self.measurement is None or len(baseline) < _LEAST_FP32_RUNS - 1:
             return False
-        return self.measurement.is_far_faster([min(before)], [min(after + self._alone)])
+        return self.measurement.is_far_faster([min(baseline)], [min(candidate + self._alone)])
 
     def _round(self, inputs: Any) -> tuple[TimedRun, TimedRun]:
         """Run both models, which begin in turn."""
         earlier, self.earlier = self.earlier, None
         if earlier is not None and earlier.is_on(inputs):
-            expected, found = earlier, TimedRun.of(self.candidate, inputs)
+            expected, actual = earlier, TimedRun.of(self.candidate, inputs)
         elif len(self._nsrs) % 2 == 0:
             expected = TimedRun.of(self.reference, inputs)
-            found = TimedRun.of(self.candidate, inputs)
+            actual = TimedRun.of(self.candidate, inputs)
         else:
-            found = TimedRun.of(self.candidate, inputs)
+            actual = TimedRun.of(self.candidate, inputs)
             expected = TimedRun.of(self.reference, inputs)
         if self._is_timed(inputs):
             if not self.seconds[0]:
                 self._first = inputs
-            for taken, run in zip(self.seconds, (expected, found), strict=True):
-                taken.append(run.seconds)
-        return expected, found
+            for seconds, run in zip(self.seconds, (expected, actual), strict=True):
+                seconds.append(run.seconds)
+        return expected, actual
 
     def _time_cold_again(self) -> None:
         """Time the first batch again for a model that was cold, as if not run before."""
-        before, after = self.seconds
-        for model, taken, more in (
-            (self.reference, before, []),
-            (self.candidate, after, self._alone),
+        baseline, candidate = self.seconds
+        for model, seconds, more in (
+            (self.reference, baseline, []),
+            (self.candidate, candidate, self._alone),
         ):
-            if taken and taken[0] > _COLD * max([*taken[1:], *more], default=0.0):
-                taken[0] = TimedRun.of(model, self._first).seconds
+            if seconds and seconds[0] > _COLD * max([*seconds[1:], *more], default=0.0):
+                seconds[0] = TimedRun.of(model, self._first).seconds
 
     def _confirm(self, measurement: Measurement) -> None:
         """Count the runs of the candidate without FP32 if further ones make the verdict clear.
 
         They take less time than further rounds. In doubt, only rounds count.
         """
-        before, after = self.seconds
-        alone, self._alone = self._alone, []
-        while alone and measurement.is_far_faster(before, after + alone):
-            if measurement.is_clear([before, after + alone]):
-                after += alone
+        baseline, candidate = self.seconds
+        isolated, self._alone = self._alone, []
+        while isolated and measurement.is_far_faster(baseline, candidate + isolated):
+            if measurement.is_clear([baseline, candidate + isolated]):
+                candidate += isolated
                 return
-            if bound_ratio(len(before), len(after + alone)):
+            if bound_ratio(len(baseline), len(candidate + isolated)):
                 return  # short runs: rounds cost nothing
-            alone.append(TimedRun.of(self.candidate, self._first).seconds)
+            isolated.append(TimedRun.of(self.candidate, self._first).seconds)
 
 
 def _fidelity_of(nsrs: list[list[float]]) -> Fidelity:
@@ -244,8 +244,8 @@ def _fidelity_of(nsrs: list[list[float]]) -> Fidelity:
     if len({len(batch) for batch in nsrs}) > 1:
         return Fidelity(decibels(mean))
     outputs = ([nsr for nsr in output if not math.isnan(nsr)] for output in zip(*nsrs, strict=True))
-    each = tuple(decibels(float(np.mean(output or [0.0]))) for output in outputs)
-    return Fidelity(decibels(mean), each)
+    per_output = tuple(decibels(float(np.mean(output or [0.0]))) for output in outputs)
+    return Fidelity(decibels(mean), per_output)
 
 
 def output_sqnr_db(
@@ -260,20 +260,20 @@ def compared_with_fp32(
     job: TuningJob,
     converted: AnyModel,
     log: RunLog,
-    kept: KeptOutputs,
+    cached: KeptOutputs,
     earlier: TimedRun | None = None,
 ) -> tuple[Fidelity | None, Sequence[Sequence[float]]]:
     """Return the SQNRs of the outputs relative to FP32 on calibration samples.
 
     Also the seconds of both models for batches with the layout of the measured one, if single calls
-    are measured. `kept` are the outputs of calibration, `earlier` the last run before, if one of
+    are measured. `cached` are the outputs of calibration, `earlier` the last run before, if one of
     the FP32 model.
     """
     if job.calibration is None:
         return None, ()
     models, measurement = (job.model, converted), job.measurement
     timed = measurement if measurement.streams is None and measurement.workload is None else None
-    noise = OutputNoise(*models, timed, earlier, kept)
+    noise = OutputNoise(*models, timed, earlier, cached)
     with log.phase("compare", "Comparing with FP32"), measurement.limited(models):
         for model in models:
             model.prepare()

@@ -48,24 +48,24 @@ def stage_noise(
             models[Stage.TRAINED] = trained
         few = Calibration(job.calibration.batches, min(job.calibration.samples, _SAMPLES))
         rescaled = model.rescaled_by(plan.plan)
-        found = {
-            stage: compare_models(job.model, each, few.inputs(), rescaled)
-            for stage, each in models.items()
+        comparisons = {
+            stage: compare_models(job.model, staged, few.inputs(), rescaled)
+            for stage, staged in models.items()
         }
-    return _noise(plan, found)
+    return _noise(plan, comparisons)
 
 
-def _noise(plan: ResolvedPlan, found: dict[Stage, Comparison]) -> StageNoise:
-    by_stage = {stage.value: _by_op(comparison) for stage, comparison in found.items()}
+def _noise(plan: ResolvedPlan, comparisons: dict[Stage, Comparison]) -> StageNoise:
+    by_stage = {stage.value: _by_op(comparison) for stage, comparison in comparisons.items()}
     outputs = {
         stage.value: max((output.noise for output in comparison.outputs), default=0.0)
-        for stage, comparison in found.items()
+        for stage, comparison in comparisons.items()
     }
     ops = {
         op: {stage: noise[op] for stage, noise in by_stage.items() if op in noise}
         for op in plan.plan
     }
-    samples = min(comparison.samples for comparison in found.values())
+    samples = min(comparison.samples for comparison in comparisons.values())
     return StageNoise({op: by for op, by in ops.items() if by}, outputs, samples)
 
 

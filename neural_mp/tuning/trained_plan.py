@@ -47,17 +47,17 @@ def trained_selection(
     promising = closest(sorted(improvable, key=_is_reconstructed, reverse=True))
     if job.train is None or promising is None:
         return None, None
-    words = f"the plan of trial {promising.number + 1}"
+    label = f"the plan of trial {promising.number + 1}"
     # The trial lasted as long as the conversion and evaluation of the plan will last again.
     again = promising.seconds - log.seconds.get("reconstruction", 0.0)
     seconds = deadline.end - max(baseline.reserve, again) - time.monotonic()
     if seconds <= 0:
-        log.warn(f"{words} was not trained: no time was left; set a longer timeout, and resume")
+        log.warn(f"{label} was not trained: no time was left; set a longer timeout, and resume")
         return None, None
     plan, started = job.space.resolve(promising.plan), time.perf_counter()
     number = history.start()
     try:
-        with log.phase("train", f"Training {words}"):
+        with log.phase("train", f"Training {label}"):
             converted = job.train(model, plan, seconds)
             evaluator, criterion = job.evaluator, job.settings.criterion
             accuracy = evaluator(converted, deadline, None, model)
@@ -77,17 +77,17 @@ def trained_selection(
         log.stage_noise = stage_noise(job, model, plan, log, converted)
     except DeadlineExceededError:
         history.abandon(number, plan.plan, _NOT_EVALUATED)
-        log.warn(f"{words} was trained, but {_NOT_EVALUATED}; set a longer timeout, and resume")
+        log.warn(f"{label} was trained, but {_NOT_EVALUATED}; set a longer timeout, and resume")
         return None, None
     except (TrainingError, ConversionError, ConfigurationError) as error:
         history.abandon(number, plan.plan, str(error))
-        log.warn(f"{words} could not be trained: {error}")
+        log.warn(f"{label} could not be trained: {error}")
         return None, None
     except (Exception, KeyboardInterrupt) as error:
         history.abandon(number, plan.plan, str(error) or type(error).__name__)
         raise
     history.finish(trial)
     log.listener.trial(trial, trial.speedup)
-    found = f"{promising.accuracy:.6g} before and {accuracy:.6g} after training"
-    log.warn(f"{words} was trained: accuracy {found}")
+    change = f"{promising.accuracy:.6g} before and {accuracy:.6g} after training"
+    log.warn(f"{label} was trained: accuracy {change}")
     return (with_figures(trial, plan, converted) if trial.met else None), trial

@@ -120,34 +120,34 @@ class TrialRunner:
     def _evaluate_shards(self, shards: Sequence[Shard]) -> PlanEvaluation:
         """Return the evaluation of a plan from shards on all workers."""
         executor, self._at_work = self._started(), True
-        found = []
+        results = []
         try:
             tickets = [executor.submit(shard, self.deadline.left()) for shard in shards]
             for ticket in tickets:
-                found.append(executor.assessment(ticket))
+                results.append(executor.assessment(ticket))
                 self.log.step()
-            return self.plan_evaluator.merge_shards(found)
+            return self.plan_evaluator.merge_shards(results)
         except BaseException:
             # The other shards are useless now.
             self.close()
             raise
 
     def _side_by_side(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
-        found, stopped = self._gathered(plans, ordinal)
+        results, stopped = self._gathered(plans, ordinal)
         if stopped is not None:
             self.close()
         # Latency is measured last, when no worker is busy.
-        for one in found:
+        for evaluated in results:
             try:
-                trial = one.trial
+                trial = evaluated.trial
                 if not isinstance(stopped, KeyboardInterrupt):
-                    trial = self._finished(one)
+                    trial = self._finished(evaluated)
             except (KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 trial, stopped = None, error
             if trial is not None:
                 yield self._announced(trial)
-            elif one.trial is None and stopped is not None:
-                self._abandon(one.number, one.plan, stopped)
+            elif evaluated.trial is None and stopped is not None:
+                self._abandon(evaluated.number, evaluated.plan, stopped)
         if stopped is not None:
             raise stopped
 
@@ -193,25 +193,27 @@ class TrialRunner:
                 self._abandon(number, plan, stopped)
         return [arrived[plan] for plan in numbers if plan in arrived], stopped
 
-    def _keep(self, found: _Evaluated) -> None:
+    def _keep(self, evaluated: _Evaluated) -> None:
         """Record an evaluation; without latency to measure, also its trial."""
-        if found.evaluation.outcome is Outcome.MET:
-            self.history.keep(self._trial(found.plan, found.evaluation, found.number, {}))
+        if evaluated.evaluation.outcome is Outcome.MET:
+            self.history.keep(
+                self._trial(evaluated.plan, evaluated.evaluation, evaluated.number, {})
+            )
         else:
-            self._finished(found)
+            self._finished(evaluated)
 
     def _abandon(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
         self.history.abandon(number, plan.plan, message_of(error) or type(error).__name__)
 
-    def _finished(self, found: _Evaluated) -> Trial:
+    def _finished(self, evaluated: _Evaluated) -> Trial:
         """Return the trial of an evaluation, recorded at once."""
-        if found.trial is None:
-            if found.evaluation.outcome in (Outcome.MET, Outcome.MISSED):
+        if evaluated.trial is None:
+            if evaluated.evaluation.outcome in (Outcome.MET, Outcome.MISSED):
                 self.job.evaluator.evaluations += 1
-            trial = self._measured(found.plan, found.evaluation, None, found.number)
+            trial = self._measured(evaluated.plan, evaluated.evaluation, None, evaluated.number)
             self.history.finish(trial)
-            found.trial = trial
-        return found.trial
+            evaluated.trial = trial
+        return evaluated.trial
 
     def _started(self) -> Executor:
         """Return the executor of the run."""

@@ -73,7 +73,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     setup = setup_of(job)
     history.begin(setup)
     deadline = Deadline(job.settings.exit_policy.timeout)
-    kept = _kept(job, history)
+    resumed = _kept(job, history)
     baseline: Baseline | None = None
     try:
         baseline = measured_baseline(job, history, log, deadline)
@@ -82,14 +82,14 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         log.warn("the time limit passed before the search; the model stays FP32")
         with log.phase("measure"):
             selection = select_fp32(job)
-        return _judged_result(job, log, history, Settlement(job, selection), baseline, kept)
+        return _judged_result(job, log, history, Settlement(job, selection), baseline, resumed)
     if model.space is not job.space:
         job = job.in_space(model.space)
         history.begin(setup_in_space(setup, model.space))
     history.cache.put(ELEMENTS, dict(job.footprints.values))
     cache = cache_of_probes(job, model.observations)
     probe = MeasuringProbe(job, model, history.cache, allowance(job, baseline), cache=cache)
-    search = _TrialSearch(job, model, history, baseline, log, deadline, kept)
+    search = _TrialSearch(job, model, history, baseline, log, deadline, resumed)
     learning = model.options.learning.limit
     with log.phase("search"), learning.until(deadline.end - baseline.reserve):
         search.drive(job.strategy.search(problem_of(job, model, probe)))
@@ -102,12 +102,14 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     if probe.untimed:
         log.warn(f"op times were estimated, because not all ops were timed: {probe.untimed}")
     selection, trials = _chosen(job, model, search.trials, search.measured_alone, log)
-    found, trained = None, None
+    replacement, trained = None, None
     if selection.trial is None:
-        found, trained = trained_selection(job, model, trials, baseline, history, log, deadline)
+        replacement, trained = trained_selection(
+            job, model, trials, baseline, history, log, deadline
+        )
         trials += [] if trained is None else [trained]
-    if found is not None:
-        selection = found
+    if replacement is not None:
+        selection = replacement
     else:
         if selection.trial is None:
             log.warn(why_fp32(job, trials, baseline.accuracy))
@@ -121,7 +123,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
 
 def _kept(job: TuningJob, history: History) -> list[Trial]:
     """Return the trials of an interrupted run whose plans are still within limits."""
-    kept = []
+    resumed = []
     for trial in history.trials():
         if trial.trained:
             continue  # The weights are in the checkpoints of the training, which continues there.
@@ -130,18 +132,18 @@ def _kept(job: TuningJob, history: History) -> list[Trial]:
         except NeuralMPError:
             continue
         if plan.plan == trial.plan:
-            kept.append(job.rated(trial, plan))
-    return kept
+            resumed.append(job.rated(trial, plan))
+    return resumed
 
 
 def _record_reconstruction(model: AnyTunableModel, history: History, log: RunLog) -> None:
     """Record the errors of learned layers before and after, and the seconds."""
     kind = mapping_of(mapping_of(non_negative_float))
-    _, found = history.cache.get(LAYER_ERRORS, kind)
-    errors = {op: asdict(each) for op, each in model.corrected.layer_errors.items()}
+    _, stored = history.cache.get(LAYER_ERRORS, kind)
+    errors = {op: asdict(layer) for op, layer in model.corrected.layer_errors.items()}
     if errors:
-        history.cache.put(LAYER_ERRORS, {**(found or {}), **errors})
-        log.seconds["reconstruction"] = sum(each["seconds"] for each in errors.values())
+        history.cache.put(LAYER_ERRORS, {**(stored or {}), **errors})
+        log.seconds["reconstruction"] = sum(layer["seconds"] for layer in errors.values())
 
 
 def allowance(job: TuningJob, baseline: Baseline | None) -> float:
@@ -267,22 +269,24 @@ def _judged_result(
     """Return a result with accuracy check."""
     if history.degraded_because:
         log.warn(history.degraded_because)
-    known = baseline.accuracy if baseline is not None else None
-    selection, here, rejected = settlement.selection, settlement.job, settlement.rejected
+    reference = baseline.accuracy if baseline is not None else None
+    selection, settled_job, rejected = settlement.selection, settlement.job, settlement.rejected
     trial = selection.trial
     accuracy = trial.accuracy if trial else settlement.accuracy
     report = replace(
-        report_of(here, selection, log),
-        baseline_accuracy=known,
-        accuracy=known if accuracy is None else accuracy,
+        report_of(settled_job, selection, log),
+        baseline_accuracy=reference,
+        accuracy=reference if accuracy is None else accuracy,
         metrics=settlement.metrics or job.evaluator.figures(trial.metrics if trial else None),
-        target=job.settings.criterion.target(known) if known is not None else None,
+        target=job.settings.criterion.target(reference) if reference is not None else None,
         best_rejected=None
         if trial
         else rejected or best_slow(trials, job.objectives) or closest(trials),
     )
     if rejected is not None:
-        trials = [rejected if each.number == rejected.number else each for each in trials]
+        trials = [
+            rejected if candidate.number == rejected.number else candidate for candidate in trials
+        ]
     met = trial is not None
     seconds = allowance(job, baseline)
     so_far = history.record()
@@ -293,7 +297,7 @@ def _judged_result(
     return TuningResult(
         selection.model,
         selection.plan,
-        here.model,
+        settled_job.model,
         met,
         tuple(trials),
         record.observations,

@@ -95,10 +95,10 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     )
     log.warn(_not_checked(job, is_timed))
     setup = setup_of(job)
-    deadline, kept = Deadline(job.settings.exit_policy.timeout), KeptOutputs()
+    deadline, fp32_outputs = Deadline(job.settings.exit_policy.timeout), KeptOutputs()
     started = time.process_time()
     try:
-        model = calibrated(job, log, deadline, kept=kept)
+        model = calibrated(job, log, deadline, kept=fp32_outputs)
     except DeadlineExceededError:
         log.warn("the time limit passed during calibration; the model stays FP32")
         with log.phase("measure"):
@@ -114,7 +114,7 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     fidelity: Fidelity | None = None
     rounds: Sequence[Sequence[float]] = ()
     if chosen.model is not job.model:
-        fidelity, rounds = compared_with_fp32(job, chosen.model, log, kept, chosen.fp32_run)
+        fidelity, rounds = compared_with_fp32(job, chosen.model, log, fp32_outputs, chosen.fp32_run)
     with log.phase("measure", "Measuring latency"):
         selection = (
             _measured(job, chosen, rounds) if chosen.model is not job.model else select_fp32(job)
@@ -133,7 +133,7 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         settlement = settled(job, selection, None, log, deadline)
     else:
         settlement = Settlement(speeds_over_runtimes(job, selection, log), selection)
-    here, selection = settlement.job, settlement.selection
+    settled_job, selection = settlement.job, settlement.selection
     is_kept = is_converted and selection.model is measured
     shown = fidelity if is_kept else None
     if shown is not None:
@@ -141,11 +141,15 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     rejected = slow or next(iter(chosen.failed), None)
     sqnr_db = None if shown is None else shown.sqnr_db
     report = replace(
-        report_of(here, selection, log), output_sqnr_db=sqnr_db, best_rejected=rejected
+        report_of(settled_job, selection, log), output_sqnr_db=sqnr_db, best_rejected=rejected
     )
-    seen, fp32, recorded = model.observations, here.model, settlement.recorded_in(job)
-    found = _result(job, setup, selection, report, seen, recorded, fp32, chosen.times)
-    return replace(found, trials=chosen.failed)
+    observations, fp32, recorded = (
+        model.observations,
+        settled_job.model,
+        settlement.recorded_in(job),
+    )
+    result = _result(job, setup, selection, report, observations, recorded, fp32, chosen.times)
+    return replace(result, trials=chosen.failed)
 
 
 def _every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
@@ -166,11 +170,11 @@ def _running(
     model: AnyTunableModel,
     plan: ResolvedPlan,
     log: RunLog,
-    made: AnyModel | None = None,
+    memo: AnyModel | None = None,
 ) -> AnyModel | Trial:
-    """Return the model of a plan, `made` or converted; a failed trial if the model does not run."""
+    """Return the model of a plan, `memo` or converted; a failed trial if the model does not run."""
     try:
-        converted = made or model.converted(plan)
+        converted = memo or model.converted(plan)
         if converted is not model:
             converted(job.measurement.inputs)
         model.check_fusions(converted, job.measurement.inputs)
@@ -179,9 +183,9 @@ def _running(
     except Exception as error:
         # Frameworks raise arbitrary errors, and a failed plan must not end the run.
         logger.debug("A plan does not run", exc_info=True)
-        words = described(error)
-        log.warn(f"a plan failed: {plan.plan!r}: {words}")
-        return Trial(plan.plan, Outcome.FAILED, error=words)
+        reason = described(error)
+        log.warn(f"a plan failed: {plan.plan!r}: {reason}")
+        return Trial(plan.plan, Outcome.FAILED, error=reason)
     return converted
 
 
@@ -190,8 +194,8 @@ def _in_size(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     # Imported on demand: SciPy is slow to import.
     from neural_mp.tuning.size_budget import within_limit
 
-    found = within_limit(job, model, job.settings.size_limit, log)
-    return _Choice(found.plan, found.model)
+    choice = within_limit(job, model, job.settings.size_limit, log)
+    return _Choice(choice.plan, choice.model)
 
 
 def _fastest(
@@ -223,8 +227,8 @@ def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
     """Return the CPU seconds for the choice of a plan, after those of calibration."""
     threads = job.measurement.threads or detect().cores
     allowed = max(_SHARE * spent, _LEAST_SECONDS * threads)
-    left = deadline.left()
-    return min(allowed, left * threads) if left else allowed
+    remaining = deadline.left()
+    return min(allowed, remaining * threads) if remaining else allowed
 
 
 def _measured(job: TuningJob, chosen: _Choice, rounds: Sequence[Sequence[float]]) -> Selection:
@@ -233,13 +237,13 @@ def _measured(job: TuningJob, chosen: _Choice, rounds: Sequence[Sequence[float]]
     `rounds` are the seconds of FP32 and the plan in rounds just measured, as in
     `Measurement.rounds`.
     """
-    before, after = job.measurement.rounds([job.model, chosen.model], earlier=rounds)
+    baseline, candidate = job.measurement.rounds([job.model, chosen.model], earlier=rounds)
     sizes = job.sizes(chosen.model, chosen.plan)
-    figures = {**sizes, **latency_figures(before, after)}
+    figures = {**sizes, **latency_figures(baseline, candidate)}
     trial = job.rated(Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan)
     slow = () if trial.met else (trial,)
     return Selection(
-        chosen.model, chosen.plan, compare_latency(before, after), slower_than_fp32=slow
+        chosen.model, chosen.plan, compare_latency(baseline, candidate), slower_than_fp32=slow
     )
 
 

@@ -20,13 +20,13 @@ def at_outputs(
     noise for get the median factor.
     """
     factors = {}
-    for op, found in noise.items():
-        text, most = max(found.items(), key=lambda item: item[1])
+    for op, scores in noise.items():
+        text, most = max(scores.items(), key=lambda item: item[1])
         measured = measure(PrecisionPlan({op: weight_only(QuantSpec.parse(text))}))
         if measured is not None and most > 0:
             factors[op] = measured / most
     middle = median(factors.values()) if factors else 1.0
     return {
-        op: {text: score * factors.get(op, middle) for text, score in found.items()}
-        for op, found in noise.items()
+        op: {text: score * factors.get(op, middle) for text, score in scores.items()}
+        for op, scores in noise.items()
     }

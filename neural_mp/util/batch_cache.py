@@ -39,16 +39,16 @@ class BatchCache:
         self._raised: BaseException | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        place = 0
-        while place < len(self._kept):
-            yield self._kept[place]
-            place += 1
+        position = 0
+        while position < len(self._kept):
+            yield self._kept[position]
+            position += 1
         while (batch := self._read()) is not _END:
             yield batch
-            place += 1
-            while place < len(self._kept):  # read by a concurrent pass
-                yield self._kept[place]
-                place += 1
+            position += 1
+            while position < len(self._kept):  # read by a concurrent pass
+                yield self._kept[position]
+                position += 1
 
     def __len__(self) -> int:
         """Return the number of batches.
@@ -96,11 +96,11 @@ def cache_items(items: Iterator[Any], name: str, fix: str) -> list[Any]:
     Raises:
         DataError: the items exceed half of the free memory; the message ends with `fix`.
     """
-    budget, found = _MemoryBudget(name, fix), []
+    budget, cached = _MemoryBudget(name, fix), []
     for item in items:
         budget.take(item)
-        found.append(item)
-    return found
+        cached.append(item)
+    return cached
 
 
 class _MemoryBudget:

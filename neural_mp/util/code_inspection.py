@@ -47,10 +47,10 @@ _LIBRARIES = (
 
 def is_library_module(module: str | None) -> bool:
     """Whether a module belongs to Python, an installed package, or this package."""
-    found = None if module is None else sys.modules.get(module)
-    if found is None or module == "__main__":
+    imported = None if module is None else sys.modules.get(module)
+    if imported is None or module == "__main__":
         return False
-    file = getattr(found, "__file__", None)
+    file = getattr(imported, "__file__", None)
     if file is None:  # built in, or a namespace package
         return module in sys.builtin_module_names
     return any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)
@@ -90,12 +90,12 @@ def options_of(value: Any) -> dict[str, Any]:
         config: dict[str, Any] = _without_names(value.get_config())
         return dict(sorted(config.items()))
     slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    found |= getattr(value, "__dict__", {})
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    attributes |= getattr(value, "__dict__", {})
     mutated = mutated_attributes(kind)
     return {
         name: option
-        for name, option in sorted(found.items())
+        for name, option in sorted(attributes.items())
         if name not in mutated
         and not name.startswith("__")
         and not (library and not own and name.startswith("_"))

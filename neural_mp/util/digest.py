@@ -82,6 +82,6 @@ class DigestingIterator:
 
 def digest_of(value: Any) -> str | None:
     """Return the digest of data; None if any part is neither numbers, strings nor bytes."""
-    found = DataDigest()
-    found.feed(value)
-    return found.hexdigest() if found.complete else None
+    digest = DataDigest()
+    digest.feed(value)
+    return digest.hexdigest() if digest.complete else None

@@ -46,8 +46,8 @@ _hidden: dict[str, str | None] = {}
 
 def users_environment() -> dict[str, str]:
     """Return all variables, with those overridden by `override_variables` restored."""
-    found = {key: value for key, value in os.environ.items() if key not in _hidden}
-    return {**found, **{key: value for key, value in _hidden.items() if value is not None}}
+    variables = {key: value for key, value in os.environ.items() if key not in _hidden}
+    return {**variables, **{key: value for key, value in _hidden.items() if value is not None}}
 
 
 def override_variables(prefix: str, values: Mapping[str, str]) -> None:
@@ -70,5 +70,5 @@ def restore_variables(prefix: str) -> None:
 
 def numeric_variables() -> dict[str, str]:
     """Return the user's variables that affect numerics, sorted by name."""
-    found = users_environment()
-    return {name: found[name] for name in sorted(found) if name.startswith(_NUMERIC)}
+    variables = users_environment()
+    return {name: variables[name] for name in sorted(variables) if name.startswith(_NUMERIC)}

@@ -146,14 +146,14 @@ class _ObjectHasher:
                 self._seen[id(value)] = len(self._seen), value
             self._feed_new(value, opened)
 
-    def _feed(self, *words: str) -> None:
-        for word in words:
-            self.digest.update(f"{len(word)}:{word};".encode("utf-8", "surrogatepass"))
+    def _feed(self, *tokens: str) -> None:
+        for token in tokens:
+            self.digest.update(f"{len(token)}:{token};".encode("utf-8", "surrogatepass"))
 
     def _feed_sequence(self, kind: str, values: Iterable[Any], opened: bool = False) -> None:
-        found = list(values)
-        self._feed(kind, str(len(found)))
-        for value in found:
+        items = list(values)
+        self._feed(kind, str(len(items)))
+        for value in items:
             self.update(value, opened)
 
     def _feed_mapping(self, items: Mapping[Any, Any], opened: bool = False) -> None:
@@ -332,11 +332,11 @@ class _ObjectHasher:
 
 def _closure(function: types.FunctionType) -> dict[str, Any]:
     """Return variables of outer functions, except unset ones."""
-    found = {}
+    variables = {}
     cells = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         try:
-            found[name] = cell.cell_contents
+            variables[name] = cell.cell_contents
         except ValueError:
             continue
-    return found
+    return variables

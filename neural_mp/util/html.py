@@ -25,14 +25,14 @@ def element(_tag: str, *children: Child, **attributes: object) -> Element:
         attributes: `class_` stands for `class`, `stroke_width` for `stroke-width`; None is omitted,
             True is a bare attribute.
     """
-    given = {
+    attrs = {
         name.rstrip("_").replace("_", "-"): _attribute(value)
         for name, value in attributes.items()
         if value is not None and value is not False
     }
-    made = ElementTree.Element(_tag, given)
-    _put(made, children)
-    return made
+    node = ElementTree.Element(_tag, attrs)
+    _put(node, children)
+    return node
 
 
 def raw(tag: str, text: str, **attributes: object) -> Element:
@@ -43,14 +43,14 @@ def raw(tag: str, text: str, **attributes: object) -> Element:
     """
     if "</" in text:
         raise ValueError(f"the text of <{tag}> must not contain '</'")
-    made = element(tag, **attributes)
-    made.text = text
-    return made
+    node = element(tag, **attributes)
+    node.text = text
+    return node
 
 
-def markup(made: Element) -> str:
+def markup(node: Element) -> str:
     """Return an element as HTML."""
-    return ElementTree.tostring(made, encoding="unicode", method="html")
+    return ElementTree.tostring(node, encoding="unicode", method="html")
 
 
 def table(

@@ -65,25 +65,25 @@ def labels_of(batch: Mapping[Any, Any], source: str, missing: str | None = None)
             f"{source} must yield dicts with the label_key {missing!r}, got the keys: "
             f"{', '.join(map(str, batch)) or 'none'}{did_you_mean(missing, map(str, batch))}"
         )
-    found = {name: batch[name] for name in NAMES if name in batch}
-    given = ", ".join(map(str, batch))
-    if not found:
+    labels = {name: batch[name] for name in NAMES if name in batch}
+    keys = ", ".join(map(str, batch))
+    if not labels:
         raise DataError(
             f"{source} must yield (inputs, labels), or a dict with a key for labels "
             f"({', '.join(NAMES)}; set label_key for another), got a dict with the keys: "
-            f"{given or 'none'}"
+            f"{keys or 'none'}"
         )
-    rivals = [name for name in _OF_SAMPLES if name in found]
+    rivals = [name for name in _OF_SAMPLES if name in labels]
     if len(rivals) > 1:
         raise DataError(
             f"{source} must yield at most one of the keys {', '.join(_OF_SAMPLES)}, got "
             f"{' and '.join(map(repr, rivals))}; remove one of the keys, or yield (inputs, labels)"
         )
-    if len(found) == len(batch):
-        raise DataError(f"{source} must yield inputs and labels, got labels only: {given}")
-    return next(iter(found.values())) if len(found) == 1 else found
+    if len(labels) == len(batch):
+        raise DataError(f"{source} must yield inputs and labels, got labels only: {keys}")
+    return next(iter(labels.values())) if len(labels) == 1 else labels
 
 
-def without_labels(batch: Mapping[Any, Any], kept: Collection[str]) -> dict[Any, Any]:
-    """Return a batch as a plain dict without labels; names in `kept` always stay."""
-    return {key: batch[key] for key in batch if key not in NAMES or key in kept}
+def without_labels(batch: Mapping[Any, Any], retained: Collection[str]) -> dict[Any, Any]:
+    """Return a batch as a plain dict without labels; names in `retained` always stay."""
+    return {key: batch[key] for key in batch if key not in NAMES or key in retained}

@@ -33,8 +33,8 @@ def free_memory() -> int:
 def _trim() -> Callable[[int], int] | None:
     """Return glibc's `malloc_trim`; None with another allocator."""
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    found: Callable[[int], int] | None = getattr(library, "malloc_trim", None)
-    return found
+    function: Callable[[int], int] | None = getattr(library, "malloc_trim", None)
+    return function
 
 
 class _FreedMemory:
@@ -91,13 +91,13 @@ class MemoryGuard:
         if time.monotonic() - self._checked < _CHECK_SECONDS:
             return
         self._checked = time.monotonic()
-        taken = _held() - self._held
+        used = _held() - self._held
         if (
             free_memory() < self._free * _MIN_FREE_FRACTION
-            and taken > self._free * _MIN_OWN_FRACTION
+            and used > self._free * _MIN_OWN_FRACTION
         ):
             raise DataError(
-                f"{batches} batches of {self.name} left {taken >> 20} MiB allocated, nearly all of "
+                f"{batches} batches of {self.name} left {used >> 20} MiB allocated, nearly all of "
                 f"the {self._free >> 20} MiB that were free; set max_batches "
                 f"(evaluation.accuracy.max_batches in YAML), or use a metric that stores less"
             )

@@ -60,11 +60,11 @@ def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
     unlike = None
     for batch in batches:
         shapes = _shapes_of(batch)
-        before = shapes if common is None else common
-        common = _common(before, shapes)
+        previous = shapes if common is None else common
+        common = _common(previous, shapes)
         if common is None:
             return None
-        if unlike is None and common != before:
+        if unlike is None and common != previous:
             unlike = batch
     return None if common is None or unlike is None else (common, unlike)
 
@@ -79,16 +79,16 @@ def _sizes(value: object) -> Shape:
     return (None, *getattr(value, "shape", ())[1:])
 
 
-def _common(one: Shapes, other: Shapes) -> Shapes | None:
+def _common(first: Shapes, second: Shapes) -> Shapes | None:
     """Return the shapes with differing axes as None; None if not comparable."""
-    if isinstance(one, dict) and isinstance(other, dict) and set(one) == set(other):
-        shapes = _joined(list(one.values()), [other[name] for name in one])
-        return None if shapes is None else dict(zip(one, shapes, strict=True))
-    return None if isinstance(one, dict) or isinstance(other, dict) else _joined(one, other)
+    if isinstance(first, dict) and isinstance(second, dict) and set(first) == set(second):
+        shapes = _joined(list(first.values()), [second[name] for name in first])
+        return None if shapes is None else dict(zip(first, shapes, strict=True))
+    return None if isinstance(first, dict) or isinstance(second, dict) else _joined(first, second)
 
 
-def _joined(one: list[Shape], other: list[Shape]) -> list[Shape] | None:
-    if list(map(len, one)) != list(map(len, other)):
+def _joined(first: list[Shape], second: list[Shape]) -> list[Shape] | None:
+    if list(map(len, first)) != list(map(len, second)):
         return None
-    pairs = (zip(*shapes, strict=True) for shapes in zip(one, other, strict=True))
+    pairs = (zip(*shapes, strict=True) for shapes in zip(first, second, strict=True))
     return [tuple(a if a == b else None for a, b in pair) for pair in pairs]

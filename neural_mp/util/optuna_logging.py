@@ -15,9 +15,9 @@ def quiet_optuna() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="IProgress not found")
         import optuna
 
-    before = optuna.logging.get_verbosity()
+    previous = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         yield
     finally:
-        optuna.logging.set_verbosity(before)
+        optuna.logging.set_verbosity(previous)

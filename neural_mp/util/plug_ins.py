@@ -37,21 +37,21 @@ def _entry_points(
     return tuple(metadata.entry_points(group=group))
 
 
-def plug_ins(group: str, taken: Container[str]) -> dict[str, Any]:
+def plug_ins(group: str, reserved: Container[str]) -> dict[str, Any]:
     """Return name → object of the entry points of a group, without names that are taken.
 
     A plug-in that cannot be imported is left out with a warning, so that the others work.
     """
-    found = {}
+    loaded = {}
     for entry in entry_points(group):
-        if entry.name in taken:
+        if entry.name in reserved:
             continue
         try:
-            found[entry.name] = entry.load()
+            loaded[entry.name] = entry.load()
         except Exception as error:  # of any type: the package runs its own code
             logger.warning("the plug-in %r cannot be imported: %s", entry.value, one_line(error))
             logger.debug("import of %r", entry.value, exc_info=True)
-    return found
+    return loaded
 
 
 def require_importable(group: str, name: object, refusal: type[NeuralMPError], what: str) -> None:

@@ -48,24 +48,24 @@ def worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
 def restore_environment() -> None:
     """Restore the user's value in a worker, for processes started by the user's code."""
     if _USERS_VALUE in os.environ:
-        before = os.environ.pop(_USERS_VALUE)
-        if before:
-            os.environ[_SAFE_PATH] = before
+        previous = os.environ.pop(_USERS_VALUE)
+        if previous:
+            os.environ[_SAFE_PATH] = previous
         else:
             os.environ.pop(_SAFE_PATH, None)
 
 
 def _check_working_directory() -> None:
-    found = sorted(
+    conflicts = sorted(
         path.name
         for path in Path.cwd().iterdir()
         if path.name.partition(".")[0] in {*sys.stdlib_module_names, "loky", "cloudpickle"}
         and (path.suffix in (".py", ".pyc", ".so") or (path / "__init__.py").exists())
     )
-    if found:
+    if conflicts:
         raise ConfigurationError(
             f"on Python 3.10, the working directory of workers must not contain modules that "
-            f"shadow Python's, got {found[0]!r}; rename the file, or set workers to 1"
+            f"shadow Python's, got {conflicts[0]!r}; rename the file, or set workers to 1"
         )
 
 
@@ -75,16 +75,16 @@ def _start_trackers() -> None:
 
     from loky.backend import resource_tracker as loky_tracker
 
-    before = os.environ.get(_SAFE_PATH)
+    previous = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
         loky_tracker.ensure_running()
         resource_tracker.ensure_running()
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[_SAFE_PATH]
         else:
-            os.environ[_SAFE_PATH] = before
+            os.environ[_SAFE_PATH] = previous
 
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -143,10 +143,10 @@ class ProcessIdentity:
         if self.namespace != _namespace():
             return None
         try:
-            found = psutil.Process(self.pid)
-            if found.status() == psutil.STATUS_ZOMBIE:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return bool(abs(found.create_time() - self.started) <= _START_TOLERANCE_SECONDS)
+            return bool(abs(process.create_time() - self.started) <= _START_TOLERANCE_SECONDS)
         except (psutil.NoSuchProcess, ValueError):  # ValueError: a negative id
             return False
         except psutil.Error:

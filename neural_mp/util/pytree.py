@@ -25,9 +25,9 @@ class NamedList(list[Any]):
     @classmethod
     def of(cls, outputs: Sequence[Any], names: Sequence[str]) -> NamedList:
         """Return outputs with names."""
-        found = cls(outputs)
-        found.names = tuple(names)
-        return found
+        result = cls(outputs)
+        result.names = tuple(names)
+        return result
 
 
 class NamedOutputs(dict[str, Any]):
@@ -194,8 +194,8 @@ def named_float_arrays(value: object) -> dict[str, np.ndarray]:
         elif hasattr(value, "shape"):
             array = as_numpy(value)
             if array.dtype.kind == "f":
-                found[".".join(path) or "output"] = array
+                arrays[".".join(path) or "output"] = array
 
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     visit(value, ())
-    return found
+    return arrays

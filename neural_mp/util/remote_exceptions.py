@@ -46,8 +46,8 @@ class _ExceptionNode:
 
     def load(self, members: Sequence[BaseException]) -> BaseException:
         """Rebuild the exception, without cause and context."""
-        found = None if self.pickled is None else _unpickled(self.pickled, members)
-        error = RuntimeError(self.words) if found is None else found
+        restored = None if self.pickled is None else _unpickled(self.pickled, members)
+        error = RuntimeError(self.words) if restored is None else restored
         if self.notes:
             error.__notes__ = list(self.notes)
         return error.with_traceback(_trace(self.frames))
@@ -85,34 +85,34 @@ def dump_exception(error: BaseException) -> RemoteException:
     """Convert an exception to a picklable form."""
     errors, indices = [error], {id(error): 0}
 
-    def index_of(other: BaseException | None) -> int | None:
-        if other is None:
+    def index_of(exception: BaseException | None) -> int | None:
+        if exception is None:
             return None
-        if id(other) not in indices:
-            indices[id(other)] = len(errors)
-            errors.append(other)
-        return indices[id(other)]
+        if id(exception) not in indices:
+            indices[id(exception)] = len(errors)
+            errors.append(exception)
+        return indices[id(exception)]
 
     nodes = []
-    for one in errors:  # grows during iteration
-        members = [index_of(member) for member in _members(one)]
+    for current in errors:  # grows during iteration
+        members = [index_of(member) for member in _members(current)]
         nodes.append(
             _ExceptionNode(
-                _pickled(one),
-                f"{type(one).__name__}: {message_of(one)}",
-                tuple(str(note) for note in getattr(one, "__notes__", ())),
+                _pickled(current),
+                f"{type(current).__name__}: {message_of(current)}",
+                tuple(str(note) for note in getattr(current, "__notes__", ())),
                 tuple(
                     (
                         frame.f_code.co_filename,
                         frame.f_code.co_name,
                         line or frame.f_code.co_firstlineno,
                     )
-                    for frame, line in walk_tb(one.__traceback__)
+                    for frame, line in walk_tb(current.__traceback__)
                 ),
                 tuple(member for member in members if member is not None),
-                index_of(one.__cause__),
-                index_of(one.__context__),
-                one.__suppress_context__,
+                index_of(current.__cause__),
+                index_of(current.__context__),
+                current.__suppress_context__,
             )
         )
     return RemoteException(tuple(nodes))
@@ -162,17 +162,17 @@ class _Rebuilder:
     def load(self, members: Sequence[BaseException]) -> BaseException:
         built_in = next(kind for kind in self.kind.__mro__ if kind.__module__ == "builtins")
         args = (*self.args, list(members)) if members else self.args
-        made: BaseException = built_in.__new__(self.kind, *args)
-        vars(made).update(self.attributes)
-        return made
+        exception: BaseException = built_in.__new__(self.kind, *args)
+        vars(exception).update(self.attributes)
+        return exception
 
 
 def _unpickled(pickled: bytes, members: Sequence[BaseException]) -> BaseException | None:
     import cloudpickle
 
     try:
-        found = cloudpickle.loads(pickled)
-        error = found.load(members) if isinstance(found, _Rebuilder) else found
+        payload = cloudpickle.loads(pickled)
+        error = payload.load(members) if isinstance(payload, _Rebuilder) else payload
     except Exception:
         # The constructor of a user-defined class may raise anything.
         logger.debug("an exception cannot be unpickled", exc_info=True)

@@ -11,9 +11,9 @@ class StrictOptions:
     """Base of dataclasses of options: an unknown attribute is an error, not a new attribute."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        known = [item.name for item in fields(self)]  # type: ignore[arg-type]
-        if name not in known:
+        names = [item.name for item in fields(self)]  # type: ignore[arg-type]
+        if name not in names:
             raise ConfigurationError(
-                f"{type(self).__name__} has no option {name!r}{did_you_mean(name, known)}"
+                f"{type(self).__name__} has no option {name!r}{did_you_mean(name, names)}"
             )
         super().__setattr__(name, value)

@@ -13,13 +13,13 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 def with_article(noun: str) -> str:
     """Return a noun with `a` or `an`, by pronunciation: `an array`, `a tuple`."""
-    word = noun.strip("'\"`")
-    silent = word[:4].lower() in ("hour", "hone")
-    like_you = word[:3].lower() in ("uni", "uin", "use", "uti", "one")
+    name = noun.strip("'\"`")
+    silent = name[:4].lower() in ("hour", "hone")
+    like_you = name[:3].lower() in ("uni", "uin", "use", "uti", "one")
     # Acronyms are spelled out: an RMSE, an MSE, an F1, a URL; some are not: a BERT.
-    spelled = len(word) > 1 and word[:2] == word[:2].upper() and word[0] in "FHLMNRSX"
-    spelled = spelled or word[:2] == "nd"  # an ndarray
-    vowel = word[:1].lower() in tuple("aeiou")
+    spelled = len(name) > 1 and name[:2] == name[:2].upper() and name[0] in "FHLMNRSX"
+    spelled = spelled or name[:2] == "nd"  # an ndarray
+    vowel = name[:1].lower() in tuple("aeiou")
     return f"{'an' if silent or spelled or (vowel and not like_you) else 'a'} {noun}"
 
 

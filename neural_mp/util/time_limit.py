@@ -30,8 +30,8 @@ class TimeLimit:
     @contextmanager
     def until(self, end: float) -> Iterator[None]:
         """Context with another end."""
-        before, self.end = self.end, end
+        previous, self.end = self.end, end
         try:
             yield
         finally:
-            self.end = before
+            self.end = previous

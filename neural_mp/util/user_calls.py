@@ -111,9 +111,9 @@ def is_signature_mismatch(
 def mismatch_message(error: BaseException, call: Callable[..., Any], form: str) -> str:
     """Return the message for a signature mismatch."""
     try:
-        found = inspect.signature(call)
-        plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
-        takes = f"takes {found.replace(parameters=plain, return_annotation=found.empty)}"
+        signature = inspect.signature(call)
+        plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        takes = f"takes {signature.replace(parameters=plain, return_annotation=signature.empty)}"
     except (TypeError, ValueError):
         takes = "takes other arguments"
     return f"the call {form} must match the function, which {takes}: {error}"

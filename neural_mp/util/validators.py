@@ -61,9 +61,9 @@ class InvalidValueError(NeuralMPError):
     requirement: str = ""
 
 
-def invalid(expected: str, found: Any, hint: str = "") -> InvalidValueError:
+def invalid(expected: str, actual: Any, hint: str = "") -> InvalidValueError:
     """Return the error for a value, shown truncated; a hint starts with `; `."""
-    value = preview(found)
+    value = preview(actual)
     error = InvalidValueError(f"expected {expected}, found {value}{hint}")
     error.requirement = f"must be {expected}, got {value}{hint}"
     return error
@@ -96,8 +96,8 @@ def key_words(key: object) -> str:
     return _cut(str(key) if str(key).isprintable() else repr(key))
 
 
-def _cut(words: str) -> str:
-    return words if len(words) <= _MAX_PREVIEW_CHARS else f"{words[: _MAX_PREVIEW_CHARS - 1]}…"
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_PREVIEW_CHARS else f"{text[: _MAX_PREVIEW_CHARS - 1]}…"
 
 
 def located(error: Exception) -> str:
@@ -132,10 +132,10 @@ def validate_option(
     """
     try:
         return validator(value)
-    except InvalidValueError as found:
-        subject = f"each of {name}" if found.keys else name
+    except InvalidValueError as cause:
+        subject = f"each of {name}" if cause.keys else name
         raise error(
-            f"{subject} {found.requirement}" if found.requirement else f"{subject}: {found}"
+            f"{subject} {cause.requirement}" if cause.requirement else f"{subject}: {cause}"
         ) from None
 
 
@@ -264,25 +264,25 @@ def shape_of_array(itemsize: int) -> Validator[tuple[int, ...]]:
     )
 
 
-def one_of(words: Iterable[str], expected: str = "") -> Validator[str]:
+def one_of(names: Iterable[str], expected: str = "") -> Validator[str]:
     """Return a validator for some words; `expected` overrides their list in messages."""
-    known = tuple(words)
-    expected = expected or f"one of {', '.join(known)}"
+    choices = tuple(names)
+    expected = expected or f"one of {', '.join(choices)}"
 
     def read(value: Any) -> str:
-        if isinstance(value, str) and value in known:
+        if isinstance(value, str) and value in choices:
             return str(value)
-        near = did_you_mean(value, known) if isinstance(value, str) else ""
-        raise invalid(expected, value, near if near.endswith("?") else "")  # the message lists all
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise invalid(expected, value, hint if hint.endswith("?") else "")  # the message lists all
 
     return read
 
 
-def enum_of(words: type[W]) -> Validator[W]:
+def enum_of(enum: type[W]) -> Validator[W]:
     """Return a validator for members of an enumeration."""
-    known: Mapping[str, W] = {one.value: one for one in words}
-    check = one_of(known)
-    return lambda value: known[check(value)]
+    members: Mapping[str, W] = {member.value: member for member in enum}
+    check = one_of(members)
+    return lambda value: members[check(value)]
 
 
 def optional(validator: Validator[T]) -> Validator[T | None]:
@@ -335,7 +335,7 @@ def mapping_of(validator: Validator[T], key: Validator[str] = string) -> Validat
 
 def record(
     needed: Mapping[str, Validator[Any]],
-    others: Mapping[str, Validator[Any]] = MappingProxyType({}),
+    extra: Mapping[str, Validator[Any]] = MappingProxyType({}),
     *,
     strict: bool = False,
 ) -> Validator[dict[str, Any]]:
@@ -343,23 +343,23 @@ def record(
 
     Args:
         needed: required key → validator.
-        others: optional key → validator; missing keys stay missing.
+        extra: optional key → validator; missing keys stay missing.
         strict: whether unknown keys are errors; else unknown keys, e.g. of a later version, are
             dropped.
     """
-    known = {**needed, **others}
+    schema = {**needed, **extra}
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise invalid(f"a mapping with the keys {', '.join(known)}", value)
+            raise invalid(f"a mapping with the keys {', '.join(schema)}", value)
         for key in needed:
             if key not in value:
                 raise invalid(f"the key {key!r}", value)
         for key in value if strict else ():
-            if key not in known:
-                near = did_you_mean(str(key)[:_MAX_PREVIEW_CHARS], known)
-                raise InvalidValueError(f"unknown key {preview(key)}{near}")
-        return {key: validate_at(key, known[key], value[key]) for key in known if key in value}
+            if key not in schema:
+                hint = did_you_mean(str(key)[:_MAX_PREVIEW_CHARS], schema)
+                raise InvalidValueError(f"unknown key {preview(key)}{hint}")
+        return {key: validate_at(key, schema[key], value[key]) for key in schema if key in value}
 
     return read
 

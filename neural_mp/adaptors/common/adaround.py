@@ -69,9 +69,9 @@ class LayerError:
 
     def of(self, weight: Floats) -> Floats:
         """Return the mean squared error of every output, [groups, outputs]."""
-        both: Floats = weight @ self.products
-        both -= 2 * self.targets
-        error = np.einsum("goi,goi->go", both, weight) + self.power
+        terms: Floats = weight @ self.products
+        terms -= 2 * self.targets
+        error = np.einsum("goi,goi->go", terms, weight) + self.power
         return np.maximum(error, _TINY).astype(np.float32)
 
 
@@ -89,8 +89,8 @@ class RoundedLayer:
 
     def floats(self) -> Floats:
         """Return the weight that the kernel multiplies by."""
-        found: Floats = self.codes * self.scales
-        return found
+        weight: Floats = self.codes * self.scales
+        return weight
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,15 @@ def reconstructed_layer(
         scales: whether the scales are learned.
     """
     best = grid.nearest(weight, grid.full(weight))
-    for found in _ways(weight, grid, error, options, rounding, scales):
-        least, errors = grid.pooled(error.of(best.floats())), grid.pooled(error.of(found.floats()))
+    for candidate in _ways(weight, grid, error, options, rounding, scales):
+        least, errors = (
+            grid.pooled(error.of(best.floats())),
+            grid.pooled(error.of(candidate.floats())),
+        )
         better = (errors < least)[..., None]
         best = RoundedLayer(
-            np.where(better, found.codes, best.codes), np.where(better, found.scales, best.scales)
+            np.where(better, candidate.codes, best.codes),
+            np.where(better, candidate.scales, best.scales),
         )
     return best
 
@@ -196,9 +200,9 @@ def _fitted(rounded: RoundedLayer, grid: WeightGrid, error: LayerError) -> Round
     below = grid.pooled(np.einsum("goi,goi->go", codes @ error.products, codes))
     above = grid.pooled(np.einsum("goi,goi->go", codes, error.targets))
     largest = np.abs(codes).max(axis=2 if grid.per_channel else (0, 1, 2), keepdims=True)
-    fits = (largest == grid.limit) & (below > 0)[..., None] & (above > 0)[..., None]
+    is_valid = (largest == grid.limit) & (below > 0)[..., None] & (above > 0)[..., None]
     fitted = (above / np.maximum(below, _TINY))[..., None]
-    return RoundedLayer(codes, np.where(fits, fitted, rounded.scales).astype(np.float32))
+    return RoundedLayer(codes, np.where(is_valid, fitted, rounded.scales).astype(np.float32))
 
 
 def _learned(
@@ -237,14 +241,16 @@ def _descended(
         sigmoid = 1 / (1 + np.exp(-value))
         raw = sigmoid * (_ZETA - _GAMMA) + _GAMMA
         up = np.clip(raw, 0, 1)
-        found = 2 * slope * choice.gradient(low + up * is_free)
+        gradient = 2 * slope * choice.gradient(low + up * is_free)
         exponent = _exponent(step / steps)
         if exponent is not None:
             off = 2 * up - 1
-            found -= share * 2 * exponent * np.abs(off) ** (exponent - 1) * np.sign(off) * is_free
-        found *= (sigmoid * (1 - sigmoid) * (_ZETA - _GAMMA)) * ((raw > 0) & (raw < 1))
-        mean += (1 - _DECAYS[0]) * (found - mean)
-        square += (1 - _DECAYS[1]) * (found**2 - square)
+            gradient -= (
+                share * 2 * exponent * np.abs(off) ** (exponent - 1) * np.sign(off) * is_free
+            )
+        gradient *= (sigmoid * (1 - sigmoid) * (_ZETA - _GAMMA)) * ((raw > 0) & (raw < 1))
+        mean += (1 - _DECAYS[0]) * (gradient - mean)
+        square += (1 - _DECAYS[1]) * (gradient**2 - square)
         corrected = np.sqrt(square / (1 - _DECAYS[1] ** (step + 1)))
         rate = _RATE / (1 - _DECAYS[0] ** (step + 1))
         value -= rate * mean / (corrected + 1e-12)
@@ -258,10 +264,10 @@ def _is_wide(weight: Floats) -> bool:
 def operations_of(weight: Floats, options: LearnOptions) -> float:
     """Return the number of operations to learn rounding and scales of a weight."""
     steps = SWEEPS + len(_SHRINKS) + len(_REFINED)
-    found = _operations_per_step(weight) * steps
+    count = _operations_per_step(weight) * steps
     if _is_wide(weight):
-        return found + _PER_CUBE * len(weight) * float(weight.shape[-1]) ** 3
-    return found + _operations_per_step(weight) * _STEPS_PER_STEP * options.steps
+        return count + _PER_CUBE * len(weight) * float(weight.shape[-1]) ** 3
+    return count + _operations_per_step(weight) * _STEPS_PER_STEP * options.steps
 
 
 def _operations_per_step(weight: Floats) -> float:
@@ -272,5 +278,5 @@ def _exponent(passed: float) -> float | None:
     """Return the exponent of the penalty after a part of the steps; None without a penalty."""
     if passed < _FREE_STEPS:
         return None
-    left = (1 - passed) / (1 - _FREE_STEPS)
-    return _LAST_EXPONENT + (_FIRST_EXPONENT - _LAST_EXPONENT) * left
+    remaining = (1 - passed) / (1 - _FREE_STEPS)
+    return _LAST_EXPONENT + (_FIRST_EXPONENT - _LAST_EXPONENT) * remaining

@@ -35,8 +35,8 @@ def arranged(containers: Containers, values: Sequence[Any]) -> Any:
         return None if containers is None else values[containers]
     kind, parts = containers
     if isinstance(parts, Mapping):
-        found = {name: arranged(part, values) for name, part in parts.items()}
-        return NamedOutputs(found) if kind == NAMED else found
+        outputs = {name: arranged(part, values) for name, part in parts.items()}
+        return NamedOutputs(outputs) if kind == NAMED else outputs
     items = [arranged(part, values) for part in parts]
     return tuple(items) if kind == TUPLE else items
 
@@ -59,7 +59,7 @@ class Boundary:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without process-local parts."""
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"held": None}
+        return {member.name: getattr(self, member.name) for member in fields(self)} | {"held": None}
 
     def arrays(self, inputs: object) -> tuple[Array, ...]:
         """Return the inputs of one batch as arrays in the order of the runtime.
@@ -81,15 +81,15 @@ class Boundary:
         """
         leaves = flat_leaves(inputs)
         key = (layout_of(inputs), *map(type, leaves))
-        known = self._places.get(key)
-        if known is not None:
-            places, tensors = known
-            return _plain([leaves[index] for index in places]), tensors
+        cached = self._places.get(key)
+        if cached is not None:
+            order, tensors = cached
+            return _plain([leaves[index] for index in order]), tensors
         arrays, tensors = self.arrays(inputs), self._holds_tensors(inputs)
         if all(hasattr(leaf, "__array__") for leaf in leaves):
-            found = positions(self.signature.assigned(inputs), leaves)
-            if found is not None:
-                remember(self._places, key, (found, tensors))
+            indices = positions(self.signature.assigned(inputs), leaves)
+            if indices is not None:
+                remember(self._places, key, (indices, tensors))
         return arrays, tensors
 
     @cached_property
@@ -140,11 +140,11 @@ class Boundary:
         Raises:
             NeuralMPError: the data is malformed.
         """
-        found = cls(**_BOUNDARY(data))
-        for index in _indices(found.containers):
-            if index >= len(found.signature.outputs):
+        boundary = cls(**_BOUNDARY(data))
+        for index in _indices(boundary.containers):
+            if index >= len(boundary.signature.outputs):
                 raise invalid("the index of an output", index)
-        return found
+        return boundary
 
 
 def _plain(values: Sequence[Any]) -> tuple[Any, ...]:

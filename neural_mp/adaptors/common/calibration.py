@@ -99,7 +99,7 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
     """
     if not values.size:
         return None
-    axis, given = channels % values.ndim if values.ndim > 1 else 0, values
+    axis, original = channels % values.ndim if values.ndim > 1 else 0, values
     if not values.flags.c_contiguous:
         moved = np.moveaxis(values, axis, -1)
         if moved.flags.c_contiguous:
@@ -117,7 +117,7 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
             total = (shaped @ np.ones(shaped.shape[-1], shaped.dtype)).sum(0)
             low, high = shaped.min((0, 2)), shaped.max((0, 2))
     count = values.size // len(power)
-    return BatchStats(low, high, power / count, count, _sampled(given), total / count)
+    return BatchStats(low, high, power / count, count, _sampled(original), total / count)
 
 
 def _sampled(values: Floats) -> Floats:
@@ -170,22 +170,24 @@ class Observer:
     _stride: int = 1
     _batches: int = 0
 
-    def update(self, seen: BatchStats, batch: int = 1) -> None:
+    def update(self, stats: BatchStats, batch: int = 1) -> None:
         """Update with the statistics of a part of a batch, given the number of the batch."""
-        low, high, channel_power, mean = seen.low, seen.high, seen.power, seen.mean
-        count, sample = seen.count, seen.sample
+        low, high, channel_power, mean = stats.low, stats.high, stats.power, stats.mean
+        count, sample = stats.count, stats.sample
         self.values += count * len(channel_power)
-        if seen.non_finite:
-            self.non_finite = self.non_finite or NonFiniteTensor(seen.non_finite, batch)
+        if stats.non_finite:
+            self.non_finite = self.non_finite or NonFiniteTensor(stats.non_finite, batch)
             return
         self.low, self.high = min(self.low, float(np.min(low))), max(self.high, float(np.max(high)))
-        known = mean is not None and channel_power.ndim == 1
-        known = known and np.shape(low) == np.shape(high) == channel_power.shape
-        extremes = (np.asarray(low, np.float64), np.asarray(high, np.float64)) if known else None
+        is_complete = mean is not None and channel_power.ndim == 1
+        is_complete = is_complete and np.shape(low) == np.shape(high) == channel_power.shape
+        extremes = (
+            (np.asarray(low, np.float64), np.asarray(high, np.float64)) if is_complete else None
+        )
         if self._power is None or self._power.shape != channel_power.shape:
             self._power, self._count = channel_power.astype(np.float64), count
             self._extremes = extremes
-            self._mean = np.asarray(mean, np.float64) if known else None
+            self._mean = np.asarray(mean, np.float64) if is_complete else None
         else:
             total = self._count + count
             self._power += (channel_power - self._power) * (count / total)
@@ -201,8 +203,8 @@ class Observer:
             if sum(map(len, self._samples)) > SAMPLE_LIMIT:
                 # Keep half of the values, and only every second batch from now on.
                 values = self._sample
-                kept = values[_random_half(len(values))]
-                self._samples, self._stride = [kept], self._stride * 2
+                retained = values[_random_half(len(values))]
+                self._samples, self._stride = [retained], self._stride * 2
         self._batches += 1
 
     @property
@@ -279,22 +281,24 @@ def summarize(
         by_channel: tensors that kernels read with a scale per channel.
         without_ranges: tensors of which only NaN and Inf matter.
     """
-    elements = {name: found.values / max(samples, 1) for name, found in statistics.items()}
-    non_finite = {name: found.non_finite for name, found in statistics.items() if found.non_finite}
+    elements = {name: observer.values / max(samples, 1) for name, observer in statistics.items()}
+    non_finite = {
+        name: observer.non_finite for name, observer in statistics.items() if observer.non_finite
+    }
     left_out = {*non_finite, *without_ranges}
-    statistics = {name: found for name, found in statistics.items() if name not in left_out}
+    statistics = {name: observer for name, observer in statistics.items() if name not in left_out}
     noise = {
-        name: found.channel_noise if name in by_channel else found.noise
-        for name, found in statistics.items()
+        name: observer.channel_noise if name in by_channel else observer.noise
+        for name, observer in statistics.items()
     }
     worst = sorted((n for n in noise if noise[n] > _MIN_CHANNEL_NSR), key=lambda n: -noise[n])
-    kept = dict.fromkeys([*worst[:_MAX_CHANNEL_TENSORS], *by_channel])
-    channels = {name: statistics[name].channels for name in kept if name in statistics}
+    selected = dict.fromkeys([*worst[:_MAX_CHANNEL_TENSORS], *by_channel])
+    channels = {name: statistics[name].channels for name in selected if name in statistics}
     return Observations(
-        {name: found.ranges() for name, found in statistics.items()},
+        {name: observer.ranges() for name, observer in statistics.items()},
         noise,
         samples,
-        {name: found for name, found in channels.items() if found is not None},
+        {name: observer for name, observer in channels.items() if observer is not None},
         elements=elements,
         non_finite=non_finite,
     )

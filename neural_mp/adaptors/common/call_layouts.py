@@ -39,10 +39,10 @@ def positions(values: Sequence[object], leaves: Sequence[object]) -> list[int] |
 
     A batch that holds an object twice has no positions: the next batch may hold two objects.
     """
-    places = {id(leaf): index for index, leaf in enumerate(leaves)}
-    if len(places) < len(leaves) or not all(id(value) in places for value in values):
+    indices = {id(leaf): index for index, leaf in enumerate(leaves)}
+    if len(indices) < len(leaves) or not all(id(value) in indices for value in values):
         return None
-    return [places[id(value)] for value in values]
+    return [indices[id(value)] for value in values]
 
 
 def remember(known: dict[Any, T], key: Hashable, value: T) -> None:
@@ -63,12 +63,12 @@ class ArrayLayouts:
         for leaf in leaves:
             if type(leaf) is not np.ndarray:
                 return None
-        places = self._known.get(key_of(inputs, leaves))
-        if places is None:
+        layout = self._known.get(key_of(inputs, leaves))
+        if layout is None:
             return None
         return {
             tensor: leaves[index] if dtype is None else leaves[index].astype(dtype)
-            for tensor, index, dtype in places
+            for tensor, index, dtype in layout
         }
 
     def learn(self, inputs: object, given: Sequence[Any], bound: Mapping[str, Any]) -> None:
@@ -82,11 +82,13 @@ class ArrayLayouts:
         leaves = flat_leaves(inputs)
         if not all(type(value) is np.ndarray for value in (*leaves, *bound.values())):
             return
-        found = positions(given, leaves)
-        if found is None:
+        indices = positions(given, leaves)
+        if indices is None:
             return
         casts = [
             None if value.dtype == bound[tensor].dtype else bound[tensor].dtype
             for tensor, value in zip(bound, given, strict=True)
         ]
-        remember(self._known, key_of(inputs, leaves), tuple(zip(bound, found, casts, strict=True)))
+        remember(
+            self._known, key_of(inputs, leaves), tuple(zip(bound, indices, casts, strict=True))
+        )

@@ -107,14 +107,15 @@ class IntegerKernel:
 
     def configs(self) -> list[OpConfig]:
         """Return the configs of the op, best first; most differ only in calibration."""
-        found = [
-            OpConfig(Precision.INT8, self.weight, activation_spec(way)) for way in self.algorithms
+        result = [
+            OpConfig(Precision.INT8, self.weight, activation_spec(algorithm))
+            for algorithm in self.algorithms
         ]
         if self.weight_alone is not None:
-            found.append(OpConfig(Precision.INT8, self.weight_alone))
+            result.append(OpConfig(Precision.INT8, self.weight_alone))
         if not isinstance(self.low_bits, str):
-            found += map(weight_only, corrected_specs(self.low_bits, self.low_bit_corrections))
-        return found
+            result += map(weight_only, corrected_specs(self.low_bits, self.low_bit_corrections))
+        return result
 
 
 def corrected_specs(
@@ -127,10 +128,10 @@ def corrected_specs(
     With more than `most_bits`, only those without corrections.
     """
     specs = tuple(specs)
-    for given in corrections:
+    for combination in corrections:
         for spec in specs:
-            if not given or spec.dtype.bits <= most_bits:
-                yield replace(spec, corrections=given)
+            if not combination or spec.dtype.bits <= most_bits:
+                yield replace(spec, corrections=combination)
 
 
 def table_in_bytes() -> IntegerKernel:
@@ -165,7 +166,7 @@ def built_capabilities(
 ) -> dict[str, Capability]:
     """Return op → its capability: precisions with a kernel that the hardware can compute."""
     supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
-    return {op: _capability(found, supports) for op, found in kernels.items()}
+    return {op: _capability(op_kernels, supports) for op, op_kernels in kernels.items()}
 
 
 def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Capability:
@@ -205,6 +206,6 @@ def stays_in_fp32(
     counts = Counter(layers)
     if not counts:
         return ()
-    words = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    summary = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
     verb = "stays" if counts.total() == 1 else "stay"
-    return (" ".join(part for part in (words, where, f"{verb} in {precisions}: {why}") if part),)
+    return (" ".join(part for part in (summary, where, f"{verb} in {precisions}: {why}") if part),)

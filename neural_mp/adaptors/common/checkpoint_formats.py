@@ -126,17 +126,17 @@ def gptq(layers: Mapping[str, IntegerLayer], ignored: list[str]) -> tuple[Tensor
         size = inputs // layer.scales.shape[1]
         tensors[f"{name}.g_idx"] = (np.arange(inputs) // size).astype(np.int32)
     (common, _), *_ = Counter(layer.form for layer in layers.values()).most_common()
-    others: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in ignored}
+    dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in ignored}
     for name, layer in layers.items():
         if layer.form != common:
-            others[f"+:^{re.escape(name)}$"] = _gptq_form(layer.form)
+            dynamic[f"+:^{re.escape(name)}$"] = _gptq_form(layer.form)
     config = {
         "quant_method": CheckpointFormat.GPTQ.value,
         "checkpoint_format": "gptq" if shift else "gptq_v2",
         **_gptq_form(common),
         "desc_act": False,
         "lm_head": any(name.rpartition(".")[2] == "lm_head" for name in layers),
-        "dynamic": others,
+        "dynamic": dynamic,
     }
     return tensors, config
 

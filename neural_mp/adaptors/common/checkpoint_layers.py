@@ -38,20 +38,20 @@ def integer_layers(
             f"quant_method of quantization_config must be {' or '.join(_READERS)}, got {method!r}"
             f"{did_you_mean(method, _READERS)}; give the float model, and quantize it here"
         )
-    suffix, parts, read = _READERS[method]
+    suffix, parts, reader = _READERS[method]
     names = [name.removesuffix(suffix) for name in tensors if name.endswith(suffix)]
     if not names:
         raise ModelLoadError(f"a checkpoint of {method} must contain tensors {suffix!r}, got none")
-    found = {}
+    layers = {}
     for name in names:
         try:
-            found[name] = read(quantization, {p: tensors.get(f"{name}.{p}") for p in parts})
+            layers[name] = reader(quantization, {p: tensors.get(f"{name}.{p}") for p in parts})
         except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
             raise ModelLoadError(
                 f"layer {name!r} of the checkpoint is incomplete or damaged: {error}"
             ) from error
     used = frozenset(f"{name}.{part}" for name in names for part in parts)
-    return found, used
+    return layers, used
 
 
 def _compressed_tensors(
@@ -133,10 +133,10 @@ def _checked(
 
 
 def _needed(layer: Mapping[str, NDArray[Any] | None], name: str) -> NDArray[Any]:
-    found = layer.get(name)
-    if found is None:
+    array = layer.get(name)
+    if array is None:
         raise ValueError(f"{name} is missing")
-    return found
+    return array
 
 
 def _bits(codes: int, words: int) -> int:

@@ -33,10 +33,10 @@ def packed(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.u
         codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, filled)])
     shifts = range(0, 8, bits)
     upper = order is BitOrder.UPPER_FIRST
-    found = np.zeros((*codes.shape[:-1], codes.shape[-1] // per_byte), np.uint8)
-    for place, shift in enumerate(reversed(shifts) if upper else shifts):
-        found |= codes[..., place::per_byte] << np.uint8(shift)
-    return found
+    result = np.zeros((*codes.shape[:-1], codes.shape[-1] // per_byte), np.uint8)
+    for position, shift in enumerate(reversed(shifts) if upper else shifts):
+        result |= codes[..., position::per_byte] << np.uint8(shift)
+    return result
 
 
 def _single_bits(bits: int, order: BitOrder) -> tuple[NDArray[np.uint8], Literal["big", "little"]]:
@@ -48,12 +48,12 @@ def _single_bits(bits: int, order: BitOrder) -> tuple[NDArray[np.uint8], Literal
 def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
     shifts, bit_order = _single_bits(bits, order)
     rows = codes.reshape(-1, codes.shape[-1])
-    found = np.empty((len(rows), -(-rows.shape[1] * bits // 8)), np.uint8)
+    result = np.empty((len(rows), -(-rows.shape[1] * bits // 8)), np.uint8)
     for part in row_parts(rows.shape):  # a byte per bit of them is made
         single = rows[part, :, None] >> shifts & 1
         flat = single.reshape(len(single), -1)
-        found[part] = np.packbits(flat, axis=-1, bitorder=bit_order)
-    return found.reshape(*codes.shape[:-1], found.shape[1])
+        result[part] = np.packbits(flat, axis=-1, bitorder=bit_order)
+    return result.reshape(*codes.shape[:-1], result.shape[1])
 
 
 def unpacked(
@@ -66,11 +66,11 @@ def unpacked(
         return _unpacked_bits(stored, bits, columns, order)
     upper = order is BitOrder.UPPER_FIRST
     per_byte = 8 // bits
-    found = np.empty((*stored.shape[:-1], stored.shape[-1] * per_byte), np.uint8)
+    codes = np.empty((*stored.shape[:-1], stored.shape[-1] * per_byte), np.uint8)
     shifts_of_bytes = range(0, 8, bits)
-    for place, shift in enumerate(reversed(shifts_of_bytes) if upper else shifts_of_bytes):
-        found[..., place::per_byte] = stored >> np.uint8(shift) & np.uint8((1 << bits) - 1)
-    return np.ascontiguousarray(found[..., :columns])
+    for position, shift in enumerate(reversed(shifts_of_bytes) if upper else shifts_of_bytes):
+        codes[..., position::per_byte] = stored >> np.uint8(shift) & np.uint8((1 << bits) - 1)
+    return np.ascontiguousarray(codes[..., :columns])
 
 
 def _unpacked_bits(
@@ -78,12 +78,12 @@ def _unpacked_bits(
 ) -> NDArray[np.uint8]:
     shifts, bit_order = _single_bits(bits, order)
     rows = stored.reshape(-1, stored.shape[-1])
-    found = np.empty((len(rows), columns), np.uint8)
-    for part in row_parts(found.shape):
+    codes = np.empty((len(rows), columns), np.uint8)
+    for part in row_parts(codes.shape):
         single = np.unpackbits(rows[part], axis=-1, bitorder=bit_order)
         single = single[:, : columns * bits].reshape(-1, columns, bits)
-        np.bitwise_or.reduce(single << shifts, axis=-1, out=found[part])
-    return found.reshape(*stored.shape[:-1], columns)
+        np.bitwise_or.reduce(single << shifts, axis=-1, out=codes[part])
+    return codes.reshape(*stored.shape[:-1], columns)
 
 
 def packed_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:

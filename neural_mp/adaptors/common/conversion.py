@@ -41,13 +41,13 @@ def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpCo
 
     Tensors with a shared scale are listed under its owner (`QuantizationFlow.scale_owner`).
     """
-    found: dict[str, OpConfig] = {}
+    configs: dict[str, OpConfig] = {}
     for op, sources in flow.int8_reads.items():
         config = plan.get(op)
         if config is not None and config.activation is not None:
             for source in sources:
-                found.setdefault(flow.scale_owner[source], config)
-    return found
+                configs.setdefault(flow.scale_owner[source], config)
+    return configs
 
 
 def quantized_ranges(
@@ -62,18 +62,18 @@ def quantized_ranges(
         ConversionError: a tensor to be quantized was not observed.
     """
     flow, readers = plan.flow, first_readers(plan.flow, plan.plan)
-    found = {}
+    tensor_ranges = {}
     for root in dict.fromkeys(flow.scale_owner.values()):
         _refuse_split(graph, root, plan.plan)
         config = readers.get(root)
         if config is None and root in graph:
             config = plan.plan.get(graph[root].fusion_group or root)
-        asked = config.activation.algorithm if config and config.activation else "minmax"
-        ranges = [_observed(tensor, asked, observations) for tensor in flow.scale_members[root]]
-        found[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
+        algorithm = config.activation.algorithm if config and config.activation else "minmax"
+        ranges = [_observed(tensor, algorithm, observations) for tensor in flow.scale_members[root]]
+        tensor_ranges[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
     for tensor in tensors_with_channel_scales(graph, flow) & observations.channels.keys():
-        found[tensor] = _by_channel(found[tensor], observations.channels[tensor])
-    return found
+        tensor_ranges[tensor] = _by_channel(tensor_ranges[tensor], observations.channels[tensor])
+    return tensor_ranges
 
 
 def tensors_with_channel_scales(graph: OpGraph, flow: QuantizationFlow) -> frozenset[str]:
@@ -155,8 +155,8 @@ def prepared_for(
 
     Errors as in `convert`.
     """
-    rescaled, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
-    ranges = quantized_ranges(space.graph, plan, seen)
+    rescaled, updated = apply_corrections(adaptor, model, plan.plan, observations, space)
+    ranges = quantized_ranges(space.graph, plan, updated)
     corrected = corrected or CorrectedWeights(adaptor, model)
     to_round = ModelToRound(adaptor, rescaled, plan, ranges, space.graph)
     rescaled = reconstructed(to_round, observations.samples, corrected)
@@ -175,14 +175,14 @@ def observe(
     model: M,
     batches: Iterable[Any],
     space: TuningSpace,
-    kept: KeptOutputs | None = None,
+    retained: KeptOutputs | None = None,
 ) -> Observations:
     """Observe every tensor that may be quantized in one pass over calibration inputs.
 
     Tensors without calibrated ranges, which only dynamic INT8 quantizes, are checked for NaN and
     Inf.
 
-    The outputs are `kept` if the adaptor offers it.
+    The outputs are `retained` if the adaptor offers it.
 
     Raises:
         ConversionError: no output holds a finite value.
@@ -191,23 +191,23 @@ def observe(
     inputs = CalibrationInputs(batches, partial(adaptor.predict, model))
     ranged = observable_tensors(space.graph, space.int8_ops)
     tensors = ranged.union(*(space.graph[op].read_in_int8 for op in space.dynamic_ops))
-    found: defaultdict[str, Observer] = defaultdict(Observer)
-    if kept is None or adaptor.output_keeping is None:
-        seen = adaptor.observe_tensors(model, inputs, tensors)
+    observers: defaultdict[str, Observer] = defaultdict(Observer)
+    if retained is None or adaptor.output_keeping is None:
+        summaries = adaptor.observe_tensors(model, inputs, tensors)
     else:
-        seen = adaptor.output_keeping.observe_tensors(model, inputs, tensors, kept)
-    for name, summary in seen:
+        summaries = adaptor.output_keeping.observe_tensors(model, inputs, tensors, retained)
+    for name, summary in summaries:
         if summary.non_finite:
             inputs.note_non_finite()
-        found[name].update(summary, inputs.number)
+        observers[name].update(summary, inputs.number)
     inputs.check_outputs()
     flow = propagate_quantization(space.graph, dict.fromkeys(space.int8_ops, Precision.INT8))
     by_channel = tensors_with_channel_scales(space.graph, flow)
-    observations = summarize(found, inputs.samples, by_channel, without_ranges=tensors - ranged)
+    observations = summarize(observers, inputs.samples, by_channel, without_ranges=tensors - ranged)
     return replace(observations, nan_samples=inputs.damaged)
 
 
 def profile(timing: OpTiming[M], model: M, inputs: Any, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
     """Return op, or conversion under its own name → seconds of each run after warm-up."""
-    taken = timing.time_ops(model, inputs, sum(runs))
-    return {op: tuple(seconds[-runs.timed :]) for op, seconds in taken.items()}
+    durations = timing.time_ops(model, inputs, sum(runs))
+    return {op: tuple(seconds[-runs.timed :]) for op, seconds in durations.items()}

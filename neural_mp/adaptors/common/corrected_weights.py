@@ -128,12 +128,14 @@ class CorrectedWeights(Generic[M]):
             if config.weight is not None and config.weight.corrections
         }
         learned = {op: spec for op, spec in specs.items() if spec.is_learned}
-        alone = {op: [spec] for op, spec in specs.items() if not spec.is_learned}
-        made = self.of(alone)
-        return {op: made[op, spec] for op, (spec,) in alone.items()} | self._learned_in(learned)
+        unlearned = {op: [spec] for op, spec in specs.items() if not spec.is_learned}
+        weights = self.of(unlearned)
+        return {op: weights[op, spec] for op, (spec,) in unlearned.items()} | self._learned_in(
+            learned
+        )
 
     def of(
-        self, wanted: Mapping[str, Collection[QuantSpec]]
+        self, requested: Mapping[str, Collection[QuantSpec]]
     ) -> Mapping[tuple[str, QuantSpec], GroupedWeight]:
         """Return (op, quantization) → corrected weight; errors as for `of_plan`.
 
@@ -141,16 +143,16 @@ class CorrectedWeights(Generic[M]):
         """
         missing = {
             op: [spec for spec in specs if (op, spec) not in self._made]
-            for op, specs in wanted.items()
+            for op, specs in requested.items()
         }
         missing = {op: specs for op, specs in missing.items() if specs}
-        alone = {op: [s for s in specs if not s.is_learned] for op, specs in missing.items()}
-        self._make({op: specs for op, specs in alone.items() if specs})
+        unlearned = {op: [s for s in specs if not s.is_learned] for op, specs in missing.items()}
+        self._make({op: specs for op, specs in unlearned.items() if specs})
         for together in _levels(
             {op: [s for s in specs if s.is_learned] for op, specs in missing.items()}
         ):
-            for op, made in self._learned_in(together).items():
-                self._made[op, together[op]] = made
+            for op, weight in self._learned_in(together).items():
+                self._made[op, together[op]] = weight
         return self._made
 
     def quantizer(self, spec: QuantSpec) -> Quantizer:
@@ -173,34 +175,34 @@ class CorrectedWeights(Generic[M]):
         key = frozenset(specs.items())
         if specs and key not in self._learned:
             self._check_data({op: [spec] for op, spec in specs.items()})
-            found: _Made = {}
+            learned: _Made = {}
             if self._offered.blocks is not None:
-                found = self._learned_blocks(self._offered.blocks, specs)
-            self._make({op: [spec] for op, spec in specs.items() if op not in found})
-            others = {op: self._made.pop((op, specs[op])) for op in specs if op not in found}
-            self._learned[key] = found | others
+                learned = self._learned_blocks(self._offered.blocks, specs)
+            self._make({op: [spec] for op, spec in specs.items() if op not in learned})
+            remaining = {op: self._made.pop((op, specs[op])) for op in specs if op not in learned}
+            self._learned[key] = learned | remaining
         return self._learned.get(key, {})
 
     def _learned_blocks(self, blocks: Blocks[M], specs: _Specs) -> _Made:
         assert self.batches is not None
-        found: _Made = {}
-        before: list[str] = []
+        learned: _Made = {}
+        previous: list[str] = []
 
         def earlier(ops: Collection[str]) -> _Made | None:
-            before.extend(f"{op} {specs[op]}" for op in ops)
+            previous.extend(f"{op} {specs[op]}" for op in ops)
             part = {op: specs[op] for op in ops}
-            return self._kept_or_ended(part, "\n".join(before))
+            return self._kept_or_ended(part, "\n".join(previous))
 
         def start(op: str, moments: InputMoments | None) -> GroupedWeight:
             return self._corrected(op, specs[op].unlearned, moments)
 
         quantizers = {op: self.quantizer(spec) for op, spec in specs.items()}
-        given = quantizers, self.options.learning, earlier, start
-        for made in blocks.learned(self.model, self.batches, *given):
-            context = self._context("\n".join(before))
-            self._keep(made, {op: specs[op] for op in made}, context)
-            found |= self._held(made)
-        return found
+        arguments = quantizers, self.options.learning, earlier, start
+        for weights in blocks.learned(self.model, self.batches, *arguments):
+            context = self._context("\n".join(previous))
+            self._keep(weights, {op: specs[op] for op in weights}, context)
+            learned |= self._held(weights)
+        return learned
 
     @property
     def _offered(self) -> GroupedWeights[M]:
@@ -211,8 +213,8 @@ class CorrectedWeights(Generic[M]):
     def _weights(self) -> Mapping[str, Array]:
         return self._offered.weights(self.model)
 
-    def _check_data(self, wanted: Mapping[str, Collection[QuantSpec]]) -> None:
-        for op, specs in wanted.items():
+    def _check_data(self, requested: Mapping[str, Collection[QuantSpec]]) -> None:
+        for op, specs in requested.items():
             spec = next((spec for spec in specs if spec.needs_data), None)
             if spec is not None and self.batches is None:
                 raise PlanError(
@@ -230,14 +232,14 @@ class CorrectedWeights(Generic[M]):
             for spec in missing[op]:
                 self._made[op, spec] = self._holder.hold(self._corrected(op, spec, None))
         for moments in self._moments(observed):
-            left = dict(moments)
+            remaining = dict(moments)
             del moments  # so that those of each layer end with its last weight
-            ops = list(left)
+            ops = list(remaining)
             for op in ops:
-                found = left.pop(op)
+                op_moments = remaining.pop(op)
                 for spec in observed[op]:
-                    self._made[op, spec] = self._holder.hold(self._corrected(op, spec, found))
-                del found  # or else those of the last layer stay beside the next block's
+                    self._made[op, spec] = self._holder.hold(self._corrected(op, spec, op_moments))
+                del op_moments  # or else those of the last layer stay beside the next block's
             FREED.now()
             for spec_of in _levels({op: observed[op] for op in ops}):
                 self._keep({op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of)
@@ -263,7 +265,7 @@ class CorrectedWeights(Generic[M]):
         """Return the factors that a layer shares with the other readers of its input, if any."""
         if WeightCorrection.AWQ not in quantizer.spec.corrections or moments is None:
             return None
-        group = next((found for found in self.groups if op in found.consumers), None)
+        group = next((candidate for candidate in self.groups if op in candidate.consumers), None)
         if group is None or any(reader not in weights for reader in group.consumers):
             return None
         key = group.consumers, quantizer.spec
@@ -276,16 +278,18 @@ class CorrectedWeights(Generic[M]):
         self, observed: Mapping[str, Collection[QuantSpec]]
     ) -> Iterator[Mapping[str, InputMoments | None]]:
         """Yield the moments of ops that are not kept, of one block or portion at a time."""
-        left = list(observed)
-        if left and self._offered.blocks is not None:
+        remaining = list(observed)
+        if remaining and self._offered.blocks is not None:
             assert self.batches is not None
 
             def is_kept(ops: Collection[str]) -> bool:
                 return self._recall({op: observed[op] for op in ops})
 
-            yield from self._offered.blocks.moments(self.model, self.batches, left, is_kept)
-            left = [op for op in left if any((op, spec) not in self._made for spec in observed[op])]
-        sizes = {op: 4 * self._weights[op].shape[1] ** 2 for op in left}
+            yield from self._offered.blocks.moments(self.model, self.batches, remaining, is_kept)
+            remaining = [
+                op for op in remaining if any((op, spec) not in self._made for spec in observed[op])
+            ]
+        sizes = {op: 4 * self._weights[op].shape[1] ** 2 for op in remaining}
         for part in portions(sizes, _MOMENT_BYTES):
             if self._recall({op: observed[op] for op in part}):
                 continue
@@ -302,13 +306,13 @@ class CorrectedWeights(Generic[M]):
 
     def _recall(self, observed: Mapping[str, Collection[QuantSpec]]) -> bool:
         """Take the weights of some ops from the kept ones; return whether all are kept."""
-        found: dict[tuple[str, QuantSpec], GroupedWeight] = {}
+        weights: dict[tuple[str, QuantSpec], GroupedWeight] = {}
         for specs in _levels(observed):
-            kept = self._kept(specs)
-            if kept is None:
+            stored = self._kept(specs)
+            if stored is None:
                 return False
-            found |= {(op, specs[op]): weight for op, weight in self._held(kept).items()}
-        self._made.update(found)
+            weights |= {(op, specs[op]): weight for op, weight in self._held(stored).items()}
+        self._made.update(weights)
         return True
 
     def _kept(self, specs: _Specs, context: str = "") -> _Made | None:
@@ -319,37 +323,37 @@ class CorrectedWeights(Generic[M]):
 
     def _kept_or_ended(self, specs: _Specs, context: str) -> _Made | None:
         """Return kept weights of a context; see `CorrectionOptions.resumes`."""
-        found = (self._kept(specs, each) for each in reversed(self._contexts(context)))
-        return next((kept for kept in found if kept is not None), None)
+        candidates = (self._kept(specs, variant) for variant in reversed(self._contexts(context)))
+        return next((weights for weights in candidates if weights is not None), None)
 
-    def _held(self, made: Mapping[str, GroupedWeight]) -> _Made:
-        return {op: self._holder.hold(weight) for op, weight in made.items()}
+    def _held(self, weights: Mapping[str, GroupedWeight]) -> _Made:
+        return {op: self._holder.hold(weight) for op, weight in weights.items()}
 
     @cached_property
     def _holder(self) -> GroupHolder:
         return GroupHolder(self.options.folder)
 
-    def _keep(self, made: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
+    def _keep(self, weights: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
         if self._store is not None:
-            self._store.put(made, specs, context)
+            self._store.put(weights, specs, context)
 
     def reconstructed(
         self, weights: Mapping[str, Array], specs: Mapping[str, QuantSpec], context: str
     ) -> Mapping[str, GroupedWeight] | None:
         """Return op → the weight that was kept for a context, as codes; None if none was."""
         if context not in self._reconstructed and self._store is not None:
-            for each in self._contexts(context):
-                kept = self._store.get(weights, specs, each)
-                if kept is not None:
-                    self._reconstructed[context] = kept
+            for variant in self._contexts(context):
+                stored = self._store.get(weights, specs, variant)
+                if stored is not None:
+                    self._reconstructed[context] = stored
         return self._reconstructed.get(context)
 
     def keep_reconstructed(
-        self, made: Mapping[str, GroupedWeight], specs: Mapping[str, QuantSpec], context: str
+        self, weights: Mapping[str, GroupedWeight], specs: Mapping[str, QuantSpec], context: str
     ) -> None:
         """Keep the weights of a context for later conversions and resumed runs."""
-        self._reconstructed[context] = dict(made)
-        self._keep(made, dict(specs), self._context(context))
+        self._reconstructed[context] = dict(weights)
+        self._keep(weights, dict(specs), self._context(context))
 
     def _context(self, context: str) -> str:
         """Return the context of weights that were learned just now."""
@@ -370,14 +374,14 @@ class CorrectedWeights(Generic[M]):
         if not digest.complete:
             return None
         model = self.adaptor.fingerprint(self.model)
-        said = f"{model} {digest.hexdigest()} {self.options.learning}"
-        return WeightStore(self.options.folder, hashlib.sha256(said.encode()).hexdigest())
+        key = f"{model} {digest.hexdigest()} {self.options.learning}"
+        return WeightStore(self.options.folder, hashlib.sha256(key.encode()).hexdigest())
 
 
-def _levels(wanted: Mapping[str, Collection[QuantSpec]]) -> Iterator[_Specs]:
+def _levels(requested: Mapping[str, Collection[QuantSpec]]) -> Iterator[_Specs]:
     """Yield op → its first quantization, its second one, and so on."""
-    for level in zip_longest(*wanted.values()):
-        yield {op: spec for op, spec in zip(wanted, level, strict=True) if spec is not None}
+    for level in zip_longest(*requested.values()):
+        yield {op: spec for op, spec in zip(requested, level, strict=True) if spec is not None}
 
 
 def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
@@ -386,13 +390,13 @@ def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
     A larger op is alone.
     """
     part: list[str] = []
-    held = 0
+    total = 0
     for op, size in sizes.items():
-        if part and held + size > most:
+        if part and total + size > most:
             yield part
-            part, held = [], 0
+            part, total = [], 0
         if size:
             part.append(op)
-            held += size
+            total += size
     if part:
         yield part

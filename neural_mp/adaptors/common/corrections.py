@@ -65,18 +65,18 @@ class _Network:
         offered = adaptor.corrections or _NONE
         layers = offered.layer_params(model)
         preserving = frozenset(offered.channel_preserving_ops(model))
-        found = find_scaling_groups(graph, kinds, layers, preserving)
+        scaling_groups = find_scaling_groups(graph, kinds, layers, preserving)
         passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
-        groups = {consumer: group for group in found for consumer in group.consumers}
+        groups = {consumer: group for group in scaling_groups for consumer in group.consumers}
         return cls(layers, groups, preserving.union(passing))
 
     def holding(self, group: ScalingGroup) -> _Network:
         """Return the network with the weights of a group in memory, otherwise read for each use."""
-        held = {
+        layers = {
             name: replace(self.layers[name], weight=partial(np.asarray, self.layers[name].weight()))
             for name in (group.producer, *group.consumers)
         }
-        return replace(self, layers={**self.layers, **held})
+        return replace(self, layers={**self.layers, **layers})
 
     def factors(
         self, group: ScalingGroup, correction: str, channels: ChannelStats | None
@@ -103,13 +103,13 @@ class _Network:
             sizes = np.maximum(np.abs(channels.low), np.abs(channels.high))
         depthwise = all(self.layers[name].depthwise for name in group.consumers)
         moved = 1.0 if depthwise else _SMOOTHQUANT_ALPHA
-        found = sizes**moved / np.maximum(weights, _LEAST) ** (1 - moved)
-        dead = (output_limits == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
+        result = sizes**moved / np.maximum(weights, _LEAST) ** (1 - moved)
+        dead = (output_limits == 0) | (weights == 0) | (result == 0) | ~np.isfinite(result)
         if dead.all():
             return None
         # A zero or unread channel defines no factor; the median is neutral.
-        found[dead] = np.median(found[~dead])
-        return np.clip(found, _LEAST, _MOST)
+        result[dead] = np.median(result[~dead])
+        return np.clip(result, _LEAST, _MOST)
 
 
 def score_corrections(
@@ -125,13 +125,13 @@ def score_corrections(
         group = next((network.groups[op] for op in tensor.consumers if op in network.groups), None)
         if channels is None or group is None or not set(tensor.consumers) <= set(group.consumers):
             continue
-        held, stats = network.holding(group), _channel_stats(group, observations)
+        in_memory, stats = network.holding(group), _channel_stats(group, observations)
         for correction in RESCALING:
-            factors = held.factors(group, correction, stats)
+            factors = in_memory.factors(group, correction, stats)
             if factors is not None and len(factors) == len(channels.low):
                 consumers = {name: weight_limit_of(space, name) for name in group.consumers}
-                found = _noise(held, consumers, factors, channels)
-                corrected.setdefault(tensor.name, {})[correction] = found
+                nsr = _noise(in_memory, consumers, factors, channels)
+                corrected.setdefault(tensor.name, {})[correction] = nsr
     return replace(observations, corrected_nsr=corrected)
 
 
@@ -227,7 +227,7 @@ def rescaled_ops(
 
 def _rescaled(network: _Network, configs: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
     """Return scaling group → its correction: the first in the configs of its consumers."""
-    found: dict[ScalingGroup, str] = {}
+    corrections: dict[ScalingGroup, str] = {}
     for op, config in configs.items():
         correction = next((name for name in config.corrections if name in RESCALING), None)
         if correction is None:
@@ -237,21 +237,21 @@ def _rescaled(network: _Network, configs: Mapping[str, OpConfig]) -> dict[Scalin
                 f"correction {correction!r} ({CORRECTIONS[correction]}) requires an input from a "
                 f"layer without other consumers, unlike that of op {op!r}; remove the correction"
             )
-        found.setdefault(network.groups[op], correction)
-    return found
+        corrections.setdefault(network.groups[op], correction)
+    return corrections
 
 
 def _channel_stats(group: ScalingGroup, observations: Observations) -> ChannelStats | None:
     """Return the channel statistics of the consumers' input, merged over recorded tensors."""
-    kept = [observations.channels[name] for name in group.tensors if name in observations.channels]
-    if not kept or len({len(channels.low) for channels in kept}) > 1:
+    stats = [observations.channels[name] for name in group.tensors if name in observations.channels]
+    if not stats or len({len(channels.low) for channels in stats}) > 1:
         return None
     low, high, power = (
-        np.array([getattr(channels, name) for channels in kept])
+        np.array([getattr(channels, name) for channels in stats])
         for name in ("low", "high", "power")
     )
-    seen = low.min(axis=0), high.max(axis=0), power.max(axis=0), kept[-1].mean
-    return ChannelStats(*(tuple(values) for values in seen))
+    merged = low.min(axis=0), high.max(axis=0), power.max(axis=0), stats[-1].mean
+    return ChannelStats(*(tuple(values) for values in merged))
 
 
 def _change(changes: dict[str, LayerRescale], op: str, **parts: Array) -> None:
@@ -259,7 +259,7 @@ def _change(changes: dict[str, LayerRescale], op: str, **parts: Array) -> None:
 
 
 def _rescaled_observations(
-    observations: Observations, group: ScalingGroup, factors: Array, seen: ChannelStats
+    observations: Observations, group: ScalingGroup, factors: Array, merged: ChannelStats
 ) -> Observations:
     """Return the observations of the rescaled model: exact, except that no range is clipped.
 
@@ -269,9 +269,9 @@ def _rescaled_observations(
     for name in group.tensors:
         if name not in ranges:
             continue
-        known = channels.get(name, seen)
-        low, high = np.asarray(known.low) / factors, np.asarray(known.high) / factors
-        power, mean = np.asarray(known.power) / factors**2, np.asarray(known.mean) / factors
+        stats = channels.get(name, merged)
+        low, high = np.asarray(stats.low) / factors, np.asarray(stats.high) / factors
+        power, mean = np.asarray(stats.power) / factors**2, np.asarray(stats.mean) / factors
         if name in channels:
             channels[name] = ChannelStats(tuple(low), tuple(high), tuple(power), tuple(mean))
             full = (min(0.0, float(low.min())), max(0.0, float(high.max())))

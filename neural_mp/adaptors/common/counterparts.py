@@ -86,8 +86,8 @@ class _Pairing:
                 continue
             self.found[inner.name] = outer.name
             if len(inner.inputs) == len(outer.inputs):
-                before = zip(inner.inputs, outer.inputs, strict=True)
-                waiting += [(self.target.producer(i), self.source.producer(o)) for i, o in before]
+                pairs = zip(inner.inputs, outer.inputs, strict=True)
+                waiting += [(self.target.producer(i), self.source.producer(o)) for i, o in pairs]
 
     def _of_one_kind(self, inner: Op | None, outer: Op | None) -> tuple[Op | None, Op | None]:
         inner, outer = self.target.before(inner, _MOVERS), self.source.before(outer, _MOVERS)

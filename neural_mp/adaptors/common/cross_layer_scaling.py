@@ -197,27 +197,27 @@ def find_scaling_groups(
     outputs = set(graph.outputs)
     for producer, layer in layers.items():
         tensors: dict[str, None] = {}
-        found: dict[str, None] = {}
+        readers: dict[str, None] = {}
         waiting = [layer.result]
         only_bias = [op.name for op in graph.consumers(producer)] == [layer.result]
-        fits = layer.result == producer or only_bias
-        while waiting and fits:
+        is_valid = layer.result == producer or only_bias
+        while waiting and is_valid:
             tensor = waiting.pop()
             tensors[tensor] = None
             consumers = graph.consumers(tensor)
-            fits = bool(consumers) and tensor not in outputs
+            is_valid = bool(consumers) and tensor not in outputs
             for op in consumers:
                 if _undoes(layers.get(op.name), layer) and op.inputs == (tensor,):
-                    found[op.name] = None
+                    readers[op.name] = None
                 elif through_products and _multiplies(op, kinds.get(op.type), tensor):
                     waiting.append(op.name)
                 elif op.name in preserving or is_homogeneous(op, kinds.get(op.type), layer.pooled):
                     waiting.append(op.name)
-                    fits = fits and op.inputs == (tensor,)
+                    is_valid = is_valid and op.inputs == (tensor,)
                 else:
-                    fits = False
-        if fits and found:
-            yield ScalingGroup(producer, tuple(found), tuple(tensors))
+                    is_valid = False
+        if is_valid and readers:
+            yield ScalingGroup(producer, tuple(readers), tuple(tensors))
 
 
 def _undoes(consumer: LayerParams | None, producer: LayerParams) -> bool:

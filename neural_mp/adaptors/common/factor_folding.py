@@ -52,23 +52,23 @@ def fold_factors(
         weights: op → weight in groups.
         quantized: tensors in INT8, whose ranges must not change.
     """
-    found, changes = dict(weights), dict[str, LayerRescale]()
+    folded, changes = dict(weights), dict[str, LayerRescale]()
     for group in groups:
-        factors = _common_factors(group, found)
+        factors = _common_factors(group, folded)
         if factors is None or not set(group.tensors).isdisjoint(quantized):
             continue
-        before = found.get(group.producer)
-        if before is not None:
+        weight = folded.get(group.producer)
+        if weight is not None:
             if _parameters(adaptor) is not GroupParameters.ZERO_POINTS:
                 continue  # rows of bfloat16 parameters would be rounded again
-            found[group.producer] = before.with_scaled_outputs(factors)
+            folded[group.producer] = weight.with_scaled_outputs(factors)
         changes[group.producer] = LayerRescale(outputs=factors)
         for op in group.consumers:
-            found[op] = replace(found[op], input_factors=None)
+            folded[op] = replace(folded[op], input_factors=None)
     if not changes:
-        return model, found
+        return model, folded
     offered = needed(adaptor.corrections, adaptor.framework, "constants of layers")
-    return offered.with_layer_params(model, changes), found
+    return offered.with_layer_params(model, changes), folded
 
 
 def _parameters(adaptor: Framework[Any]) -> GroupParameters | None:
@@ -78,9 +78,9 @@ def _parameters(adaptor: Framework[Any]) -> GroupParameters | None:
 
 def _common_factors(group: ScalingGroup, weights: Mapping[str, GroupedWeight]) -> Floats | None:
     """Return the factors that all layers of a group multiply their inputs by; None if none."""
-    found = [weights[op].input_factors if op in weights else None for op in group.consumers]
-    first = found[0]
+    factors = [weights[op].input_factors if op in weights else None for op in group.consumers]
+    first = factors[0]
     if first is None:
         return None
-    alike = all(other is not None and np.array_equal(other, first) for other in found)
+    alike = all(entry is not None and np.array_equal(entry, first) for entry in factors)
     return first if alike else None

@@ -50,10 +50,10 @@ def weight_noise(
     weights = gradients.weights(model)
     specs = {op: specs_of(space, op) for op in space.tunable_ops if op in weights}
     corrected = corrected or CorrectedWeights(adaptor, model)
-    corrected.of({op: [s for s in found if s.corrections] for op, found in specs.items()})
+    corrected.of({op: [s for s in op_specs if s.corrections] for op, op_specs in specs.items()})
     samples = list(_samples(batches))
     scores: dict[str, dict[str, float]] = {}
-    sizes = {op: weights[op].nbytes * len(found) for op, found in specs.items()}
+    sizes = {op: weights[op].nbytes * len(op_specs) for op, op_specs in specs.items()}
     for part in portions(sizes, _CHANGE_BYTES):
         changes = {
             op: {
@@ -85,13 +85,13 @@ def _scores(
         return direction(outputs, are_logits, random)
 
     for sample in samples:
-        found = gradients.weight_gradients(model, sample, list(changes), drawn)
-        for op, gradient in found.items():
+        entries = gradients.weight_gradients(model, sample, list(changes), drawn)
+        for op, gradient in entries.items():
             for text, change in changes[op].items():
                 sums[op, text] += float(np.vdot(gradient, change)) ** 2
     return {
-        op: {text: sums[op, text] / max(2 * predictions, 1) for text in found}
-        for op, found in changes.items()
+        op: {text: sums[op, text] / max(2 * predictions, 1) for text in entries}
+        for op, entries in changes.items()
     }
 
 
@@ -100,11 +100,11 @@ def specs_of(space: TuningSpace, op: str) -> tuple[QuantSpec, ...]:
 
     Of several corrections of one grid, the first.
     """
-    found: dict[QuantSpec, QuantSpec] = {}
+    specs: dict[QuantSpec, QuantSpec] = {}
     for config in space.capabilities[op].configs:
         if config.weight is not None and config.activation is None:
-            found.setdefault(config.weight.uncorrected, config.weight)
-    return tuple(found.values())
+            specs.setdefault(config.weight.uncorrected, config.weight)
+    return tuple(specs.values())
 
 
 def direction(
@@ -124,19 +124,19 @@ def _of_drawn_class(logits: Array, random: np.random.Generator) -> Array:
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True), dtype=np.float64)
     chances = shifted / shifted.sum(axis=-1, keepdims=True)
     drawn = random.random((*chances.shape[:-1], 1))
-    place = (np.cumsum(chances, axis=-1) < drawn).sum(axis=-1, keepdims=True)
-    place = np.minimum(place, chances.shape[-1] - 1)
+    index = (np.cumsum(chances, axis=-1) < drawn).sum(axis=-1, keepdims=True)
+    index = np.minimum(index, chances.shape[-1] - 1)
     gradient = -chances
-    np.put_along_axis(gradient, place, np.take_along_axis(gradient, place, -1) + 1, -1)
+    np.put_along_axis(gradient, index, np.take_along_axis(gradient, index, -1) + 1, -1)
     return gradient.astype(np.float32)
 
 
 def _samples(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the first samples of batches, each as a batch of one."""
-    left = FISHER_SAMPLES
+    remaining = FISHER_SAMPLES
     for batch in batches:
-        for index in range(min(batch_size_of(batch), left)):
+        for index in range(min(batch_size_of(batch), remaining)):
             yield sample_of(batch, index)
-            left -= 1
-        if left <= 0:
+            remaining -= 1
+        if remaining <= 0:
             return

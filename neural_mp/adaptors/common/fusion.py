@@ -71,8 +71,8 @@ class FusionGroup(Generic[N, T]):
 
     def reduced(self, is_fused: Callable[[N], bool]) -> FusionGroup[N, T]:
         """Return the group up to the first step with an op that is not fused under a plan."""
-        kept = takewhile(lambda step: all(map(is_fused, step.ops)), self.steps)
-        return FusionGroup(self.head, tuple(kept))
+        steps = takewhile(lambda step: all(map(is_fused, step.ops)), self.steps)
+        return FusionGroup(self.head, tuple(steps))
 
 
 class FusionRules(ABC, Generic[N, T]):
@@ -100,17 +100,17 @@ def find_fusion_groups(layers: Sequence[N], rules: FusionRules[N, T]) -> dict[N,
 
     If two layers meet in a sum, the later one fuses it: the other result is ready by then.
     """
-    taken: set[N] = set()
-    found: dict[N, FusionGroup[N, T]] = {}
+    used: set[N] = set()
+    groups: dict[N, FusionGroup[N, T]] = {}
     for layer in reversed(layers):
         group: FusionGroup[N, T] = FusionGroup(layer)
         for find in (rules.bias, rules.residual_sum, rules.activation):
             step = find(group)
-            if step is not None and taken.isdisjoint(step.ops):
+            if step is not None and used.isdisjoint(step.ops):
                 group = FusionGroup(layer, (*group.steps, step))
-        taken.update(group.members)
-        found[layer] = group
-    return dict(reversed(found.items()))
+        used.update(group.members)
+        groups[layer] = group
+    return dict(reversed(groups.items()))
 
 
 def fused_into(groups: Iterable[FusionGroup[N, T]]) -> dict[N, N]:

@@ -77,11 +77,11 @@ def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: Any) ->
         )
 
 
-def describe_mismatch(expected: Sequence[Array], found: Sequence[Array]) -> str | None:
+def describe_mismatch(expected: Sequence[Array], actual: Sequence[Array]) -> str | None:
     """Return the first output of another shape or dtype; None if there is none."""
-    if len(expected) != len(found):
-        return f"{len(found)} floating-point outputs instead of {len(expected)}"
-    for right, wrong in zip(expected, found, strict=True):
+    if len(expected) != len(actual):
+        return f"{len(actual)} floating-point outputs instead of {len(expected)}"
+    for right, wrong in zip(expected, actual, strict=True):
         if right.shape != wrong.shape:
             return f"an output of shape {wrong.shape} instead of {right.shape}"
         if right.dtype != wrong.dtype:
@@ -89,9 +89,9 @@ def describe_mismatch(expected: Sequence[Array], found: Sequence[Array]) -> str 
     return None
 
 
-def is_close(expected: Sequence[Array], found: Sequence[Array]) -> bool:
+def is_close(expected: Sequence[Array], actual: Sequence[Array]) -> bool:
     """Whether outputs are equal but for negligible noise."""
-    return not exceeds_rounding(expected, expected, found)
+    return not exceeds_rounding(expected, expected, actual)
 
 
 def first_different(

@@ -24,7 +24,7 @@ class GraphAdaptor(Adaptor[G]):
     threads = staticmethod(limited_threads)
 
     @abstractmethod
-    def read(self, source: object, wanted: InputSpec) -> G:
+    def read(self, source: object, spec: InputSpec) -> G:
         """Read and canonicalize a model, as described in `Adaptor.load`."""
 
     def load(
@@ -37,8 +37,8 @@ class GraphAdaptor(Adaptor[G]):
         capture: Capture = Capture.WHOLE,
     ) -> G:
         """Read and canonicalize a model. `inputs` are names, or example arrays."""
-        wanted = InputSpec.read(inputs, outputs, example).without_shapes(self.title)
-        model = self.read(source, wanted)
+        spec = InputSpec.read(inputs, outputs, example).without_shapes(self.title)
+        model = self.read(source, spec)
         return replace(model, warnings=(*model.warnings, *unused_capture(self.title, capture)))
 
     def prepare(self, model: G) -> None:

@@ -166,8 +166,8 @@ class GroupedWeight:
 
     def rows(self, part: slice) -> GroupedWeight:
         """Return the weight of some outputs."""
-        held = CodedGroups(self.codes[part], self.scales[part], self.offsets[part])
-        return replace(self, groups=held)
+        groups = CodedGroups(self.codes[part], self.scales[part], self.offsets[part])
+        return replace(self, groups=groups)
 
     def with_scaled_outputs(self, factors: Floats) -> GroupedWeight:
         """Return the weight whose outputs are multiplied by factors, float32 [outputs]."""
@@ -175,11 +175,11 @@ class GroupedWeight:
 
     def full_groups(self) -> Codes:
         """Return the codes as [outputs, groups, group size], filled up with zero points."""
-        found = in_groups(self.codes, self.group_size)
+        codes = in_groups(self.codes, self.group_size)
         filled = -self.inputs % self.group_size
         if filled:
-            found[:, -1, -filled:] = self.zero_points[:, -1:]
-        return found
+            codes[:, -1, -filled:] = self.zero_points[:, -1:]
+        return codes
 
     def stored(self) -> Floats:
         """Return the weight that multiplies the scaled inputs, float32 [outputs, inputs]."""
@@ -192,10 +192,10 @@ class GroupedWeight:
 
     def floats(self) -> Floats:
         """Return the weight with the factors of its inputs, float32 [outputs, inputs]."""
-        found = self.stored()
+        weight = self.stored()
         if self.input_factors is not None:
-            found *= self.input_factors
-        return found
+            weight *= self.input_factors
+        return weight
 
 
 def row_parts(shape: Sequence[int]) -> Iterator[slice]:
@@ -208,13 +208,13 @@ def row_parts(shape: Sequence[int]) -> Iterator[slice]:
 
 def joined_rows(parts: Iterable[GroupedWeight]) -> GroupedWeight:
     """Return the weight whose parts, one after another, `GroupedWeight.rows` returns."""
-    found = list(parts)
-    if len(found) == 1:
-        return found[0]
-    codes = np.concatenate([part.codes for part in found])
-    scales = np.concatenate([part.scales for part in found])
-    offsets = np.concatenate([part.offsets for part in found])
-    return replace(found[0], groups=CodedGroups(codes, scales, offsets))
+    weights = list(parts)
+    if len(weights) == 1:
+        return weights[0]
+    codes = np.concatenate([part.codes for part in weights])
+    scales = np.concatenate([part.scales for part in weights])
+    offsets = np.concatenate([part.offsets for part in weights])
+    return replace(weights[0], groups=CodedGroups(codes, scales, offsets))
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Quantizer:
     def nearest(self, weight: Array) -> GroupedWeight:
         """Round a weight to nearest."""
         rows = (weight[part] for part in row_parts(weight.shape))
-        return joined_rows(self.on_grid(each, *self.grid(each)) for each in rows)
+        return joined_rows(self.on_grid(block, *self.grid(block)) for block in rows)
 
     def on_grid(
         self, weight: Array, scales: Floats, offsets: Floats, factors: Floats | None = None
@@ -309,8 +309,8 @@ class Quantizer:
         if self._has_zero:
             return self.exact(values)
         parts = np.rint(held_offsets(values / scales, self.bits))
-        fits = np.abs(parts) <= np.iinfo(np.int8).max
-        return self.exact(np.where(fits, offset_steps(parts, self.bits) * scales, values))
+        in_range = np.abs(parts) <= np.iinfo(np.int8).max
+        return self.exact(np.where(in_range, offset_steps(parts, self.bits) * scales, values))
 
     def exact(self, values: Array) -> Floats:
         """Round values to the type of the parameters."""

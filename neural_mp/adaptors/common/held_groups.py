@@ -65,15 +65,15 @@ class _GroupsInFile:
     @property
     def codes(self) -> Codes:
         outputs, inputs = self.shape
-        place = self.place + 2 * _FLOAT_BYTES * outputs * self.groups
-        stored = self.holder.read(place, outputs * self.packed_bytes)
+        position = self.place + 2 * _FLOAT_BYTES * outputs * self.groups
+        stored = self.holder.read(position, outputs * self.packed_bytes)
         return unpacked(stored.reshape(outputs, self.packed_bytes), self.bits, inputs, _ORDER)
 
     def _parameters(self, index: int) -> Floats:
         size = _FLOAT_BYTES * self.shape[0] * self.groups
         # A copy, since a mapped page would keep a file descriptor.
-        found = self.holder.read(self.place + index * size, size).copy()
-        return found.view(np.float32).reshape(self.shape[0], self.groups)
+        buffer = self.holder.read(self.place + index * size, size).copy()
+        return buffer.view(np.float32).reshape(self.shape[0], self.groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,18 +102,18 @@ class GroupHolder:
         FREED.after(_FLOAT_BYTES * groups.codes.size)
         scales = np.asarray(groups.scales, np.float32)
         offsets = np.asarray(groups.offsets, np.float32)
-        place = self._written([scales, offsets, stored])
-        if place is None:
-            held = _PackedGroups(stored, scales, offsets, groups.shape, weight.bits)
-            return replace(weight, groups=held)
+        position = self._written([scales, offsets, stored])
+        if position is None:
+            stored_groups = _PackedGroups(stored, scales, offsets, groups.shape, weight.bits)
+            return replace(weight, groups=stored_groups)
         counts = int(scales.shape[1]), int(stored.shape[1])
         return replace(
-            weight, groups=_GroupsInFile(self, place, groups.shape, *counts, weight.bits)
+            weight, groups=_GroupsInFile(self, position, groups.shape, *counts, weight.bits)
         )
 
-    def read(self, place: int, size: int) -> NDArray[np.uint8]:
+    def read(self, position: int, size: int) -> NDArray[np.uint8]:
         """Return bytes of the file."""
-        return np.memmap(self._files[0], np.uint8, "r", place, (size,))
+        return np.memmap(self._files[0], np.uint8, "r", position, (size,))
 
     def _written(self, parts: list[NDArray[np.generic]]) -> int | None:
         """Return the place in the file; None if nothing can be written."""
@@ -127,11 +127,11 @@ class GroupHolder:
                     self._files.append(opened)
                     weakref.finalize(self, opened.close)
                 file = self._files[0]
-                place = file.seek(0, os.SEEK_END)
+                position = file.seek(0, os.SEEK_END)
                 for part in parts:
                     file.write(np.ascontiguousarray(part).data)
                 file.flush()
         except OSError as error:
             logger.debug("rounded weights are held in memory: %s", error)
             return None
-        return int(place)
+        return int(position)

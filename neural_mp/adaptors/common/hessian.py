@@ -38,14 +38,14 @@ def weight_sensitivity(
     without = "gradients, which hawq_v2 needs; choose another strategy"
     hessian = needed(adaptor.hessian, adaptor.framework, without)
     layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layer_params(model)
-    wanted = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
-    found = {}
-    for op, trace in hessian.hessian_traces(model, batches, wanted).items():
+    ops = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
+    sensitivity = {}
+    for op, trace in hessian.hessian_traces(model, batches, ops).items():
         matrix = layers[op].matrix().astype(np.float64)
         rounded = rounded_weight(matrix, weight_limit_of(space, op))
         distance = float(np.square(matrix - rounded).sum())
-        found[op] = trace / matrix.size * distance
-    return found
+        sensitivity[op] = trace / matrix.size * distance
+    return sensitivity
 
 
 def summed_traces(

@@ -89,15 +89,17 @@ def corrections_from(
 
     def moments(model: M, batches: Iterable[Any], ops: Collection[str]) -> dict[str, InputMoments]:
         layers = inputs.layers(model)
-        read = {op: layers[op].read for op in ops}
-        tensors = {tensor for tensor in read.values() if tensor is not None}
+        sources = {op: layers[op].read for op in ops}
+        tensors = {tensor for tensor in sources.values() if tensor is not None}
         sums: dict[str, MomentSums] = {}
         for tensor, values in inputs.values(model, batches, tensors):
             if tensor not in sums:
                 sums[tensor] = MomentSums.of_size(values.shape[-1])
             sums[tensor].add(values)
-        found = {tensor: each.moments() for tensor, each in sums.items()}
-        return {op: found[tensor] for op, tensor in read.items() if tensor in found}
+        tensor_moments = {tensor: total.moments() for tensor, total in sums.items()}
+        return {
+            op: tensor_moments[tensor] for op, tensor in sources.items() if tensor in tensor_moments
+        }
 
     return GroupedWeights(weights, moments, with_weights, GroupParameters.ZERO_POINTS)
 

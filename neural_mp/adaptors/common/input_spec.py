@@ -105,12 +105,12 @@ def _names_or_example(inputs: object) -> tuple[tuple[str, ...], Any]:
     """Return `inputs` as names or as example tensors; the other is empty."""
     if isinstance(inputs, str):
         return _names_in(inputs, "inputs"), None
-    found = [] if inputs is None else tree_leaves(inputs)
-    if not found:
+    leaves = [] if inputs is None else tree_leaves(inputs)
+    if not leaves:
         return (), None
-    if all(isinstance(leaf, str) for leaf in found):
-        return tuple(found), None
-    if all(hasattr(leaf, "__array__") for leaf in found):
+    if all(isinstance(leaf, str) for leaf in leaves):
+        return tuple(leaves), None
+    if all(hasattr(leaf, "__array__") for leaf in leaves):
         return (), inputs
     raise ConfigurationError(
         f"inputs must be names, example tensors or shapes, got {type(inputs).__name__}"

@@ -48,13 +48,13 @@ def target_accumulation(
     on every CPU depend on the runtime only.
     """
     answers = [ask(limit) for limit in PROBED_LIMITS.get(hardware.target, ())]
-    found = {}
+    accumulation = {}
     for kernel in KernelKind:
         exact = all(answer[kernel] is Int8Accumulation.EXACT for answer in answers)
         if kernel not in EXACT_EVERYWHERE or not answers:
             exact = exact and hardware.int8_accumulation is Int8Accumulation.EXACT
-        found[kernel] = Int8Accumulation.EXACT if exact else Int8Accumulation.SATURATING
-    return found
+        accumulation[kernel] = Int8Accumulation.EXACT if exact else Int8Accumulation.SATURATING
+    return accumulation
 
 
 def probed_accumulation(
@@ -77,12 +77,12 @@ def probed_accumulation(
     return target_accumulation(hardware, under_limit)
 
 
-def accumulation_of_cases(found: Iterable[str], cases: Iterable[str]) -> KernelAccumulation:
-    """Return the accumulation per kind of kernel: exact if all of its cases are in `found`.
+def accumulation_of_cases(results: Iterable[str], cases: Iterable[str]) -> KernelAccumulation:
+    """Return the accumulation per kind of kernel: exact if all of its cases are in `results`.
 
     The name of a case is the kind of kernel, a space and a label.
     """
-    exact = frozenset(found)
+    exact = frozenset(results)
     kinds: dict[KernelKind, bool] = dict.fromkeys(KernelKind, True)
     for case in cases:
         kind = KernelKind(case.split()[0])
@@ -163,12 +163,12 @@ def probe_accumulation(
         # All results are equal, as all inputs and weights are.
         whole = math.prod((*_LARGEST, *weight.shape[1:]))
         try:
-            found = multiply(case, x, weight)
+            sums = multiply(case, x, weight)
         except refusal:
             logger.info("the runtime rejects the probe %s", name, exc_info=True)
             yield name  # a missing kernel cannot saturate
             return
-        if np.allclose(np.float64(found), whole, rtol=_FLOAT32, atol=0.5):
+        if np.allclose(np.float64(sums), whole, rtol=_FLOAT32, atol=0.5):
             yield name
 
     try_each(cases, exact)

@@ -44,21 +44,21 @@ class MomentsOfRows:
             np.zeros((groups, outputs), np.float32),
         )
 
-    def add(self, weight: Floats, exact: Floats, read: Floats) -> None:
+    def add(self, weight: Floats, exact: Floats, actual: Floats) -> None:
         """Add rows [groups, rows, inputs]."""
         if not exact.shape[1]:
             return
         results = exact @ weight.swapaxes(1, 2)
         if self.origins is None:
-            self.origins = read.mean(axis=1), results.mean(axis=1)
-        read, results = (
+            self.origins = actual.mean(axis=1), results.mean(axis=1)
+        actual, results = (
             rows - origin[:, None]
-            for rows, origin in zip((read, results), self.origins, strict=True)
+            for rows, origin in zip((actual, results), self.origins, strict=True)
         )
-        self.products += read.swapaxes(1, 2) @ read
-        self.targets += results.swapaxes(1, 2) @ read
+        self.products += actual.swapaxes(1, 2) @ actual
+        self.targets += results.swapaxes(1, 2) @ actual
         self.power += np.einsum("gro,gro->go", results, results)
-        self.inputs += read.sum(axis=1)
+        self.inputs += actual.sum(axis=1)
         self.results += results.sum(axis=1)
         self.rows += exact.shape[1]
 
@@ -66,18 +66,18 @@ class MomentsOfRows:
         """Return the mean squared error of the rows; `centered` without that of the means."""
         rows = np.float32(self.rows)
         inputs, results = self.inputs / rows, self.results / rows
-        found = LayerError(
+        result = LayerError(
             self.products / rows - inputs[:, :, None] * inputs[:, None],
             self.targets / rows - results[:, :, None] * inputs[:, None],
             self.power / rows - results**2,
         )
         if centered:
-            return found
+            return result
         inputs, results = self._means()
         return LayerError(
-            found.products + inputs[:, :, None] * inputs[:, None],
-            found.targets + results[:, :, None] * inputs[:, None],
-            found.power + results**2,
+            result.products + inputs[:, :, None] * inputs[:, None],
+            result.targets + results[:, :, None] * inputs[:, None],
+            result.power + results**2,
         )
 
     def _means(self) -> tuple[Floats, Floats]:
@@ -89,16 +89,16 @@ class MomentsOfRows:
     def lost_mean(self, weight: Floats) -> Floats:
         """Return the mean error of the results, [groups, outputs]."""
         inputs, results = self._means()
-        found: Floats = results - np.einsum("goi,gi->go", weight, inputs)
-        return found
+        result: Floats = results - np.einsum("goi,gi->go", weight, inputs)
+        return result
 
 
 def damped(error: LayerError, weight: Floats) -> LayerError:
     """Return the error plus a small one for every weight that changes."""
     extra = _DAMPING * np.einsum("gii->gi", error.products)
-    place = np.arange(extra.shape[1])
+    diagonal = np.arange(extra.shape[1])
     products = error.products.copy()
-    products[:, place, place] += extra
+    products[:, diagonal, diagonal] += extra
     return LayerError(
         products,
         error.targets + weight * extra[:, None],
@@ -115,10 +115,10 @@ def relative_error(error: LayerError, rounded: RoundedLayer) -> float:
 def rounded_input(values: Array, span: Range, axis: int) -> Array:
     """Return an input as an integer kernel rounds it, given its range and its channel axis."""
     if isinstance(span, ChannelRange) and len(span.channels) == values.shape[axis]:
-        params = [QuantParams.of(each) for each in span.channels]
-        shape = [-1 if place == axis % values.ndim else 1 for place in range(values.ndim)]
-        scale = np.array([each.scale for each in params], np.float32).reshape(shape)
-        zero = np.array([each.zero_point for each in params], np.float32).reshape(shape)
+        params = [QuantParams.of(param) for param in span.channels]
+        shape = [-1 if index == axis % values.ndim else 1 for index in range(values.ndim)]
+        scale = np.array([param.scale for param in params], np.float32).reshape(shape)
+        zero = np.array([param.zero_point for param in params], np.float32).reshape(shape)
     else:
         whole = QuantParams.of(span)
         scale, zero = np.asarray(whole.scale, np.float32), np.asarray(whole.zero_point, np.float32)

@@ -50,9 +50,9 @@ def layer_noise(
     layers = {op: layer for op, layer in offered.layers(model).items() if specs_of(space, op)}
     specs = {op: specs_of(space, op) for op in layers}
     corrected = corrected or CorrectedWeights(adaptor, model)
-    corrected.of({op: [s for s in found if s.corrections] for op, found in specs.items()})
-    read = {layer.read for layer in layers.values() if layer.read is not None}
-    rows = _sampled(offered.values(model, batches, read)) if read else {}
+    corrected.of({op: [s for s in op_specs if s.corrections] for op, op_specs in specs.items()})
+    tensors = {layer.read for layer in layers.values() if layer.read is not None}
+    rows = _sampled(offered.values(model, batches, tensors)) if tensors else {}
     return {
         op: dict(_scores(op, layer, rows.get(layer.read or ""), specs[op], corrected))
         for op, layer in layers.items()
@@ -65,16 +65,16 @@ def _sampled(values: Iterable[tuple[str, Array]]) -> dict[str, Floats]:
     parts: dict[str, list[Floats]] = {}
     counts: dict[str, int] = {}
     for name, array in values:
-        found = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
-        left = min(_ROWS_PER_PART, _ROWS - counts.get(name, 0), len(found))
-        if left > 0:
-            places = np.linspace(0, len(found) - 1, left).astype(np.int64)
+        rows = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
+        count = min(_ROWS_PER_PART, _ROWS - counts.get(name, 0), len(rows))
+        if count > 0:
+            indices = np.linspace(0, len(rows) - 1, count).astype(np.int64)
             # A copy: arrays of a run may be overwritten by the next.
-            parts.setdefault(name, []).append(np.array(found[places], np.float32))
-            counts[name] = counts.get(name, 0) + left
+            parts.setdefault(name, []).append(np.array(rows[indices], np.float32))
+            counts[name] = counts.get(name, 0) + count
         elif min(counts.values(), default=_ROWS) >= _ROWS:
             break
-    return {name: np.concatenate(found) for name, found in parts.items()}
+    return {name: np.concatenate(rows) for name, rows in parts.items()}
 
 
 def _scores(
@@ -90,10 +90,10 @@ def _scores(
     signal = max(float(np.vdot(truth, truth)), _TINY)
     for spec in specs:
         if rows is None:
-            found = corrected.rounded(op, weight, spec)
+            output = corrected.rounded(op, weight, spec)
         else:
-            found = _result(rows, op, weight, spec, corrected)
-        error = found - truth
+            output = _result(rows, op, weight, spec, corrected)
+        error = output - truth
         yield str(spec), float(np.vdot(error, error)) / signal
 
 

@@ -41,13 +41,13 @@ class Window:
         axes = tuple(range(2, values.ndim))
         view = sliding_window_view(padded, spans, axis=axes)
         steps = (*self.strides, *self.dilations)
-        found: Array = view[(slice(None), slice(None), *(slice(None, None, s) for s in steps))]
-        return found
+        windows: Array = view[(slice(None), slice(None), *(slice(None, None, s) for s in steps))]
+        return windows
 
     def _same(self, size: int, stride: int, span: int) -> tuple[int, int]:
         total = max((-(-size // stride) - 1) * stride + span - size, 0)
-        before = total - total // 2 if self.odd_before else total // 2
-        return before, total - before
+        leading = total - total // 2 if self.odd_before else total // 2
+        return leading, total - leading
 
 
 def window_rows(

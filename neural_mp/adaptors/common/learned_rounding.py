@@ -138,10 +138,10 @@ class LearnedRounding:
     def _positions(self) -> Floats:
         """Return the codes before rounding."""
         scales, offsets = (values[..., None] for values in self._grid)
-        found: Floats = (self._scaled - offsets) / scales
-        found += self.shift
-        found += middle_code(self.quantizer.bits)
-        return found
+        positions: Floats = (self._scaled - offsets) / scales
+        positions += self.shift
+        positions += middle_code(self.quantizer.bits)
+        return positions
 
     def _grouped(self, values: Array) -> Floats:
         return np.asarray(in_groups(values, self.quantizer.group_size), np.float32)
@@ -157,17 +157,17 @@ def learned_alone(
     best = learned.start
     least = np.full(len(weight), np.inf, np.float32)
     for step in range(options.steps + 1):
-        found = learned.rounded()
-        change = found.floats() - weight
+        candidate = learned.rounded()
+        change = candidate.floats() - weight
         gradient = change @ products
         errors = np.einsum("ij,ij->i", gradient, change)
         better = (errors < least)[:, None]
         least = np.minimum(errors, least)
         best = learned.quantizer.weight(
-            np.where(better, found.codes, best.codes),
-            np.where(better, found.scales, best.scales),
-            np.where(better, found.offsets, best.offsets),
-            found.input_factors,
+            np.where(better, candidate.codes, best.codes),
+            np.where(better, candidate.scales, best.scales),
+            np.where(better, candidate.offsets, best.offsets),
+            candidate.input_factors,
         )
         if options.limit.ends():
             break

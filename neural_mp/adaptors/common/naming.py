@@ -16,17 +16,17 @@ def same_name(kinds: str) -> dict[str, tuple[str, ...]]:
     return {kind: (kind,) for kind in kinds.split()}
 
 
-def unique_name(name: str, taken: Container[str], first: int = 1) -> str:
+def unique_name(name: str, used: Container[str], first: int = 1) -> str:
     """Return the name, or its first numbered variant from `first` on, that is not taken."""
     variants = chain([name], (f"{name}_{number}" for number in count(first)))
-    return next(variant for variant in variants if variant not in taken)
+    return next(variant for variant in variants if variant not in used)
 
 
-def reserve_name(name: str, taken: set[str], first: int = 1) -> str:
+def reserve_name(name: str, used: set[str], first: int = 1) -> str:
     """Return the result of `unique_name`, and add it to the names that are taken."""
-    found = unique_name(name, taken, first)
-    taken.add(found)
-    return found
+    unique = unique_name(name, used, first)
+    used.add(unique)
+    return unique
 
 
 def source_op(name: str, known: Container[str]) -> str | None:

@@ -67,17 +67,17 @@ class OutputLocation:
 _BARE = (string, string)
 
 
-def op_value(found: Array, encoding: QuantParams | None) -> OpOutput | None:
+def op_value(array: Array, encoding: QuantParams | None) -> OpOutput | None:
     """Return a tensor's value as float32; None if the tensor is empty or not float."""
-    name = found.dtype.name
-    if not found.size:
+    name = array.dtype.name
+    if not array.size:
         return None
     if encoding is not None:
-        real = (found.astype(np.float32) - encoding.zero_point) * np.float32(encoding.scale)
+        real = (array.astype(np.float32) - encoding.zero_point) * np.float32(encoding.scale)
         return OpOutput(real, name)
-    if found.dtype.kind != "f" and name != "bfloat16":
+    if array.dtype.kind != "f" and name != "bfloat16":
         return None
-    return OpOutput(found.astype(np.float32, copy=False), name)
+    return OpOutput(array.astype(np.float32, copy=False), name)
 
 
 def results_graph(
@@ -87,12 +87,12 @@ def results_graph(
 
     `op_of` maps tensors of the converted model to the ops of its graph, `written`.
     """
-    kept = {
+    ops = {
         op_of[result.tensor]: Op(name, result.type)
         for name, result in results.items()
         if result.tensor in op_of
     }
-    return written.with_only(kept)
+    return written.with_only(ops)
 
 
 def first_with_non_finite(

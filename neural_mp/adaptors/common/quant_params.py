@@ -114,5 +114,5 @@ def wide_kinds(weights: Iterable[IntegerWeight[L]]) -> frozenset[KernelKind]:
 
 def saturating(weights: Iterable[IntegerWeight[L]]) -> list[L]:
     """Return the layers with weights beyond ±63 and a kernel not exact on every CPU."""
-    found = (weight for weight in weights if weight.kernel not in EXACT_EVERYWHERE)
-    return [weight.layer for weight in found if exceeds_reduced_range(weight.integers)]
+    candidates = (weight for weight in weights if weight.kernel not in EXACT_EVERYWHERE)
+    return [weight.layer for weight in candidates if exceeds_reduced_range(weight.integers)]

@@ -136,14 +136,14 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     # Level l of w bins begins at bin ⌈l·w / 256⌉.
     widths = (stop - start)[:, None]
     borders = start[:, None] + -(-np.arange(LEVELS + 2) * widths // (LEVELS + 1))
-    kept = _sums(counts, borders[:, :-1], borders[:, 1:])
+    sums = _sums(counts, borders[:, :-1], borders[:, 1:])
     filled = _sums(counts > 0, borders[:, :-1], borders[:, 1:])
-    fraction = kept / np.maximum(filled, 1) / np.maximum(kept.sum(axis=1, keepdims=True), 1e-12)
+    fraction = sums / np.maximum(filled, 1) / np.maximum(sums.sum(axis=1, keepdims=True), 1e-12)
     cost = np.log(np.maximum(fraction, _MIN_LEVEL_FRACTION))
     total = counts.sum()
     own = _sums(_x_log_x(counts), start, stop)
     own += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
-    crossed = (kept * cost).sum(axis=1)
+    crossed = (sums * cost).sum(axis=1)
     # An edge bin that was empty before clipping is not part of its level.
     crossed += below * np.where(first > 0, cost[:, 0], np.log(_MIN_LEVEL_FRACTION))
     crossed += above * np.where(last > 0, cost[:, -1], np.log(_MIN_LEVEL_FRACTION))

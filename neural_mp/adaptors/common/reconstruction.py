@@ -126,15 +126,15 @@ def reconstructed(given: ModelToRound[M], samples: int, corrected: CorrectedWeig
         ConversionError: the framework does not return values of tensors.
     """
     plan = given.plan.plan
-    wanted = {op.name for op in given.graph if op.name in plan and plan[op.name].is_reconstructed}
-    if not wanted:
+    ops = {op.name for op in given.graph if op.name in plan and plan[op.name].is_reconstructed}
+    if not ops:
         return given.model
     run = _Reconstruction(given, samples, corrected)
-    run.check(wanted)
-    found: dict[str, LayerRescale] = {}
-    for stage in run.stages(wanted):
-        found.update(run.stage(stage))
-    return run.offered.with_layer_params(given.model, found)
+    run.check(ops)
+    changes: dict[str, LayerRescale] = {}
+    for stage in run.stages(ops):
+        changes.update(run.stage(stage))
+    return run.offered.with_layer_params(given.model, changes)
 
 
 @dataclass
@@ -193,16 +193,16 @@ class _Reconstruction(Generic[M]):
         """Return the rounded weights of the layers of a pass, and take them for further passes."""
         context = self._context(ops)
         weights = {op: _matrix(self.layers[op]) for op in ops}
-        kept = self.corrected.reconstructed(_flat(weights), _specs(weights), context)
-        if kept is None:
-            kept = self._learned(ops, weights)
-            self.corrected.keep_reconstructed(kept, _specs(weights), context)
-        found = {
-            op: _change(self.layers[op], _restored(weights[op], kept[op]), kept[op].offsets)
+        learned = self.corrected.reconstructed(_flat(weights), _specs(weights), context)
+        if learned is None:
+            learned = self._learned(ops, weights)
+            self.corrected.keep_reconstructed(learned, _specs(weights), context)
+        changes = {
+            op: _change(self.layers[op], _restored(weights[op], learned[op]), learned[op].offsets)
             for op in ops
         }
-        self.rounded.update(found)
-        return found
+        self.rounded.update(changes)
+        return changes
 
     def _learned(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, GroupedWeight]:
         """Return the learned weights of a pass; rounded to nearest from the time limit on."""
@@ -210,18 +210,18 @@ class _Reconstruction(Generic[M]):
         limit = self.corrected.options.learning.limit
         sums = {} if limit.ends() else self._sums(ops, weights)
         reading = (time.perf_counter() - started) / len(ops)
-        found = {}
+        learned = {}
         for op in ops:
             if limit.ends():
                 grid = _grid(self.given.plan.plan[op])
                 nearest = grid.nearest(weights[op], grid.full(weights[op]))
-                found[op] = _grouped(nearest, np.zeros(weights[op].shape[:2], np.float32))
+                learned[op] = _grouped(nearest, np.zeros(weights[op].shape[:2], np.float32))
             else:
-                found[op] = self._layer(op, weights[op], sums[op], reading)
+                learned[op] = self._layer(op, weights[op], sums[op], reading)
         logger.info(
             "Reconstructed %s in %.1f s", ", ".join(map(repr, ops)), time.perf_counter() - started
         )
-        return found
+        return learned
 
     def _layer(self, op: str, weight: Floats, sums: MomentsOfRows, reading: float) -> GroupedWeight:
         """Return the learned weight of a layer; `reading` is its share of the pass, in seconds."""
@@ -269,15 +269,17 @@ class _Reconstruction(Generic[M]):
             values(changed, batches(), readers.keys()),
             strict=True,
         )
-        for part, ((name, exact), (other, seen)) in enumerate(pairs):
-            assert name == other
+        for part, ((name, exact), (changed_name, actual)) in enumerate(pairs):
+            assert name == changed_name
             if self.corrected.options.learning.limit.ends():
                 break
             for op in readers[name]:
                 layer = self.layers[op]
                 most = self._rows(layer, len(exact) if exact.ndim else 1)
-                read = self._as_read(op, seen)
-                sums[op].add(weights[op], *(layer.rows(each, most, part) for each in (exact, read)))
+                rounded = self._as_read(op, actual)
+                sums[op].add(
+                    weights[op], *(layer.rows(rows, most, part) for rows in (exact, rounded))
+                )
         return sums
 
     def _source(self, op: str) -> str:
@@ -302,18 +304,18 @@ class _Reconstruction(Generic[M]):
     def _context(self, ops: list[str]) -> str:
         """Return all that the weights of a pass depend on, besides model, data and options."""
         plan, flow = self.given.plan.plan, self.given.plan.flow
-        words = [f"{op} {config}" for op, config in plan.items() if config.rescales]
-        last = {op.name: place for place, op in enumerate(self.given.graph)}[ops[-1]]
+        lines = [f"{op} {config}" for op, config in plan.items() if config.rescales]
+        last = {op.name: index for index, op in enumerate(self.given.graph)}[ops[-1]]
         for op in list(self.given.graph)[: last + 1]:
             if op.name in plan:
-                read = [flow.scale_owner[name] for name in flow.int8_reads.get(op.name, ())]
+                owners = [flow.scale_owner[name] for name in flow.int8_reads.get(op.name, ())]
                 spans = [
                     (span, getattr(span, "channels", ()))
-                    for name in read
+                    for name in owners
                     if (span := self.given.ranges.get(name)) is not None
                 ]
-                words.append(f"{op.name} {plan[op.name]!r} {spans}")
-        return "\n".join([*words, *ops])
+                lines.append(f"{op.name} {plan[op.name]!r} {spans}")
+        return "\n".join([*lines, *ops])
 
 
 def _matrix(layer: LayerParams) -> Floats:
@@ -363,6 +365,6 @@ def _grouped(rounded: RoundedLayer, shift: Floats) -> GroupedWeight:
     return GroupedWeight(CodedGroups(codes, scales, shift.reshape(scales.shape)), inputs, _BITS)
 
 
-def _restored(weight: Floats, kept: GroupedWeight) -> RoundedLayer:
-    codes = kept.codes.astype(np.float32) - middle_code(_BITS)
-    return RoundedLayer(codes.reshape(weight.shape), kept.scales.reshape(*weight.shape[:2], 1))
+def _restored(weight: Floats, learned: GroupedWeight) -> RoundedLayer:
+    codes = learned.codes.astype(np.float32) - middle_code(_BITS)
+    return RoundedLayer(codes.reshape(weight.shape), learned.scales.reshape(*weight.shape[:2], 1))

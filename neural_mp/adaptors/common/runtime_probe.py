@@ -81,13 +81,13 @@ def probe_results(module: str, version: str, onednn_limit: str | None = None) ->
     if onednn_limit is not None:
         environment[ONEDNN_LIMIT] = onednn_limit
     cache = _cache(version, environment)
-    _, known = cache.get(module, list_of(string))
-    if known is not None:
-        return frozenset(known)
-    found, _ = _run(module, environment)
-    if found:
-        cache.put(module, sorted(found))
-    return frozenset(found)
+    _, cached = cache.get(module, list_of(string))
+    if cached is not None:
+        return frozenset(cached)
+    results, _ = _run(module, environment)
+    if results:
+        cache.put(module, sorted(results))
+    return frozenset(results)
 
 
 #: Module, version and case → its result, in this process.
@@ -103,18 +103,20 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
     """
     if not all((module, version, case) in _RESULTS for case in cases):
         cache = _cache(version, os.environ)
-        known = cache.get(module, mapping_of(string))[1] or {}
-        _RESULTS.update({(module, version, case): words for case, words in known.items()})
-        unknown = [case for case in cases if case not in known]
+        cached = cache.get(module, mapping_of(string))[1] or {}
+        _RESULTS.update({(module, version, case): outcome for case, outcome in cached.items()})
+        unknown = [case for case in cases if case not in cached]
         if unknown:
             with tempfile.TemporaryDirectory() as folder:
                 for case in unknown:
                     (Path(folder) / case).write_bytes(cases[case])
-                found, started = _run(module, dict(os.environ), folder)
-            made = dict.fromkeys(started & set(unknown), _CRASHES)
-            made.update({case: words for case, _, words in (f.partition(" ") for f in found)})
-            _RESULTS.update({(module, version, case): words for case, words in made.items()})
-            entries = [*known.items(), *made.items()][-_MAX_CASES:]
+                lines, started = _run(module, dict(os.environ), folder)
+            results = dict.fromkeys(started & set(unknown), _CRASHES)
+            results.update(
+                {case: outcome for case, _, outcome in (f.partition(" ") for f in lines)}
+            )
+            _RESULTS.update({(module, version, case): outcome for case, outcome in results.items()})
+            entries = [*cached.items(), *results.items()][-_MAX_CASES:]
             cache.put(module, dict(entries))
     return {
         case: _RESULTS[module, version, case]
@@ -155,7 +157,7 @@ def _run(module: str, environment: dict[str, str], *arguments: str) -> tuple[set
 
     Return the results, and the cases that were started.
     """
-    found: set[str] = set()
+    results: set[str] = set()
     tried: set[str] = set()
     while True:
         output, failure = _output_of(
@@ -163,12 +165,12 @@ def _run(module: str, environment: dict[str, str], *arguments: str) -> tuple[set
         )
         lines = output.splitlines()
         started = {line.removeprefix(STARTS) for line in lines if line.startswith(STARTS)}
-        found |= {line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)}
+        results |= {line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)}
         tried |= started
         if failure is None or not started:
             if failure is not None:
                 logger.warning("the probe %s failed: %s", module, failure)
-            return found, tried
+            return results, tried
 
 
 def _output_of(command: list[str], environment: dict[str, str]) -> tuple[str, str | None]:

@@ -43,9 +43,9 @@ class CodeChoice:
 
     def gradient(self, codes: Floats) -> Floats:
         """Return half of the gradient of the error by the weight."""
-        found: Floats = ((codes * self.scales) @ self.products).astype(np.float32, copy=False)
-        found -= self.targets
-        return found
+        result: Floats = ((codes * self.scales) @ self.products).astype(np.float32, copy=False)
+        result -= self.targets
+        return result
 
 
 def compensated(weight: Floats, choice: CodeChoice) -> Floats:
@@ -63,9 +63,9 @@ def compensated(weight: Floats, choice: CodeChoice) -> Floats:
         lost = choice.targets[group] - weight[group] @ products
         change = ((lost[:, order] @ upper.T) @ upper).T
         columns = np.ascontiguousarray(weight[group].T[order]) + change
-        low, free = (each[group].T[order] for each in (choice.low, choice.is_free))
-        found = _by_columns(columns, low, low + free, choice.scales[group, :, 0], factor)
-        codes[group, :, order] = found
+        low, free = (array[group].T[order] for array in (choice.low, choice.is_free))
+        group_codes = _by_columns(columns, low, low + free, choice.scales[group, :, 0], factor)
+        codes[group, :, order] = group_codes
     return codes
 
 
@@ -75,9 +75,9 @@ def _by_columns(
     """Return the codes [inputs, outputs] of columns, in order; the columns are overwritten."""
     codes = np.empty_like(columns)
 
-    def rounded(place: int, column: Floats) -> Floats:
-        codes[place] = np.clip(np.rint(column / scales), low[place], high[place])
-        return codes[place] * scales
+    def rounded(index: int, column: Floats) -> Floats:
+        codes[index] = np.clip(np.rint(column / scales), low[index], high[index])
+        return codes[index] * scales
 
     compensate(columns, factor, _BLOCK, rounded)
     return codes
@@ -100,17 +100,17 @@ def _sweep(codes: Floats, gradient: Floats, choice: CodeChoice, first: int) -> b
     inner = gradient[:, :, first:last].copy()
     changes = np.zeros_like(inner)
     power = np.einsum("gii->gi", products)
-    for place in range(first, last):
-        code, low = codes[:, :, place], choice.low[:, :, place]
-        step = np.where(code == low, np.float32(1), np.float32(-1)) * choice.is_free[:, :, place]
+    for index in range(first, last):
+        code, low = codes[:, :, index], choice.low[:, :, index]
+        step = np.where(code == low, np.float32(1), np.float32(-1)) * choice.is_free[:, :, index]
         change = step * scales
-        own = change**2 * power[:, None, place]
-        falls = 2 * change * inner[:, :, place - first] + own < -_LEAST_FALL * own
+        own = change**2 * power[:, None, index]
+        falls = 2 * change * inner[:, :, index - first] + own < -_LEAST_FALL * own
         if falls.any():
-            codes[:, :, place] += step * falls
+            codes[:, :, index] += step * falls
             change *= falls
-            changes[:, :, place - first] = change
-            inner += change[:, :, None] * products[:, None, place, first:last]
+            changes[:, :, index - first] = change
+            inner += change[:, :, None] * products[:, None, index, first:last]
     has_changed = bool(changes.any())
     if has_changed:
         gradient += changes @ products[:, first:last]

@@ -59,10 +59,10 @@ class TensorSpec:
         """Return strings and numbers for JSON."""
         shape = None if self.shape is None else list(self.shape)
         dtype = None if self.dtype is None else self.dtype.name
-        found = {**vars(self), "dtype": dtype, "shape": shape}
+        data = {**vars(self), "dtype": dtype, "shape": shape}
         # Versions without optional inputs read files without the key.
-        del found["default"]
-        return found if self.default is None else {**found, "default": self.default.tolist()}
+        del data["default"]
+        return data if self.default is None else {**data, "default": self.default.tolist()}
 
     @classmethod
     def from_dict(cls, data: object) -> TensorSpec:
@@ -71,13 +71,13 @@ class TensorSpec:
         Raises:
             NeuralMPError: the data is malformed, or a matching array would exceed the memory limit.
         """
-        found = cls(**_PORT(data))
-        if found.default is None:
-            return found
+        spec = cls(**_PORT(data))
+        if spec.default is None:
+            return spec
         try:
-            return replace(found, default=np.asarray(found.default, found.dtype))
+            return replace(spec, default=np.asarray(spec.default, spec.dtype))
         except (TypeError, ValueError, OverflowError):
-            raise invalid(f"a default of the type {found.dtype}", found.default) from None
+            raise invalid(f"a default of the type {spec.dtype}", spec.default) from None
 
     @property
     def is_optional(self) -> bool:
@@ -153,9 +153,9 @@ class Signature:
         Raises:
             DataError: the number, names, dtypes or shapes do not match the model.
         """
-        known = self._layouts.bound(inputs)
-        if known is not None:
-            return known
+        cached = self._layouts.bound(inputs)
+        if cached is not None:
+            return cached
         values = self.assigned(inputs)
         bound = {
             port.tensor: value if _fits_at_once(port, value) else _fitting(port, value)
@@ -194,10 +194,10 @@ class Signature:
     def _by_position(self, values: Sequence[Any]) -> list[Any]:
         """Return the value for every input, given those of the required inputs, or of the first."""
         required = [port for port in self.inputs if not port.is_optional]
-        first, others = self.inputs[: len(values)], self.inputs[len(values) :]
+        first, rest = self.inputs[: len(values)], self.inputs[len(values) :]
         if len(values) == len(required):
             first = tuple(required)
-        elif len(values) > len(first) or not all(port.is_optional for port in others):
+        elif len(values) > len(first) or not all(port.is_optional for port in rest):
             several = len(required) < len(self.inputs)
             raise DataError(
                 f"a batch must hold {counted(len(required), 'input')} "
@@ -295,12 +295,12 @@ def shape_of(value: object) -> Shape:
 def _dtype(value: object) -> np.dtype[Any]:
     name = short_string(value)
     try:
-        found = np.dtype(name)
+        dtype = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
         raise invalid("the name of an element type, e.g. float32", value) from None
-    if found.name != name or found.itemsize > MAX_ELEMENT_BYTES:
+    if dtype.name != name or dtype.itemsize > MAX_ELEMENT_BYTES:
         raise invalid("the name of an element type, e.g. float32", value)
-    return found
+    return dtype
 
 
 def _structure(value: object) -> Structure:
@@ -337,7 +337,7 @@ def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
 def _chosen(
     ports: tuple[TensorSpec, ...], names: tuple[str, ...], option: str
 ) -> tuple[TensorSpec, ...]:
-    found = []
+    selected = []
     for name in names:
         port = next((port for port in ports if port.answers_to(name)), None)
         if port is None:
@@ -345,8 +345,8 @@ def _chosen(
                 f"{option} must name {option} of the model, got {name!r}"
                 f"{did_you_mean(name, [port.name for port in ports])}"
             )
-        found.append(port)
-    return tuple(found) or ports
+        selected.append(port)
+    return tuple(selected) or ports
 
 
 def _holds_arrays(inputs: Sequence[Any]) -> bool:
@@ -374,14 +374,14 @@ def _fitting(port: TensorSpec, value: Any) -> Array:
         array = np.asarray(value)
     except ValueError as error:
         raise DataError(f"the input {port} must be an array: {error}") from error
-    wanted = port.dtype
-    if array.dtype != wanted:
-        kinds = "OSU" if wanted.hasobject else "fiub"
-        fits = wanted.hasobject or np.can_cast(array.dtype, wanted, "same_kind")
-        if array.dtype.kind not in kinds or not fits:
+    dtype = port.dtype
+    if array.dtype != dtype:
+        kinds = "OSU" if dtype.hasobject else "fiub"
+        is_castable = dtype.hasobject or np.can_cast(array.dtype, dtype, "same_kind")
+        if array.dtype.kind not in kinds or not is_castable:
             raise DataError(f"got an array of {array.dtype} for the input {port}")
-        if not wanted.hasobject:
-            array = array.astype(wanted)
+        if not dtype.hasobject:
+            array = array.astype(dtype)
     if not _agrees(array.shape, port.shape):
         raise DataError(
             f"expected matching sizes, got an array of shape {list(array.shape)} "
@@ -390,9 +390,9 @@ def _fitting(port: TensorSpec, value: Any) -> Array:
     return array
 
 
-def _agrees(given: tuple[int, ...], wanted: Shape) -> bool:
-    if wanted is None:
+def _agrees(given: tuple[int, ...], expected: Shape) -> bool:
+    if expected is None:
         return True
-    return len(given) == len(wanted) and all(
-        size in (None, have) for have, size in zip(given, wanted, strict=True)
+    return len(given) == len(expected) and all(
+        size in (None, have) for have, size in zip(given, expected, strict=True)
     )

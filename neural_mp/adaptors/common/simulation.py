@@ -52,11 +52,11 @@ class TrainingSchedule:
 RANGE_MOMENTUM = 0.1
 
 
-def moving_range(known: Range, seen: Range) -> Range:
+def moving_range(known: Range, observed: Range) -> Range:
     """Return the moving average of a range after a batch."""
     low, high = (
         (1 - RANGE_MOMENTUM) * old + RANGE_MOMENTUM * new
-        for old, new in zip(known, seen, strict=True)
+        for old, new in zip(known, observed, strict=True)
     )
     return min(low, 0.0), max(high, 0.0)
 

@@ -72,9 +72,9 @@ class Expression:
 
     def __mul__(self, other: Size) -> Size:
         terms: dict[Monomial, int] = {}
-        for left, first in self.terms:
-            for right, second in _terms(other):
-                monomial = tuple(sorted(left + right))
+        for lhs, first in self.terms:
+            for rhs, second in _terms(other):
+                monomial = tuple(sorted(lhs + rhs))
                 terms[monomial] = terms.get(monomial, 0) + first * second
         return _simplified(terms, is_nonnegative(self) and is_nonnegative(other))
 
@@ -131,41 +131,41 @@ def ceil_div(size: Size, divisor: int) -> Size:
     return (size + divisor - 1) // divisor
 
 
-def maximum(left: Size, right: Size) -> Size:
+def maximum(lhs: Size, rhs: Size) -> Size:
     """Return the greater of two values."""
-    if is_nonnegative(left - right):
-        return left
-    if is_nonnegative(right - left):
-        return right
-    nonnegative = is_nonnegative(left) or is_nonnegative(right)
-    return _function("max", sorted((left, right), key=str), nonnegative=nonnegative)
+    if is_nonnegative(lhs - rhs):
+        return lhs
+    if is_nonnegative(rhs - lhs):
+        return rhs
+    nonnegative = is_nonnegative(lhs) or is_nonnegative(rhs)
+    return _function("max", sorted((lhs, rhs), key=str), nonnegative=nonnegative)
 
 
-def minimum(left: Size, right: Size) -> Size:
+def minimum(lhs: Size, rhs: Size) -> Size:
     """Return the smaller of two values."""
-    if is_nonnegative(left - right):
-        return right
-    if is_nonnegative(right - left):
-        return left
-    nonnegative = is_nonnegative(left) and is_nonnegative(right)
-    return _function("min", sorted((left, right), key=str), nonnegative=nonnegative)
+    if is_nonnegative(lhs - rhs):
+        return rhs
+    if is_nonnegative(rhs - lhs):
+        return lhs
+    nonnegative = is_nonnegative(lhs) and is_nonnegative(rhs)
+    return _function("min", sorted((lhs, rhs), key=str), nonnegative=nonnegative)
 
 
-def broadcast(left: Size, right: Size) -> Size:
+def broadcast(lhs: Size, rhs: Size) -> Size:
     """Return the size of an axis of two tensors combined elementwise.
 
     Raises:
         ValueError: the sizes are incompatible.
     """
-    if left == right or right == 1:
-        return left
-    if left == 1:
-        return right
-    if isinstance(left, int) and isinstance(right, int):
-        raise ValueError(f"sizes must be equal or 1, got {left} and {right}")
-    if isinstance(left, int) or isinstance(right, int):
-        return left if isinstance(left, int) else right
-    operands = {*_operands_of("broadcast", left), *_operands_of("broadcast", right)}
+    if lhs == rhs or rhs == 1:
+        return lhs
+    if lhs == 1:
+        return rhs
+    if isinstance(lhs, int) and isinstance(rhs, int):
+        raise ValueError(f"sizes must be equal or 1, got {lhs} and {rhs}")
+    if isinstance(lhs, int) or isinstance(rhs, int):
+        return lhs if isinstance(lhs, int) else rhs
+    operands = {*_operands_of("broadcast", lhs), *_operands_of("broadcast", rhs)}
     return _function("broadcast", sorted(operands, key=str), nonnegative=True)
 
 

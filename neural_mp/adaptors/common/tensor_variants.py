@@ -98,23 +98,25 @@ class TensorVariants(ABC, Generic[T]):
 
     def real(self, tensor: T, variant: str = FP32) -> T:
         """Return a tensor in FP32, BF16 or FP16."""
-        found = self.found(tensor)
-        if variant not in found:
-            found[variant] = self._made(tensor, variant, found)
-        return found[variant]
+        variants = self.found(tensor)
+        if variant not in variants:
+            variants[variant] = self._made(tensor, variant, variants)
+        return variants[variant]
 
     def stored(self, tensor: T) -> T:
         """Return a tensor in uint8."""
-        found = self.found(tensor)
-        if UINT8 not in found:
-            found[UINT8] = self.quantized(tensor, self.real(tensor))
-        return found[UINT8]
+        variants = self.found(tensor)
+        if UINT8 not in variants:
+            variants[UINT8] = self.quantized(tensor, self.real(tensor))
+        return variants[UINT8]
 
-    def _made(self, tensor: T, variant: str, found: Mapping[str, T]) -> T:
+    def _made(self, tensor: T, variant: str, variants: Mapping[str, T]) -> T:
         array = self.value_of(tensor)
         if array is not None:
             return self.constant_in(tensor, variant, cast_saturating(array, _NARROW[variant]))
-        source = next((known for known in (FP32, BF16, FP16) if known in found), None)
+        source = next(
+            (candidate for candidate in (FP32, BF16, FP16) if candidate in variants), None
+        )
         if source is None and variant in self.dequantized_to:
             return self.dequantized(tensor, variant)
         return self.cast(tensor, source or FP32, variant)

@@ -16,11 +16,11 @@ class _Limit:
 @contextmanager
 def limited_threads(count: int | None) -> Iterator[None]:
     """Limit the threads of models compiled within this context; existing ones keep theirs."""
-    before, _Limit.threads = _Limit.threads, count
+    previous, _Limit.threads = _Limit.threads, count
     try:
         yield
     finally:
-        _Limit.threads = before
+        _Limit.threads = previous
 
 
 def requested_threads() -> int | None:

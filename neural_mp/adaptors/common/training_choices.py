@@ -60,8 +60,8 @@ def check_targets(targets: Sequence[int | None], outputs: Sequence[int | None]) 
     Raises:
         DataError: the numbers of samples or of values differ.
     """
-    samples = {each[0] for each in (targets, outputs) if each} - {None}
-    rest = [[size for size in each[1:] if size is not None] for each in (targets, outputs)]
+    samples = {shape[0] for shape in (targets, outputs) if shape} - {None}
+    rest = [[size for size in shape[1:] if size is not None] for shape in (targets, outputs)]
     are_known = None not in (*targets[1:], *outputs[1:])
     values = set(map(math.prod, rest)) if are_known else set()
     if len(samples) > 1 or len(values) > 1:

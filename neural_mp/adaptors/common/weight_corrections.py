@@ -75,7 +75,7 @@ def corrected_weight(
     corrections = quantizer.spec.corrections
     if WeightCorrection.HQQ in corrections:
         rows = (weight[part] for part in row_parts(weight.shape))
-        return joined_rows(_half_quadratic(each, quantizer) for each in rows)
+        return joined_rows(_half_quadratic(block, quantizer) for block in rows)
     if not corrections or moments is None:
         return quantizer.nearest(weight)
     if quantizer.spec.is_learned:
@@ -95,12 +95,12 @@ def corrected_weight(
 
 def row_errors(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> Floats:
     """Return the mean squared error of each output."""
-    found = []
+    errors = []
     for part in row_parts(weight.shape):
         change = rounded.rows(part).floats()
         change -= weight[part]
-        found.append(np.einsum("ij,ij->i", change @ moments.products, change))
-    return np.concatenate(found)
+        errors.append(np.einsum("ij,ij->i", change @ moments.products, change))
+    return np.concatenate(errors)
 
 
 def _error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> float:
@@ -153,13 +153,13 @@ class InverseFactor:
     @property
     def diagonal(self) -> Floats:
         """The diagonal of U, for scaled inputs."""
-        found: Floats = np.diagonal(self.upper)
-        return found if self.divisors is None else found / self.divisors
+        result: Floats = np.diagonal(self.upper)
+        return result if self.divisors is None else result / self.divisors
 
     def rows(self, first: int, last: int) -> Floats:
         """Return some rows of U for scaled inputs, from the column `first` on."""
-        found = self.upper[first:last, first:]
-        return found if self.divisors is None else found / self.divisors[first:]
+        result = self.upper[first:last, first:]
+        return result if self.divisors is None else result / self.divisors[first:]
 
 
 def _turned(matrix: Floats) -> Floats:
@@ -168,8 +168,8 @@ def _turned(matrix: Floats) -> Floats:
     half = len(flat) // 2
     for first in range(0, half, VALUES_AT_ONCE):
         part = flat[first : min(first + VALUES_AT_ONCE, half)]
-        other = flat[len(flat) - first - len(part) : len(flat) - first]
-        part[:], other[:] = other[::-1].copy(), part[::-1].copy()
+        mirror = flat[len(flat) - first - len(part) : len(flat) - first]
+        part[:], mirror[:] = mirror[::-1].copy(), part[::-1].copy()
     return flat.reshape(matrix.shape)
 
 
@@ -197,7 +197,7 @@ def _best_factors(
     readers = [w[:: -(-len(w) // _ROWS_TRIED)].astype(np.float32) for w in weights]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
     best: Floats | None = None
-    before, least = np.ones(len(readers)), np.inf
+    baseline, least = np.ones(len(readers)), np.inf
     for exponent in _EXPONENTS:
         scale = size**exponent
         factors = to_bfloat16(np.sqrt(scale.max() * scale.min()) / scale)
@@ -205,10 +205,10 @@ def _best_factors(
             [_error(w, _rounded(w, quantizer, moments, factor, factors), moments) for w in readers]
         )
         if not exponent:
-            before = np.maximum(errors, _LEAST * max(errors.max(), _LEAST))
-        found = float((errors / before).sum())
-        if found < least:
-            best, least = factors if exponent else None, found
+            baseline = np.maximum(errors, _LEAST * max(errors.max(), _LEAST))
+        error = float((errors / baseline).sum())
+        if error < least:
+            best, least = factors if exponent else None, error
     return best
 
 
@@ -237,24 +237,24 @@ def _rounded_rows(
     """Round rows of a weight, each in the best of several ways."""
     FREED.after(_RESULTS * weight.nbytes)
     scaled = weight if factors is None else weight / factors
-    ways = _ways(scaled, quantizer, moments, factor, factors)
-    kept = next(ways)
-    least = row_errors(weight, kept, moments)
-    for other in ways:
+    candidates = _ways(scaled, quantizer, moments, factor, factors)
+    best = next(candidates)
+    least = row_errors(weight, best, moments)
+    for candidate in candidates:
         FREED.after(_RESULTS * weight.nbytes)
-        errors = row_errors(weight, other, moments)
+        errors = row_errors(weight, candidate, moments)
         better = errors < least
         least = np.where(better, errors, least)
         codes, scales, offsets = (
             np.where(better[:, None], new, old)
             for new, old in (
-                (other.codes, kept.codes),
-                (other.scales, kept.scales),
-                (other.offsets, kept.offsets),
+                (candidate.codes, best.codes),
+                (candidate.scales, best.scales),
+                (candidate.offsets, best.offsets),
             )
         )
-        kept = quantizer.weight(codes, scales, offsets, factors)
-    return kept
+        best = quantizer.weight(codes, scales, offsets, factors)
+    return best
 
 
 def _ways(
@@ -321,11 +321,11 @@ def _compensated(
     middle, most = middle_code(quantizer.bits), max_code(quantizer.bits)
     codes = np.empty((inputs, outputs), np.uint8)
 
-    def rounded(place: int, column: Floats) -> Floats:
-        scale, offset = scales[group[place]], offsets[group[place]]
+    def rounded(index: int, column: Floats) -> Floats:
+        scale, offset = scales[group[index]], offsets[group[index]]
         code = np.rint((column - offset) / scale) + middle
         np.clip(code, 0, most, out=code)
-        codes[order[place]] = code
+        codes[order[index]] = code
         value: Floats = (code - middle) * scale + offset
         return value
 
@@ -350,12 +350,12 @@ def compensate(
         last = min(first + block, len(columns))
         upper = factor.rows(first, last)
         errors = np.empty((last - first, columns.shape[1]), np.float32)
-        for place in range(first, last):
-            row = upper[place - first, place - first :]
-            error = columns[place] - rounded(place, columns[place])
+        for index in range(first, last):
+            row = upper[index - first, index - first :]
+            error = columns[index] - rounded(index, columns[index])
             error /= row[0]
-            columns[place + 1 : last] -= row[1 : last - place, None] * error
-            errors[place - first] = error
+            columns[index + 1 : last] -= row[1 : last - index, None] * error
+            errors[index - first] = error
         columns[last:] -= upper[:, last - first :].T @ errors
 
 
@@ -377,7 +377,7 @@ def _half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:
         best = np.where(errors < least, offsets, best)
         least = np.minimum(errors, least)
         threshold = np.maximum(size, _LEAST) ** (_HQQ_NORM - 1) / penalty
-        kept = np.sign(change) * np.maximum(size - threshold, 0)
-        offsets = quantizer.free_offsets((grouped - kept - steps).mean(axis=2), scales)
+        residual = np.sign(change) * np.maximum(size - threshold, 0)
+        offsets = quantizer.free_offsets((grouped - residual - steps).mean(axis=2), scales)
         penalty *= _HQQ_GROWTH
     return quantizer.on_grid(weight, scales, best)

@@ -56,13 +56,13 @@ class WeightStore:
         try:
             if path.stat().st_size > sum(w.nbytes + 5 * _HEADERS for w in weights.values()):
                 raise ValueError("the file is too large")
-            kept = load_arrays(path)
-            if isinstance(kept, np.ndarray):
+            content = load_arrays(path)
+            if isinstance(content, np.ndarray):
                 raise ValueError("the file holds a single array")
-            with kept as found:
+            with content as arrays:
                 return {
-                    op: _checked(found, str(place), weights[op], spec)
-                    for place, (op, spec) in enumerate(specs.items())
+                    op: _checked(arrays, str(index), weights[op], spec)
+                    for index, (op, spec) in enumerate(specs.items())
                 }
         except FileNotFoundError:
             return None
@@ -71,37 +71,40 @@ class WeightStore:
             return None
 
     def put(
-        self, found: Mapping[str, GroupedWeight], specs: Mapping[str, QuantSpec], context: str = ""
+        self,
+        weights: Mapping[str, GroupedWeight],
+        specs: Mapping[str, QuantSpec],
+        context: str = "",
     ) -> None:
         """Keep op → its rounded weight; a folder that cannot be written to costs time only."""
         try:
             with atomic_file(self._path(specs, context)) as file:
-                _write(file, [found[op] for op in specs])
-            kept = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
-            for path in kept[:-_MAX_FILES]:
+                _write(file, [weights[op] for op in specs])
+            files = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+            for path in files[:-_MAX_FILES]:
                 path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("Rounded weights cannot be kept for a resumed run: %s", error)
 
     def _path(self, specs: Mapping[str, QuantSpec], context: str) -> Path:
-        words = [[op, str(spec)] for op, spec in specs.items()]
-        said = json.dumps([self.scope, context, words])
-        return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}{_SUFFIX}"
+        entries = [[op, str(spec)] for op, spec in specs.items()]
+        key = json.dumps([self.scope, context, entries])
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{_SUFFIX}"
 
 
 def _write(file: IO[bytes], weights: Iterable[GroupedWeight]) -> None:
     """Write weights like `numpy.savez`, one array at a time: codes take a byte each."""
     with zipfile.ZipFile(file, "w") as archive:
-        for place, weight in enumerate(weights):
+        for index, weight in enumerate(weights):
             for name in _PARTS:
                 value = getattr(weight, name)
                 if value is not None:
-                    with archive.open(f"{place}/{name}.npy", "w", force_zip64=True) as member:
+                    with archive.open(f"{index}/{name}.npy", "w", force_zip64=True) as member:
                         npy.write_array(member, value, allow_pickle=False)
 
 
 def _checked(
-    found: Mapping[str, Array], place: str, weight: Array, spec: QuantSpec
+    arrays: Mapping[str, Array], index: str, weight: Array, spec: QuantSpec
 ) -> GroupedWeight:
     """Return one weight of a file.
 
@@ -112,8 +115,8 @@ def _checked(
     outputs, inputs = weight.shape
     size = spec.group_size or 1
     groups = outputs, -(-inputs // size)
-    codes, scales, offsets = (found[f"{place}/{name}"] for name in _PARTS[:3])
-    factors = found.get(f"{place}/{_PARTS[3]}")
+    codes, scales, offsets = (arrays[f"{index}/{name}"] for name in _PARTS[:3])
+    factors = arrays.get(f"{index}/{_PARTS[3]}")
     shapes = [(codes, weight.shape, np.uint8), (scales, groups, np.float32)]
     shapes += [(offsets, groups, np.float32)]
     shapes += [] if factors is None else [(factors, (inputs,), np.float32)]

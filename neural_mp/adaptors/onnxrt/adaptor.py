@@ -84,10 +84,10 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     def __init__(self, provider: str | None = None) -> None:
         self.provider = provider or os.environ.get(PROVIDER_VARIABLE) or CPU
 
-    def read(self, source: object, wanted: InputSpec) -> OnnxModel:
+    def read(self, source: object, spec: InputSpec) -> OnnxModel:
         """Read and canonicalize a model."""
         with collection_paused():
-            return loading.load(source, wanted, self.provider)
+            return loading.load(source, spec, self.provider)
 
     def kernels(self, model: OnnxModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return kernels from the provider's kernel registry and ONNX's schemas."""

@@ -43,17 +43,17 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
         common.InlinePass()(program)
     common.RemoveInitializersFromInputsPass()(program)
     notes: list[str] = []
-    before = opsets.opset_of(program)
-    if 0 < before < opsets.LEAST_OPSET:
+    opset = opsets.opset_of(program)
+    if 0 < opset < opsets.LEAST_OPSET:
         opsets.raise_opset(program)
         notes.append(
-            f"the model's opset {before} was raised to {opsets.LEAST_OPSET}, the first with "
+            f"the model's opset {opset} was raised to {opsets.LEAST_OPSET}, the first with "
             f"quantization per channel and bfloat16"
         )
-    elif not quantizes(before):
+    elif not quantizes(opset):
         _lower_opset(program)
         notes.append(
-            f"the model's opset {before} was lowered to {opsets.opset_of(program)}, the newest in "
+            f"the model's opset {opset} was lowered to {opsets.opset_of(program)}, the newest in "
             f"which ONNX Runtime quantizes tensors"
         )
     lift_constants(program)
@@ -97,13 +97,13 @@ def _lower_opset(program: ir.Model) -> None:
     Raises:
         ConversionError: an op has another definition in the older opset.
     """
-    before = opsets.opset_of(program)
-    fitting = (opset for opset in range(before, opsets.LEAST_OPSET - 1, -1) if quantizes(opset))
+    current = opsets.opset_of(program)
+    fitting = (opset for opset in range(current, opsets.LEAST_OPSET - 1, -1) if quantizes(opset))
     newest = next(fitting, opsets.LEAST_OPSET)
     for node in program.graph.all_nodes():
-        if not opsets.same_but_for_types(node, before, newest):
+        if not opsets.same_but_for_types(node, current, newest):
             raise ConversionError(
-                f"ONNX Runtime has no quantization kernels for opset {before}, and opset {newest} "
+                f"ONNX Runtime has no quantization kernels for opset {current}, and opset {newest} "
                 f"defines {node.op_type} differently"
             )
     program.graph.opset_imports[""] = newest
@@ -149,14 +149,14 @@ def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
     if not lists and not any(opsets.gives_list(node, opset) for node in program.graph.all_nodes()):
         return []
     inferred = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(program)))
-    found = []
-    for graph, other in zip(program.graphs(), inferred.graphs(), strict=True):
-        known = ir.convenience.create_value_mapping(other)
+    pairs = []
+    for graph, inferred_graph in zip(program.graphs(), inferred.graphs(), strict=True):
+        typed = ir.convenience.create_value_mapping(inferred_graph)
         for name, value in ir.convenience.create_value_mapping(graph).items():
-            kind = known[name].type if name in known else None
-            if kind is not None and not edit.is_tensor(known[name]):
-                found.append((value, kind))
-    return found
+            kind = typed[name].type if name in typed else None
+            if kind is not None and not edit.is_tensor(typed[name]):
+                pairs.append((value, kind))
+    return pairs
 
 
 def write_out_type(node: ir.Node) -> None:

@@ -47,9 +47,9 @@ _RUNS_GRAPHS = "it runs nested graphs, whose ops have precisions of their own"
 def kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels on the model's provider, or the reason for a missing kernel."""
     finder = _KernelFinder(model, accumulation)
-    found = {name: finder.kernels(name, node) for name, node in model.structure.nodes.items()}
+    result = {name: finder.kernels(name, node) for name, node in model.structure.nodes.items()}
     part = OpKernels.none("it is a further output of an op and has the precision of that op")
-    return {**found, **dict.fromkeys(model.structure.parts, part)}
+    return {**result, **dict.fromkeys(model.structure.parts, part)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _KernelFinder:
         on every CPU, at two thirds of the speed of signed weights of ±63 with AVX2, and at less
         than half with VNNI.
         """
-        ways: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
+        algorithms: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
         if is_table(node):
             rows = self.grouped_specs(n_bits.TABLE, edit.known_array(node.inputs[0]).shape[1])
             return replace(reasons.table_in_bytes(), low_bits=rows)
@@ -90,23 +90,23 @@ class _KernelFinder:
                 weight, (CalibrationAlgorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,)
             )
         if node.op_type not in LAYERS:
-            return IntegerKernel(algorithms=ways)
+            return IntegerKernel(algorithms=algorithms)
         if node.op_type != "Conv" and self.model.provider == CPU:
-            ways = (*ways, CalibrationAlgorithm.DYNAMIC)
+            algorithms = (*algorithms, CalibrationAlgorithm.DYNAMIC)
         weight = weight_quant_spec(self.accumulation[kernel_of(node, node.inputs[1])])
-        others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
+        alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
         if node.op_type == "Conv":
-            return IntegerKernel(weight, ways, other_weights=others)
+            return IntegerKernel(weight, algorithms, other_weights=alternatives)
         inputs = edit.known_array(node.inputs[1]).shape[node.attributes.get_int("transB", 0)]
         low_bits = self.grouped_specs(n_bits.PRODUCT, inputs)
         corrections = reasons.ZERO_POINT_CORRECTIONS
         if not isinstance(low_bits, str):
-            others += (*reasons.corrected_specs(n_bits.float_specs(inputs), corrections),)
-            others += (*reasons.corrected_specs(low_bits, corrections, most_bits=8),)
+            alternatives += (*reasons.corrected_specs(n_bits.float_specs(inputs), corrections),)
+            alternatives += (*reasons.corrected_specs(low_bits, corrections, most_bits=8),)
         return IntegerKernel(
             weight,
-            ways,
-            other_weights=others,
+            algorithms,
+            other_weights=alternatives,
             low_bits=low_bits,
             low_bit_corrections=corrections,
         )
@@ -164,10 +164,10 @@ class _KernelFinder:
         if not is_function(node, opset):
             return False
         typed = typed_inputs(node, opset)
-        others = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
-        known = any(node.op_type in types for types in TYPES.values())
+        operands = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
+        is_listed = any(node.op_type in types for types in TYPES.values())
         has_own = has_kernel_of(self.model.provider, node, opset, "float16")
-        return any(map(edit.is_float32, others)) or not (known or has_own)
+        return any(map(edit.is_float32, operands)) or not (is_listed or has_own)
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Return the reason why an op has no integer kernel; None if it has one."""

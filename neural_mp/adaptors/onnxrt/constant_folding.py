@@ -102,8 +102,8 @@ def stored_constants(value: ir.Value) -> list[ir.Value]:
     producer = value.producer()
     if producer is None or not is_constant(producer):
         return []
-    inputs = (read for read in producer.inputs if read is not None)
-    return [stored for read in inputs for stored in stored_constants(read)]
+    inputs = (operand for operand in producer.inputs if operand is not None)
+    return [stored for operand in inputs for stored in stored_constants(operand)]
 
 
 def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> bool:
@@ -111,8 +111,8 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
     nodes = _computable(program)
     room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
     inferred = _inferred(program, nodes)
-    known = {value: _bytes_of_result(found) for value, found in inferred.items()}
-    sizes = {value: size for value, size in known.items() if size is not None}
+    byte_sizes = {value: _bytes_of_result(copy) for value, copy in inferred.items()}
+    sizes = {value: size for value, size in byte_sizes.items() if size is not None}
     most = max(_MOST_GROWTH * room, _MAX_RESULT_BYTES)
     unsafe = {node for node in nodes if _bytes_of_node(node, sizes) > most}
     if unsafe:
@@ -134,7 +134,7 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
     for value in results:
         if value.uses():
             _note_value(program, value, inferred[value], chains, folder)
-    return None in known.values()
+    return None in byte_sizes.values()
 
 
 def _fold(
@@ -174,17 +174,17 @@ class _Chains:
 
     def of(self, results: Iterable[ir.Value], most: int | None = None) -> list[ir.Node]:
         """Return the nodes that compute some values, in order; none if more than `most`."""
-        found: set[ir.Node] = set()
+        nodes: set[ir.Node] = set()
         waiting = [value.producer() for value in results]
         while waiting:
             node = waiting.pop()
-            if node is None or node in found:
+            if node is None or node in nodes:
                 continue
-            found.add(node)
-            if most is not None and len(found) > most:
+            nodes.add(node)
+            if most is not None and len(nodes) > most:
                 return []
             waiting += [value.producer() for value in node.inputs if value is not None]
-        return sorted(found, key=self._order.__getitem__)
+        return sorted(nodes, key=self._order.__getitem__)
 
 
 def _without_growth(
@@ -192,19 +192,19 @@ def _without_growth(
 ) -> list[ir.Value]:
     """Return the results that are not larger than the constants that they replace."""
     replaced: set[ir.Value] = set()
-    found = []
+    foldable = []
     for result in results:
         nodes = chains.of([result], _MAX_CHAIN_NODES)
-        read = {value for node in nodes for value in node.inputs if value is not None}
+        operands = {value for node in nodes for value in node.inputs if value is not None}
         freed = {
             value
-            for value in read - replaced
+            for value in operands - replaced
             if value.is_initializer() and all(use.node in chains for use in value.uses())
         }
         if sizes[result] <= sum(map(bytes_of, freed)):
-            found.append(result)
+            foldable.append(result)
             replaced |= freed
-    return found
+    return foldable
 
 
 def _note_value(
@@ -219,10 +219,10 @@ def _note_value(
     shape, dtype = inferred.shape, inferred.dtype
     if not nodes or shape is None or dtype is None or value.const_value is not None:
         return
-    alone = _alone(program, nodes, [value])
+    isolated = _alone(program, nodes, [value])
 
     def computed() -> ir.TensorProtocol:
-        (array,) = Runner(alone, folder, level=PLAIN)({}, [str(alone.graph.outputs[0].name)])
+        (array,) = Runner(isolated, folder, level=PLAIN)({}, [str(isolated.graph.outputs[0].name)])
         return ir.tensor(array, dtype=dtype)
 
     value.dtype, value.shape = dtype, shape
@@ -241,13 +241,13 @@ def _inferred(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.
     results = [value for node in nodes for value in node.outputs if value.name]
     if not results:
         return {}
-    alone = _alone(program, nodes, results)
+    isolated = _alone(program, nodes, results)
     try:
-        common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(alone)
+        common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(isolated)
     except Exception:
         # The exceptions of the checker vary.
         logger.debug("the sizes of constants are unknown", exc_info=True)
-    return dict(zip(results, alone.graph.outputs, strict=True))
+    return dict(zip(results, isolated.graph.outputs, strict=True))
 
 
 def _bytes_of_node(node: ir.Node, sizes: Mapping[ir.Value, int]) -> float:
@@ -303,23 +303,23 @@ def _computable(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir
 
     The nodes of `without`, and those that read their results, are left out.
     """
-    found: list[ir.Node] = []
+    nodes: list[ir.Node] = []
     graph, opset = program.graph, opset_of(program)
-    known = {value for value in graph.initializers.values() if value.const_value is not None}
+    constants = {value for value in graph.initializers.values() if value.const_value is not None}
     for node in in_order(graph):
         inputs = [value for value in node.inputs if value is not None]
         if (
             inputs
             and node not in without
-            and known.issuperset(inputs)
+            and constants.issuperset(inputs)
             and node.op_type not in _RANDOM_OPS
             and all(_is_number(value) for value in (*inputs, *node.outputs))
             and _has_kernel(node, opset)
             and not list(bodies_of(node))
         ):
-            found.append(node)
-            known.update(node.outputs)
-    return found
+            nodes.append(node)
+            constants.update(node.outputs)
+    return nodes
 
 
 def _alone(program: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> ir.Model:
@@ -332,11 +332,11 @@ def _alone(program: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Val
                 copies[value] = ir.val(
                     value.name, value.dtype, value.shape, const_value=value.const_value
                 )
-        made = [ir.val(value.name) for value in node.outputs]  # inferred sequence types are wrong
-        copies.update(zip(node.outputs, made, strict=True))
-        read = [None if value is None else copies[value] for value in node.inputs]
+        values = [ir.val(value.name) for value in node.outputs]  # inferred sequence types are wrong
+        copies.update(zip(node.outputs, values, strict=True))
+        inputs = [None if value is None else copies[value] for value in node.inputs]
         attributes = list(node.attributes.values())
-        copied.append(ir.Node(node.domain, node.op_type, read, attributes, outputs=made))
+        copied.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=values))
     constants = [value for value in copies.values() if value.const_value is not None]
     graph = ir.Graph(
         [],
@@ -368,15 +368,15 @@ def fold_batch_norm(node: ir.Node, names: edit.GraphNames) -> None:
     conv = node.inputs[0].producer() if node.inputs[0] is not None else None
     if conv is None or conv.op_type != "Conv" or len(edit.used_outputs(node)) > 1:
         return
-    between, given = conv.outputs[0], edit.input_of(conv, 2)
+    between, shift = conv.outputs[0], edit.input_of(conv, 2)
     training = node.attributes.get_int("training_mode", 0)
     if between.is_graph_output() or len(between.uses()) != 1 or training:
         return
     if conv.graph is not node.graph:
         return
     parameters = [edit.array_of(value) for value in node.inputs[1:]]
-    weight, bias = edit.array_of(conv.inputs[1]), edit.array_of(given)
-    if weight is None or any(p is None for p in parameters) or (given is not None and bias is None):
+    weight, bias = edit.array_of(conv.inputs[1]), edit.array_of(shift)
+    if weight is None or any(p is None for p in parameters) or (shift is not None and bias is None):
         return
     if weight.dtype != np.float32:
         return

@@ -46,10 +46,10 @@ def frame_convolutions(program: ir.Model, names: GraphNames) -> bool:
 
     The product gets the name of the convolution. Results are equal up to the order of summation.
     """
-    found = [(node, framing) for node in in_order(program.graph) if (framing := _framing(node))]
-    for node, framing in found:
+    matches = [(node, framing) for node in in_order(program.graph) if (framing := _framing(node))]
+    for node, framing in matches:
         _replace(node, framing, names)
-    return bool(found)
+    return bool(matches)
 
 
 def _framing(node: ir.Node) -> _Framing | None:
@@ -78,9 +78,9 @@ class _Writer:
         self.nodes: list[ir.Node] = []
         self._stem, self._names = str(node.name), names
 
-    def constant(self, word: str, array: np.ndarray) -> ir.Value:
+    def constant(self, suffix: str, array: np.ndarray) -> ir.Value:
         """Return a constant of the graph."""
-        return self._names.constant(f"{self._stem}.{word}", array)
+        return self._names.constant(f"{self._stem}.{suffix}", array)
 
     def bound(self, number: int) -> ir.Value:
         """Return a position in the format of Slice: int64 [1]."""
@@ -90,10 +90,10 @@ class _Writer:
         self, op: str, *inputs: ir.Value, name: str | None = None, **options: int | list[int]
     ) -> ir.Value:
         """Append a new node and return its result."""
-        made = ir.node(op, inputs, options, name=name or self._names.new(f"{self._stem}/{op}"))
-        made.outputs[0].name = self._names.new(f"{made.name}_result")
-        self.nodes.append(made)
-        return made.outputs[0]
+        node = ir.node(op, inputs, options, name=name or self._names.new(f"{self._stem}/{op}"))
+        node.outputs[0].name = self._names.new(f"{node.name}_result")
+        self.nodes.append(node)
+        return node.outputs[0]
 
 
 def _replace(node: ir.Node, framing: _Framing, names: GraphNames) -> None:
@@ -104,13 +104,13 @@ def _replace(node: ir.Node, framing: _Framing, names: GraphNames) -> None:
     frames = _frames(writer, signal, framing)
     kernels = np.ascontiguousarray(framing.weight[:, 0].T)
     weight = writer.constant("weight_framed", kernels)
-    found = writer.put("MatMul", frames, weight, name=str(node.name))
+    result = writer.put("MatMul", frames, weight, name=str(node.name))
     if bias is not None:
-        found = writer.put("Add", found, bias)
-    found = writer.put("Transpose", found, perm=[0, 2, 1])
+        result = writer.put("Add", result, bias)
+    result = writer.put("Transpose", result, perm=[0, 2, 1])
     node.name = names.new(f"{node.name}/replaced")
     ir.convenience.replace_nodes_and_values(
-        node.graph, node, [node], writer.nodes, node.outputs, [found]
+        node.graph, node, [node], writer.nodes, node.outputs, [result]
     )
 
 

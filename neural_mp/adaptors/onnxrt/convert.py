@@ -63,12 +63,12 @@ def write_table(variants: Variants, node: ir.Node, config: OpConfig) -> None:
     stem = str(node.name)
     table = variants.shared_constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
     scales = variants.names.constant(f"{stem}.table/scale", stored.scales.reshape(-1, 1))
-    read = variants.real(rows)
-    integers = variants.add("Gather", [table, read], f"{stem}/rows", ir.DataType.INT8)
+    indices = variants.real(rows)
+    integers = variants.add("Gather", [table, indices], f"{stem}/rows", ir.DataType.INT8)
     numbers = variants.add(
         "Cast", [integers], f"{stem}/cast", ir.DataType.FLOAT, {"to": int(ir.DataType.FLOAT)}
     )
-    steps = variants.add("Gather", [scales, read], f"{stem}/scales", ir.DataType.FLOAT)
+    steps = variants.add("Gather", [scales, indices], f"{stem}/scales", ir.DataType.FLOAT)
     result = variants.add("Mul", [numbers, steps], f"{stem}/real", ir.DataType.FLOAT)
     variants.put(node.outputs[0], FP32, result)
 
@@ -84,21 +84,21 @@ def write_recurrent(variants: Variants, node: ir.Node, config: OpConfig) -> None
             node.replace_input_with(position, variants.real(value))
     stem = str(node.name)
     for position, zero in RECURRENT_WEIGHTS:
-        word = f"{stem}.weight_{position}"
+        prefix = f"{stem}.weight_{position}"
         # The kernel expects the last two axes of [directions, rows, inputs] transposed.
-        turned = np.ascontiguousarray(edit.known_array(node.inputs[position]).transpose(0, 2, 1))
-        directions, _, columns = turned.shape
-        stored = [store_weight(matrix, 1, config.weight) for matrix in turned]
-        integers = np.stack([one.integers for one in stored])
+        matrices = np.ascontiguousarray(edit.known_array(node.inputs[position]).transpose(0, 2, 1))
+        directions, _, columns = matrices.shape
+        stored = [store_weight(matrix, 1, config.weight) for matrix in matrices]
+        integers = np.stack([weight.integers for weight in stored])
         edit.put_input(
-            node, position, variants.shared_constant(f"{word}/{integers.dtype}", integers)
+            node, position, variants.shared_constant(f"{prefix}/{integers.dtype}", integers)
         )
-        for place, name, parts in (
-            (zero - 1, "scale", [one.scales for one in stored]),
-            (zero, "zero_point", [one.zero_points for one in stored]),
+        for index, name, parts in (
+            (zero - 1, "scale", [weight.scales for weight in stored]),
+            (zero, "zero_point", [weight.zero_points for weight in stored]),
         ):
             values = np.stack(parts).reshape(directions, columns)
-            edit.put_input(node, place, variants.names.constant(f"{word}/{name}", values))
+            edit.put_input(node, index, variants.names.constant(f"{prefix}/{name}", values))
     node.op_type, node.domain, node.version = RECURRENT_KERNEL, CONTRIB, None
     node.attributes.pop("layout", None)
 
@@ -106,10 +106,10 @@ def write_recurrent(variants: Variants, node: ir.Node, config: OpConfig) -> None
 def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
     """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
-    found = structure(program, model.rejected)
-    variants = Variants(program.graph, found, plan.flow, ranges)
-    writer = _Writer(model, program, found, plan, variants)
-    for name, node in found.nodes.items():
+    graph = structure(program, model.rejected)
+    variants = Variants(program.graph, graph, plan.flow, ranges)
+    writer = _Writer(model, program, graph, plan, variants)
+    for name, node in graph.nodes.items():
         writer.write(name, node)
     writer.finish()
     return replace(
@@ -239,11 +239,11 @@ class _Writer:
     def _write_16_bit(self, node: ir.Node, variant: str) -> None:
         provider, opset = self.model.provider, self.model.opset
         native = variant != BF16 or runs_natively(provider, node, opset, "bfloat16")
-        read = self.variants.real if native else self.variants.widened
+        fetch = self.variants.real if native else self.variants.widened
         typed = typed_inputs(node, opset)
         for position, value in enumerate(node.inputs):
             if value is not None and position in typed:
-                node.replace_input_with(position, read(value, variant))
+                node.replace_input_with(position, fetch(value, variant))
             elif value is not None and value in self.structure.names:
                 node.replace_input_with(position, self.variants.real(value))
         (result, *_) = node.outputs
@@ -259,8 +259,8 @@ class _Writer:
         final: dict[ir.Value, ir.Value] = {}
         for index, value in enumerate(list(graph.outputs)):
             if value not in final:
-                found = self.variants.real(value)
-                final[value] = value if found is value else self._renamed(value, found)
+                output = self.variants.real(value)
+                final[value] = value if output is value else self._renamed(value, output)
             graph.outputs[index] = final[value]
         common.RemoveUnusedNodesPass()(self.program)
         sink_constants(self.program)
@@ -274,33 +274,33 @@ class _Writer:
     def results(self) -> dict[str, OutputLocation]:
         """Return op of the unconverted graph → location of its result."""
         untouched, graph = self.model.structure, self.program.graph
-        there = {id(value) for node in in_order(graph) for value in node.outputs}
-        found = {}
+        present = {id(value) for node in in_order(graph) for value in node.outputs}
+        by_op = {}
         for name, value in self.structure.values.items():
             op = untouched.parts.get(name, name)
             if op not in untouched.nodes or name in self.within:
                 continue
-            place, encoding = self.variants.result_of(value)
-            if id(place) in there:
-                found[name] = OutputLocation(str(place.name), untouched.nodes[op].op_type, encoding)
-        return found
+            final, encoding = self.variants.result_of(value)
+            if id(final) in present:
+                by_op[name] = OutputLocation(str(final.name), untouched.nodes[op].op_type, encoding)
+        return by_op
 
-    def _renamed(self, value: ir.Value, found: ir.Value) -> ir.Value:
+    def _renamed(self, value: ir.Value, output: ir.Value) -> ir.Value:
         """Return a value as a graph output under its original name."""
-        if found.is_graph_output() or found.is_graph_input():
+        if output.is_graph_output() or output.is_graph_input():
             copied = ir.val(None)
             self.variants.insert(
-                ir.node("Identity", [found], outputs=[copied]), f"{value.name}/copy"
+                ir.node("Identity", [output], outputs=[copied]), f"{value.name}/copy"
             )
-            found = copied
+            output = copied
         name = value.name
         value.name = self.variants.names.new(f"{name}/{UINT8}/before")
-        found.name, found.type, found.shape = name, value.type, value.shape
-        return found
+        output.name, output.type, output.shape = name, value.type, value.shape
+        return output
 
 
 def _wide_axis(value: ir.Value) -> tuple[int, int]:
     """Return an axis of known size above 1 and its size; zeros if there is none."""
     sizes = [] if value.shape is None else list(value.shape.dims)
-    known = [(axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1]
-    return known[0] if known else (0, 0)
+    static = [(axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1]
+    return static[0] if static else (0, 0)

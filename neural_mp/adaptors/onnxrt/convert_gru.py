@@ -29,9 +29,9 @@ _DEFAULT_ACTIVATIONS = ("Sigmoid", "Tanh")
 def gru_obstacle(node: ir.Node) -> str | None:
     """Return the reason why a GRU cannot run in INT8; None if it can."""
     numbers = node.attributes
-    given = tuple(word.lower() for word in numbers.get_strings("activations", []))
-    usual = tuple(word.lower() for word in _DEFAULT_ACTIVATIONS)
-    if given not in ((), usual, usual * 2):
+    activations = tuple(name.lower() for name in numbers.get_strings("activations", []))
+    usual = tuple(name.lower() for name in _DEFAULT_ACTIVATIONS)
+    if activations not in ((), usual, usual * 2):
         return "its activations are not Sigmoid and Tanh"
     if "clip" in numbers:
         return "it clips the inputs of its activations"
@@ -52,8 +52,8 @@ def write_gru(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
     writer = _Writer(variants, node, name, spec)
     towards = node.attributes.get_string("direction", "forward")
     backwards = {"forward": [0], "reverse": [1], "bidirectional": [0, 1]}[towards]
-    found = [writer.direction(index, reverse) for index, reverse in enumerate(backwards)]
-    for result, axis, parts in zip(node.outputs, (1, 0), zip(*found, strict=True), strict=False):
+    states = [writer.direction(index, reverse) for index, reverse in enumerate(backwards)]
+    for result, axis, parts in zip(node.outputs, (1, 0), zip(*states, strict=True), strict=False):
         axes = variants.names.constant(f"{name}/axis", np.array([axis]))
         stacked = [writer.put("Unsqueeze", [part, axes]) for part in parts]
         whole = stacked[0]
@@ -81,21 +81,21 @@ class _Writer:
         hidden = recurrent.shape[1]
         bias = array_of(input_of(node, 3))
         bias = np.zeros(6 * hidden, np.float32) if bias is None else bias[index]
-        given, kept = bias[: 3 * hidden].copy(), bias[3 * hidden :].copy()
-        after = bool(node.attributes.get_int("linear_before_reset", 0))
+        input_bias, state_bias = bias[: 3 * hidden].copy(), bias[3 * hidden :].copy()
+        reset_after = bool(node.attributes.get_int("linear_before_reset", 0))
         # The reset gate scales the state's contribution to the candidate, including its bias.
-        added = 2 * hidden if after else 3 * hidden
-        given[:added] += kept[:added]
-        kept[:added] = 0
-        read = self.product("input", self.variants.dynamic(data), weight, given, index)
-        step = _Step(hidden, after, recurrent, kept, index)
+        added = 2 * hidden if reset_after else 3 * hidden
+        input_bias[:added] += state_bias[:added]
+        state_bias[:added] = 0
+        projection = self.product("input", self.variants.dynamic(data), weight, input_bias, index)
+        step = _Step(hidden, reset_after, recurrent, state_bias, index)
         body = self.step(step)
         runs: dict[str, Any] = {"body": body, "num_scan_inputs": len(body.inputs) - 1}
-        inputs = [self.start(index, hidden), read]
+        inputs = [self.start(index, hidden), projection]
         if len(body.inputs) > 2:
             inputs.append(self.reaches())
-        for word in ("scan_input_directions", "scan_output_directions"):
-            runs[word] = [reverse] * (len(inputs) - 1 if "input" in word else 1)
+        for attribute in ("scan_input_directions", "scan_output_directions"):
+            runs[attribute] = [reverse] * (len(inputs) - 1 if "input" in attribute else 1)
         last, states = (ir.val(names.new(f"{self.name}/{part}")) for part in ("last", "states"))
         scan = ir.node("Scan", inputs, runs, outputs=[last, states])
         self.variants.insert(scan, self.name)
@@ -103,11 +103,11 @@ class _Writer:
 
     def start(self, index: int, hidden: int) -> ir.Value:
         """Return the state before the first step, [batch, hidden]."""
-        given = input_of(self.node, 5)
-        if given is not None:
-            bounds = [self.integers("bound", [place]) for place in (index, index + 1)]
+        initial = input_of(self.node, 5)
+        if initial is not None:
+            bounds = [self.integers("bound", [position]) for position in (index, index + 1)]
             every = self.integers("states", [-1, hidden])
-            return self.put("Reshape", [self.put("Slice", [given, *bounds]), every])
+            return self.put("Reshape", [self.put("Slice", [initial, *bounds]), every])
         if "start" not in self._lasting:
             shape = self.put("Shape", [self.node.inputs[0]])
             batch = self.integers("batch", [1])
@@ -122,9 +122,9 @@ class _Writer:
         if "reaches" not in self._lasting:
             shape = self.put("Shape", [self.node.inputs[0]])
             first = self.integers("first", 0)
-            one = self.integers("one", 1)
+            delta = self.integers("one", 1)
             count = self.put("Gather", [shape, first], {"axis": 0})
-            steps = self.put("Range", [first, count, one])
+            steps = self.put("Range", [first, count, delta])
             axes = self.integers("axes", [1, 2])
             lengths = self.put("Cast", [self.node.inputs[4]], {"to": int(ir.DataType.INT64)})
             column = self.integers("column", [1])
@@ -137,15 +137,15 @@ class _Writer:
         """Return the body of the Scan: state, input (and mask) → next state, twice."""
         names = self.variants.names
         limited = input_of(self.node, 4) is not None
-        words = ("state", "read", "within") if limited else ("state", "read")
+        roles = ("state", "read", "within") if limited else ("state", "read")
         kinds = (ir.DataType.FLOAT, ir.DataType.FLOAT, ir.DataType.BOOL)
         inputs = [
-            ir.val(names.new(f"{self.name}/{word}"), kind, shape=None)
-            for word, kind in zip(words, kinds, strict=False)
+            ir.val(names.new(f"{self.name}/{role}"), kind, shape=None)
+            for role, kind in zip(roles, kinds, strict=False)
         ]
-        state, read = inputs[:2]
+        state, projection = inputs[:2]
         self.body = []
-        following = self._gates(step, state, read)
+        following = self._gates(step, state, projection)
         shown = following
         if limited:
             zero = names.constant(f"{self.name}/nothing", np.float32(0))
@@ -158,46 +158,46 @@ class _Writer:
             value.type = ir.TensorType(ir.DataType.FLOAT)
         return ir.Graph(inputs, [following, shown], nodes=nodes, name=f"{self.name}/step")
 
-    def _gates(self, step: _Step, state: ir.Value, read: ir.Value) -> ir.Value:
+    def _gates(self, step: _Step, state: ir.Value, projection: ir.Value) -> ir.Value:
         """Return the state after a step (ONNX's definition of GRU)."""
         hidden, matrix = step.hidden, step.matrix
         cut = self.integers("gates", [2 * hidden, hidden])
-        read_gates, read_candidate = self.split(read, cut)
+        read_gates, read_candidate = self.split(projection, cut)
         if step.after:
             own = self.product("state", self.dynamic(state), matrix, step.bias, step.index)
             own_gates, own_candidate = self.split(own, cut)
         else:
-            taken = self.dynamic(state)
-            own_gates = self.product("gates", taken, matrix[: 2 * hidden], None, step.index)
+            quantized = self.dynamic(state)
+            own_gates = self.product("gates", quantized, matrix[: 2 * hidden], None, step.index)
         gates = self.put("Sigmoid", [self.put("Add", [read_gates, own_gates])])
         halves = self.integers("halves", [hidden, hidden])
         update, reset = self.split(gates, halves)
         if step.after:
             own_candidate = self.put("Mul", [reset, own_candidate])
         else:
-            left = self.dynamic(self.put("Mul", [reset, state]))
-            own_candidate = self.product("left", left, matrix[2 * hidden :], None, step.index)
+            gated = self.dynamic(self.put("Mul", [reset, state]))
+            own_candidate = self.product("left", gated, matrix[2 * hidden :], None, step.index)
         candidate = self.put("Tanh", [self.put("Add", [own_candidate, read_candidate])])
         # (1 − update) · candidate + update · state, with one multiplication.
-        kept = self.put("Mul", [update, self.put("Sub", [state, candidate])])
-        return self.put("Add", [candidate, kept])
+        carried = self.put("Mul", [update, self.put("Sub", [state, candidate])])
+        return self.put("Add", [candidate, carried])
 
-    def integers(self, word: str, values: int | list[int]) -> ir.Value:
+    def integers(self, suffix: str, values: int | list[int]) -> ir.Value:
         """Return integers as a constant."""
-        return self.variants.names.constant(f"{self.name}/{word}", np.array(values))
+        return self.variants.names.constant(f"{self.name}/{suffix}", np.array(values))
 
     def product(
         self,
-        word: str,
-        read: Sequence[ir.Value],
+        suffix: str,
+        quantized: Sequence[ir.Value],
         matrix: Array,
         bias: Array | None,
         index: int,
     ) -> ir.Value:
         """Return the product of a quantized value and a matrix, [outputs, inputs]."""
-        stem = f"{self.name}.{word}_{index}"
+        stem = f"{self.name}.{suffix}_{index}"
         stored = store_weight(np.ascontiguousarray(matrix.T), 1, self.spec)
-        values, scale, zero = read
+        values, scale, zero = quantized
         integers, steps, zeros = self.variants.constants(stem, stored)
         inputs = [values, integers, scale, steps, zero, zeros]
         if bias is not None and bias.any():

@@ -43,8 +43,8 @@ def write_pool(variants: Variants, head: ir.Node) -> None:
     (data, *_), (tail,), name = head.inputs, head.outputs, str(head.name)
     assert data is not None
     assert data.shape is not None
-    read = [variants.for_kernel(data)]
-    pooled = variants.add("GlobalAveragePool", read, f"{name}/pooled", ir.DataType.FLOAT)
+    inputs = [variants.for_kernel(data)]
+    pooled = variants.add("GlobalAveragePool", inputs, f"{name}/pooled", ir.DataType.FLOAT)
     stored = variants.quantize(tail, pooled)
     if not head.attributes.get_int("keepdims", 1):
         positions = np.arange(2, len(data.shape))
@@ -100,8 +100,8 @@ def write_pointwise(variants: Variants, head: ir.Node, config: OpConfig) -> None
     assert config.weight is not None
     weight, bias = known_array(weight_value), array_of(rest[0]) if rest else None
     stored = store_weight(weight.reshape(weight.shape[:2]).T, 1, config.weight)
-    read = [variants.channels_last(data, weight.ndim), *variants.parameters(data)]
-    inputs = _factors(variants, head, read, stored, bias)
+    operands = [variants.channels_last(data, weight.ndim), *variants.parameters(data)]
+    inputs = _factors(variants, head, operands, stored, bias)
     order = [0, weight.ndim - 1, *range(1, weight.ndim - 1)]
     variants.replace(head, PRODUCT, inputs, head.outputs[0], order=order)
 

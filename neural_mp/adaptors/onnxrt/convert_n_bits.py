@@ -16,32 +16,32 @@ from neural_mp.util.pytree import Array
 
 
 def write_grouped(
-    variants: Variants, node: ir.Node, spec: QuantSpec, made: GroupedWeight | None = None
+    variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None = None
 ) -> None:
     """Convert an op whose weight is stored in groups; inputs and outputs stay float.
 
-    Stores `made`, if given, instead of rounding the weight.
+    Stores `grouped`, if given, instead of rounding the weight.
     """
     if is_table(node):
-        _write_table(variants, node, spec, made)
+        _write_table(variants, node, spec, grouped)
     else:
-        _write_product(variants, node, spec, made)
+        _write_product(variants, node, spec, grouped)
 
 
 def _write_product(
-    variants: Variants, node: ir.Node, spec: QuantSpec, made: GroupedWeight | None
+    variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None
 ) -> None:
     matrix, bias = matrix_and_bias(node)
-    stored = made or _nearest(np.ascontiguousarray(matrix.T), spec)
+    stored = grouped or _nearest(np.ascontiguousarray(matrix.T), spec)
     operator = n_bits.product(stored, spec)
     data = node.inputs[0]
     assert data is not None
-    read = variants.real(data)
+    floats = variants.real(data)
     if stored.input_factors is not None:
         factors = variants.names.constant(f"{node.name}.input_factors", stored.input_factors)
         name = f"{node.name}/scaled_inputs"
-        read = variants.add("Mul", [read, factors], name, ir.DataType.FLOAT)
-    inputs = [read, *_constants(variants, node, operator)]
+        floats = variants.add("Mul", [floats, factors], name, ir.DataType.FLOAT)
+    inputs = [floats, *_constants(variants, node, operator)]
     if bias is not None:
         # Between are zero points, omitted if symmetric, and the order of the inputs.
         inputs += [None] * (n_bits.BIAS - len(inputs))
@@ -50,13 +50,13 @@ def _write_product(
 
 
 def _write_table(
-    variants: Variants, node: ir.Node, spec: QuantSpec, made: GroupedWeight | None
+    variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None
 ) -> None:
-    operator = n_bits.table(made or _nearest(known_array(node.inputs[0]), spec), spec)
-    codes, *others = _constants(variants, node, operator)
+    operator = n_bits.table(grouped or _nearest(known_array(node.inputs[0]), spec), spec)
+    codes, *parameters = _constants(variants, node, operator)
     rows = node.inputs[1]
     assert rows is not None
-    inputs = [codes, variants.real(rows), *others]
+    inputs = [codes, variants.real(rows), *parameters]
     variants.replace(node, n_bits.TABLE, inputs, node.outputs[0], operator.attributes)
 
 

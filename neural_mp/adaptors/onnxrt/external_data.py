@@ -119,8 +119,8 @@ def _initializer(file: BinaryIO, tensor: _Field, name: str) -> bytes:
             parts.append(_bytes(file, field.start, field.end))
             continue
         elsewhere = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
-        place = {"location": name, "offset": field.value, "length": field.end - field.value}
-        for key, value in place.items():
+        location = {"location": name, "offset": field.value, "length": field.end - field.value}
+        for key, value in location.items():
             elsewhere.external_data.add(key=key, value=str(value))
         parts.append(elsewhere.SerializeToString())
     return b"".join(parts)
@@ -129,22 +129,22 @@ def _initializer(file: BinaryIO, tensor: _Field, name: str) -> bytes:
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
     position = start
     while position < end:
-        key, after = _varint(file, position)
+        key, stop = _varint(file, position)
         kind = key & 7
-        value = after
+        value = stop
         if kind == _VARINT:
-            _, after = _varint(file, value)
+            _, stop = _varint(file, value)
         elif kind == _DELIMITED:
             length, value = _varint(file, value)
-            after = value + length
+            stop = value + length
         elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
-            after = value + (8 if kind == _EIGHT_BYTES else 4)
+            stop = value + (8 if kind == _EIGHT_BYTES else 4)
         else:
             raise DecodeError(f"invalid field at byte {position}")
-        if after > end:
+        if stop > end:
             raise DecodeError(f"the file ends within the field at byte {position}")
-        yield _Field(key >> 3, position, value, after)
-        position = after
+        yield _Field(key >> 3, position, value, stop)
+        position = stop
 
 
 def _varint(file: BinaryIO, position: int) -> tuple[int, int]:

@@ -33,10 +33,10 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
     Raises:
         ModelLoadError: a weight is outside the folder or truncated, or an op is unsafe.
     """
-    kept = [item for item in model.metadata_props if item.key != _SETTINGS]
-    if len(kept) < len(model.metadata_props):
+    properties = [item for item in model.metadata_props if item.key != _SETTINGS]
+    if len(properties) < len(model.metadata_props):
         del model.metadata_props[:]
-        model.metadata_props.extend(kept)
+        model.metadata_props.extend(properties)
     what, graphs = repr(str(path)), list(_graphs(model))
     nodes = [node for graph in graphs for node in graph.node]
     nodes += [node for function in model.functions for node in function.node]
@@ -53,11 +53,11 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """Yield the graph, and the graphs within its nodes and functions."""
-    found = [model.graph]
-    found += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
-    found += _inner(node for function in model.functions for node in function.node)
-    found += _held(a for function in model.functions for a in function.attribute_proto)
-    return graphs_within(found)
+    graphs = [model.graph]
+    graphs += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
+    graphs += _inner(node for function in model.functions for node in function.node)
+    graphs += _held(a for function in model.functions for a in function.attribute_proto)
+    return graphs_within(graphs)
 
 
 def graphs_within(graphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.GraphProto]:
@@ -135,9 +135,9 @@ def _fault(tensor: onnx.TensorProto) -> str:
     """Return the fault of a tensor as text; empty if there is none."""
     if fault := _fault_of_type(tensor):
         return fault
-    needed, there = _bytes(tensor), len(tensor.raw_data)
-    if tensor.HasField("raw_data") and needed is not None and needed > there:
-        return f"requires {needed} bytes, got {there}"
+    needed, available = _bytes(tensor), len(tensor.raw_data)
+    if tensor.HasField("raw_data") and needed is not None and needed > available:
+        return f"requires {needed} bytes, got {available}"
     return ""
 
 
@@ -146,12 +146,12 @@ def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, in
     if fault := _fault_of_type(tensor):
         return fault
     needed = _bytes(tensor)
-    place = {item.key: item.value for item in tensor.external_data}
+    fields = {item.key: item.value for item in tensor.external_data}
     try:
-        offset, length = int(place.get("offset", "0")), int(place.get("length", "-1"))
+        offset, length = int(fields.get("offset", "0")), int(fields.get("length", "-1"))
     except ValueError:
-        return f"must have integers as offset and length in its file, got {place}"
-    location = place.get("location", "")
+        return f"must have integers as offset and length in its file, got {fields}"
+    location = fields.get("location", "")
     if location not in sizes:
         file = resolve_sibling(path, location)
         # The reader reports missing files.
@@ -159,11 +159,11 @@ def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, in
     size = sizes[location]
     if size < 0:
         return ""
-    there = max(0, min(length, size - offset) if "length" in place else size - offset)
-    if offset < 0 or ("length" in place and (length < 0 or offset + length > size)):
+    available = max(0, min(length, size - offset) if "length" in fields else size - offset)
+    if offset < 0 or ("length" in fields and (length < 0 or offset + length > size)):
         return f"occupies {length} bytes from byte {offset} of {location!r}, which has {size} bytes"
-    if needed is not None and needed > there:
-        return f"requires {needed} bytes of {location!r}, got {there}"
+    if needed is not None and needed > available:
+        return f"requires {needed} bytes of {location!r}, got {available}"
     return ""
 
 

@@ -41,12 +41,12 @@ def fused_owners(
     for node in nodes:
         if not node.name:
             unnamed[node.op_type].append(node)
-    found = {}
+    ops = {}
     for name, node in _matched(kernels, named, unnamed):
         op = _owner(node, readers, owners)
         if op is not None:
-            found[name] = op
-    return found
+            ops[name] = op
+    return ops
 
 
 def _matched(
@@ -75,14 +75,14 @@ def _owner(
     owners: Mapping[str, str],
 ) -> str | None:
     """Return the op of the first known result of a node or of those after it."""
-    waiting, seen = [node], set[str]()
+    waiting, visited = [node], set[str]()
     while waiting:
         current = waiting.pop(0)
         for value in current.output:
             if value in owners:
                 return owners[value]
         for value in current.output:
-            if value not in seen:
-                seen.add(value)
+            if value not in visited:
+                visited.add(value)
                 waiting += readers.get(value, ())
     return None

@@ -92,16 +92,16 @@ def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructu
     """
     graph, opset = program.graph, opset_of(program)
     nodes = {str(node.name): node for node in in_order(graph) if not is_constant(node)}
-    given = tuple(filter(is_float32, body_inputs(graph)))
-    fed = [*(value for value in graph.inputs if not value.is_initializer()), *given]
+    step_inputs = tuple(filter(is_float32, body_inputs(graph)))
+    fed = [*(value for value in graph.inputs if not value.is_initializer()), *step_inputs]
     values = {str(value.name): value for value in fed}
     parts: dict[str, str] = {}
-    taken = {*nodes, *values}
+    reserved = {*nodes, *values}
     for name, node in nodes.items():
         for index, value in enumerate(used_outputs(node)):
             tensor = name
             if index:
-                tensor = reserve_name(f"{name}:{node.outputs.index(value)}", taken)
+                tensor = reserve_name(f"{name}:{node.outputs.index(value)}", reserved)
                 parts[tensor] = name
             values[tensor] = value
     sound = {name: node for name, node in nodes.items() if name not in rejected}
@@ -115,7 +115,7 @@ def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructu
         frozenset(name for name, node in nodes.items() if is_table(node) or is_recurrent(node)),
         values,
         {value: tensor for tensor, value in values.items()},
-        given,
+        step_inputs,
         parts,
     )
 
@@ -161,8 +161,8 @@ def joined(node: ir.Node) -> tuple[ir.Value | None, ...]:
 
 def averages_images(node: ir.Node) -> bool:
     """Whether a ReduceMean averages all positions of an image: its integer kernel is a pooling."""
-    data, given = node.inputs[0], input_of(node, 1)
-    axes = node.attributes.get_ints("axes", ()) if given is None else array_of(given)
+    data, axes_input = node.inputs[0], input_of(node, 1)
+    axes = node.attributes.get_ints("axes", ()) if axes_input is None else array_of(axes_input)
     if data is None or data.shape is None or axes is None or len(data.shape) < _LEAST_IMAGE_RANK:
         return False
     rank = len(data.shape)
@@ -221,16 +221,16 @@ def limits(node: ir.Node) -> tuple[float, float] | None:
         return 0.0, np.inf
     if node.op_type != "Clip":
         return None
-    found = [-np.inf, np.inf]
+    bounds = [-np.inf, np.inf]
     for index in (1, 2):
-        given = input_of(node, index)
-        if given is None:
+        bound = input_of(node, index)
+        if bound is None:
             continue
-        array = array_of(given)
+        array = array_of(bound)
         if array is None or array.size != 1:
             return None
-        found[index - 1] = float(array.reshape(()))
-    low, high = found
+        bounds[index - 1] = float(array.reshape(()))
+    low, high = bounds
     return (low, high) if low <= 0 <= high else None
 
 
@@ -265,6 +265,6 @@ def _moves(node: ir.Node, opset: int) -> bool:
         nearest = node.attributes.get_string("mode", "nearest") == "nearest"
         return nearest and transform != "tf_crop_and_resize"
     if node.op_type == "Pad":
-        given = array_of(input_of(node, 2))
-        return given is None or not given.any()
+        padding = array_of(input_of(node, 2))
+        return padding is None or not padding.any()
     return node.op_type != "MaxPool" or len(used_outputs(node)) == 1

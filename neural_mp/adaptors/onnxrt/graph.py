@@ -24,12 +24,12 @@ def build_graph(model: OnnxModel) -> OpGraph:
     structure = model.structure
     ops = []
     for name, node in structure.nodes.items():
-        read = [structure.names[value] for value in read_by(node) if value in structure.names]
+        inputs = [structure.names[value] for value in read_by(node) if value in structure.names]
         ops.append(
             Op(
                 name,
                 node.op_type,
-                tuple(dict.fromkeys(read)),
+                tuple(dict.fromkeys(inputs)),
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
                 writes_int8=_writes_int8(model, name),
@@ -44,8 +44,8 @@ def build_graph(model: OnnxModel) -> OpGraph:
         moved = op in structure.agnostic_ops
         ops.append(Op(part, structure.nodes[op].op_type, (op,), quantize_agnostic=moved))
     outputs = {structure.names[v] for v in model.program.graph.outputs if v in structure.names}
-    given = [structure.names[value] for value in structure.given_to_bodies]
-    return OpGraph(ops, [*model.signature.input_tensors, *given], sorted(outputs))
+    step_inputs = [structure.names[value] for value in structure.given_to_bodies]
+    return OpGraph(ops, [*model.signature.input_tensors, *step_inputs], sorted(outputs))
 
 
 def _large_constants(node: ir.Node) -> tuple[str, ...]:
@@ -78,8 +78,8 @@ def _source_precision(node: ir.Node) -> Precision:
     """
     if ran_in_integers(node):
         return Precision.INT8
-    read = (value.dtype for value in node.inputs if value is not None)
-    return next((SIXTEEN_BITS[dtype] for dtype in read if dtype in SIXTEEN_BITS), Precision.FP32)
+    dtypes = (value.dtype for value in node.inputs if value is not None)
+    return next((SIXTEEN_BITS[dtype] for dtype in dtypes if dtype in SIXTEEN_BITS), Precision.FP32)
 
 
 def _shape(node: ir.Node) -> tuple[int | None, ...] | None:

@@ -107,12 +107,12 @@ def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
     """Replace a value that a node reads (see `read_by`)."""
     if replacement is value:
         return
-    for position, read in enumerate(node.inputs):
-        if read is value:
+    for position, operand in enumerate(node.inputs):
+        if operand is value:
             node.replace_input_with(position, replacement)
     for body in bodies_of(node):
-        for position, read in enumerate(body.outputs):
-            if read is value:
+        for position, operand in enumerate(body.outputs):
+            if operand is value:
                 body.outputs[position] = replacement
                 replacement.type, replacement.shape = value.type, value.shape
 
@@ -137,8 +137,8 @@ def correct_declarations(program: ir.Model) -> None:
                 value.shape = ir.Shape(value.const_value.shape.numpy())
         for value in (*part.inputs, *(result for node in part for result in node.outputs)):
             if value.shape is not None and any(isinstance(s, int) and s < 0 for s in value.shape):
-                known = [None if isinstance(s, int) and s < 0 else s for s in value.shape]
-                value.shape = ir.Shape(known)
+                sizes = [None if isinstance(s, int) and s < 0 else s for s in value.shape]
+                value.shape = ir.Shape(sizes)
 
 
 class GraphNames:
@@ -152,9 +152,9 @@ class GraphNames:
             self._taken.update(part.initializers)
             self._taken.update(str(named.name) for named in (*part.inputs, *part, *results))
 
-    def new(self, wanted: str) -> str:
+    def new(self, name: str) -> str:
         """Reserve and return an unused name."""
-        return reserve_name(wanted, self._taken)
+        return reserve_name(name, self._taken)
 
     def give_up(self, name: str) -> None:
         """Release a name."""
@@ -164,9 +164,9 @@ class GraphNames:
         """Add a constant to the graph and return it."""
         array = np.asarray(value)
         tensor = ir.tensor(array, dtype=dtype, name=self.new(name))
-        made = ir.val(tensor.name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
-        self._graph.register_initializer(made)
-        return made
+        initializer = ir.val(tensor.name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
+        self._graph.register_initializer(initializer)
+        return initializer
 
 
 def name_nodes(program: ir.Model) -> None:
@@ -175,9 +175,9 @@ def name_nodes(program: ir.Model) -> None:
     Nodes and inputs have distinct names, as plans and ranges use a single namespace.
     """
     common.NameFixPass()(program)
-    taken = {str(value.name) for value in program.graph.inputs}
-    names = {str(node.name) for node in program.graph} | taken
+    input_names = {str(value.name) for value in program.graph.inputs}
+    names = {str(node.name) for node in program.graph} | input_names
     for node in program.graph:
-        if node.name in taken:
+        if node.name in input_names:
             node.name = reserve_name(f"{node.name}_{node.op_type}", names)
     name_within_bodies(program)

@@ -45,13 +45,13 @@ def _run(node: onnx.NodeProto, x: Array, result: int, weight: Array, step: np.fl
         "middles": np.zeros(outputs, np.int8),
         "step": step,
     }
-    read = {name: np.asarray(value) for name, value in constants.items() if name in node.input}
+    inputs = {name: np.asarray(value) for name, value in constants.items() if name in node.input}
     graph = helper.make_graph(
         [node],
         "kernel",
         [helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)],
         [helper.make_tensor_value_info("y", result, None)],
-        [numpy_helper.from_array(value, name) for name, value in read.items()],
+        [numpy_helper.from_array(value, name) for name, value in inputs.items()],
     )
     versions = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)]
     model = helper.make_model(graph, opset_imports=versions, ir_version=_IR_VERSION)

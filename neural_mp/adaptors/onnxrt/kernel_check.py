@@ -39,18 +39,18 @@ class KernelCheck:
     def rejected(self) -> Mapping[str, str]:
         """Op → the reason why it cannot run between integer ops."""
         return {
-            op: f"between integer ops, ONNX Runtime {words}"
-            for op, words in _deviations(self.cases()).items()
+            op: f"between integer ops, ONNX Runtime {reason}"
+            for op, reason in _deviations(self.cases()).items()
         }
 
     def cases(self) -> dict[str, bytes]:
         """Return op → its case, for the ops that may be fused with integer ops."""
-        found, opset = structure(self.program), opset_of(self.program)
+        graph, opset = structure(self.program), opset_of(self.program)
         cases = {}
-        for name, node in found.nodes.items():
-            if name in found.agnostic_ops:
+        for name, node in graph.nodes.items():
+            if name in graph.agnostic_ops:
                 role = MOVER
-            elif name in found.fusion_groups and has_weight(node):
+            elif name in graph.fusion_groups and has_weight(node):
                 role = LAYER
             else:
                 role = JOINER

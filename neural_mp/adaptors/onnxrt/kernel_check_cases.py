@@ -111,10 +111,10 @@ def _shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:
     Reduced shapes come first, as they take less time and apply to more models.
     """
     is_free = any(size is None for dims in given for size in dims[1:])
-    for other in _OTHER_SIZES if is_free else _OTHER_SIZES[:1]:
+    for extent in _OTHER_SIZES if is_free else _OTHER_SIZES[:1]:
         whole = [
             tuple(
-                size if size is not None else (other if axis else _FIRST_SIZE)
+                size if size is not None else (extent if axis else _FIRST_SIZE)
                 for axis, size in enumerate(dims)
             )
             for dims in given
@@ -149,11 +149,11 @@ def _layer_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:
     outputs, inputs, *window = weight.const_value.shape.numpy()
     groups = node.attributes.get_int("group", 1)
     few = min(groups, _MAX_CHANNELS)
-    written = few * min(outputs // groups, _MAX_CHANNELS)
-    read = min(inputs, _MAX_CHANNELS)
-    others: list[Shape] = [(written, read, *window), *[(written,)] * len(bias)]
+    out_channels = few * min(outputs // groups, _MAX_CHANNELS)
+    in_channels = min(inputs, _MAX_CHANNELS)
+    constants: list[Shape] = [(out_channels, in_channels, *window), *[(out_channels,)] * len(bias)]
     dims = _dims(data) if data.shape is not None else (None,) * (2 + len(window))
     return [
-        [[(_FIRST_SIZE, few * read, *shapes[0][2:]), *others] for shapes in alternatives]
+        [[(_FIRST_SIZE, few * in_channels, *shapes[0][2:]), *constants] for shapes in alternatives]
         for alternatives in _shapes([dims])
     ], few

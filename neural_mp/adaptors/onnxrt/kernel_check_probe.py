@@ -95,8 +95,8 @@ class _Builder:
         self.constants[f"{stem}.w.scale"] = np.full(channels, 1 / 127, np.float32)
         self.constants[f"{stem}.w.zero"] = np.zeros(channels, np.int8)
         weight = self._float_weight(f"{stem}.w")
-        read = self.dequantize(stored, by)
-        self.nodes.append(helper.make_node("Conv", [read, weight], [f"{stem}.y"], group=channels))
+        image = self.dequantize(stored, by)
+        self.nodes.append(helper.make_node("Conv", [image, weight], [f"{stem}.y"], group=channels))
         return self.quantize(f"{stem}.y", by, stem)
 
     def _float_weight(self, name: str) -> str:
@@ -148,7 +148,7 @@ class _Builder:
 
     def run(self, level: ort.GraphOptimizationLevel) -> list[Array]:
         """Return the outputs of the model."""
-        return [np.asarray(found) for found in self.session(level).run(None, self.inputs)]
+        return [np.asarray(output) for output in self.session(level).run(None, self.inputs)]
 
 
 def _compare(case: onnx.ModelProto, shapes: list[list[int]]) -> str | None:
@@ -156,7 +156,7 @@ def _compare(case: onnx.ModelProto, shapes: list[list[int]]) -> str | None:
     try:
         reference = _float_part(case, shapes)
         results = reference.run(_PLAIN)
-        if not all(found.size and np.isfinite(found).all() for found in results):
+        if not all(actual.size and np.isfinite(actual).all() for actual in results):
             return None
         written = _stored(reference, results)
         expected = written.run(_PLAIN)
@@ -169,10 +169,10 @@ def _compare(case: onnx.ModelProto, shapes: list[list[int]]) -> str | None:
     except Exception as error:  # noqa: BLE001 (as above)
         return f"cannot load it: {one_line(error)}"
     try:
-        found = session.run(None, fused.inputs)
+        actual = session.run(None, fused.inputs)
     except Exception as error:  # noqa: BLE001 (as above)
         return f"fails to run it: {one_line(error)}"
-    steps = max(map(_greatest_difference, expected, found))
+    steps = max(map(_greatest_difference, expected, actual))
     return (
         ""
         if steps <= _ROUNDING
@@ -180,10 +180,10 @@ def _compare(case: onnx.ModelProto, shapes: list[list[int]]) -> str | None:
     )
 
 
-def _greatest_difference(expected: Array, found: Array) -> int:
-    if expected.shape != found.shape:
+def _greatest_difference(expected: Array, actual: Array) -> int:
+    if expected.shape != actual.shape:
         return _UINT8_MAX
-    return int(np.abs(expected.astype(np.int64) - found.astype(np.int64)).max(initial=0))
+    return int(np.abs(expected.astype(np.int64) - actual.astype(np.int64)).max(initial=0))
 
 
 def _role(case: onnx.ModelProto) -> str:
@@ -278,7 +278,7 @@ def _as_mover(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
         built.node.input[2] = by.zero
     built.nodes.append(built.node)
     reference = _float_part(case, shapes)
-    sizes = [found.shape for found in reference.run(_PLAIN)]
+    sizes = [output.shape for output in reference.run(_PLAIN)]
     built.outputs = [
         built.convolve(name, shape, by)
         for name, shape in zip(_details(case)[READ], sizes, strict=True)
@@ -290,8 +290,8 @@ def find_deviation(path: Path) -> str:
     """Return the deviation of the op of a case on the shapes that it may run on."""
     case = onnx.load(str(path))
     for alternatives in _details(case)[SHAPES]:
-        found = (_compare(case, shapes) for shapes in alternatives)
-        deviation = next((words for words in found if words is not None), "")
+        results = (_compare(case, shapes) for shapes in alternatives)
+        deviation = next((result for result in results if result is not None), "")
         if deviation:
             return deviation
     return ""

@@ -30,11 +30,11 @@ class _Kernel:
     last: int
     types: Mapping[str, frozenset[str]]
 
-    def fits(self, version: int, wanted: Mapping[str, str]) -> bool:
+    def fits(self, version: int, types: Mapping[str, str]) -> bool:
         """Whether the kernel runs an op last changed in a version, on the given types."""
         # An unbounded range does not cover later changes of the op.
         runs = self.first == version or self.first < version <= self.last < _WITHOUT_END
-        return runs and all(wanted.get(name, "") in ("", *ok) for name, ok in self.types.items())
+        return runs and all(types.get(name, "") in ("", *ok) for name, ok in self.types.items())
 
 
 @lru_cache(maxsize=8)
@@ -49,14 +49,14 @@ def _kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | N
             "this version of ONNX Runtime has no accessible kernel registry; kernels are assumed"
         )
         return None
-    found: dict[tuple[str, str], list[_Kernel]] = defaultdict(list)
+    registry: dict[tuple[str, str], list[_Kernel]] = defaultdict(list)
     for definition in definitions:
         if definition.provider == provider:
             types = {name: frozenset(ok) for name, ok in definition.type_constraints.items()}
             first, last = definition.version_range
             kernel = _Kernel(first, last, types)
-            found[definition.domain, definition.op_name].append(kernel)
-    return {key: tuple(kernels) for key, kernels in found.items()}
+            registry[definition.domain, definition.op_name].append(kernel)
+    return {key: tuple(kernels) for key, kernels in registry.items()}
 
 
 def every_op_type(provider: str) -> frozenset[str]:
@@ -79,8 +79,8 @@ def has_kernel_of(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
     16-bit kernels are assumed missing.
     """
     kernels = (_kernels(provider) or {}).get(("", node.op_type), ())
-    version, wanted = version_of(node, opset), types_of(node, opset, dtype)
-    return any(kernel.fits(version, wanted) for kernel in kernels)
+    version, types = version_of(node, opset), types_of(node, opset, dtype)
+    return any(kernel.fits(version, types) for kernel in kernels)
 
 
 def quantizes(opset: int) -> bool:

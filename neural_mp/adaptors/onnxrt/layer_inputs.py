@@ -17,16 +17,16 @@ from neural_mp.util.pytree import Array
 
 def layers(model: OnnxModel) -> dict[str, StoredLayer]:
     """Return op → its weight and the tensor that it reads."""
-    found = {}
+    stored = {}
     for name, node in model.structure.nodes.items():
         if is_table(node):
-            found[name] = StoredLayer(partial(known_array, node.inputs[0]))
+            stored[name] = StoredLayer(partial(known_array, node.inputs[0]))
         elif name in model.structure.fusion_groups and node.op_type in ("MatMul", "Gemm"):
-            read = model.structure.names.get(node.inputs[0]) if node.inputs[0] else None
+            tensor = model.structure.names.get(node.inputs[0]) if node.inputs[0] else None
             weight = node.inputs[1]
-            if read is not None and weight is not None and weight.const_value is not None:
-                found[name] = StoredLayer(partial(_weight, node), read)
-    return found
+            if tensor is not None and weight is not None and weight.const_value is not None:
+                stored[name] = StoredLayer(partial(_weight, node), tensor)
+    return stored
 
 
 def _weight(node: ir.Node) -> Array:

@@ -24,12 +24,12 @@ def layer_params(model: OnnxModel) -> dict[str, LayerParams]:
     return _layers(model.structure)
 
 
-def _layers(found: GraphStructure) -> dict[str, LayerParams]:
-    made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
-    return {name: layer for name, layer in made.items() if layer is not None}
+def _layers(graph: GraphStructure) -> dict[str, LayerParams]:
+    layers = {name: _layer(graph, name, node) for name, node in graph.nodes.items()}
+    return {name: layer for name, layer in layers.items() if layer is not None}
 
 
-def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | None:
+def _layer(graph: GraphStructure, name: str, node: ir.Node) -> LayerParams | None:
     scales = _scales_position(node)
     if scales is not None:
         value = edit.input_of(node, scales)
@@ -54,7 +54,7 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
         if numbers.get_int("transA", 0) or factors != (1, 1):
             return None
         return LayerParams(name, weight, outputs=0 if across else 1, inputs=1 if across else 0)
-    group = found.fusion_groups.get(name)
+    group = graph.fusion_groups.get(name)
     if axes != 2 or group is None:
         return None
     result = str(group.tail.name) if group.bias is not None else name
@@ -64,7 +64,7 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
 def _window(node: ir.Node, axes: int) -> Window:
     """Return the window of a convolution over some spatial axes."""
     numbers, ones = node.attributes, [1] * axes
-    strides, dilations = (tuple(numbers.get_ints(word, ones)) for word in ("strides", "dilations"))
+    strides, dilations = (tuple(numbers.get_ints(name, ones)) for name in ("strides", "dilations"))
     same = numbers.get_string("auto_pad", "NOTSET")
     if same in ("SAME_UPPER", "SAME_LOWER"):
         return Window(strides, dilations, None, odd_before=same == "SAME_LOWER")
@@ -79,13 +79,13 @@ def _scales_position(node: ir.Node) -> int | None:
     constant = [value is not None and value.const_value is not None for value in node.inputs]
     if sum(constant) != 1:
         return None
-    place = constant.index(True)
-    value = node.inputs[place]
+    position = constant.index(True)
+    value = node.inputs[position]
     shape = None if value is None else value.shape
     sizes = () if shape is None else shape.numpy()
     rank = None if node.outputs[0].shape is None else len(node.outputs[0].shape)
-    fits = sizes and math.prod(sizes) == sizes[-1] > 1 and (rank is None or rank >= len(sizes))
-    return place if fits and edit.is_float32(node.outputs[0]) else None
+    is_scale = sizes and math.prod(sizes) == sizes[-1] > 1 and (rank is None or rank >= len(sizes))
+    return position if is_scale and edit.is_float32(node.outputs[0]) else None
 
 
 def _has_plain_bias(node: ir.Node, channels: object) -> bool:
@@ -100,44 +100,44 @@ def _has_plain_bias(node: ir.Node, channels: object) -> bool:
 def with_layer_params(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
-    found, names = structure(program, model.rejected), edit.GraphNames(program.graph)
-    known = _layers(found)
+    graph, names = structure(program, model.rejected), edit.GraphNames(program.graph)
+    layers = _layers(graph)
     for name, change in changes.items():
-        _change(found, name, known[name], change, names)
+        _change(graph, name, layers[name], change, names)
     return replace(model, program=program, given=None, _runners={})
 
 
 def _change(
-    found: GraphStructure,
+    graph: GraphStructure,
     name: str,
     layer: LayerParams,
     change: LayerRescale,
     names: edit.GraphNames,
 ) -> None:
-    node, weight = found.nodes[name], change.weight(layer)
+    node, weight = graph.nodes[name], change.weight(layer)
     scales = _scales_position(node)
     if scales is not None:
         weight = weight.reshape(edit.known_array(node.inputs[scales]).shape)
         edit.put_input(node, scales, names.constant(f"{name}/corrected/weight", weight))
         return
     edit.put_input(node, 1, names.constant(f"{name}/corrected/weight", weight))
-    addition, place = _bias_place(found, name, node)
-    before = edit.array_of(edit.input_of(addition, place)) if addition is not None else None
-    if addition is None or (before is None and change.shift is None):
+    addition, position = _bias_place(graph, name, node)
+    original = edit.array_of(edit.input_of(addition, position)) if addition is not None else None
+    if addition is None or (original is None and change.shift is None):
         return
     channels = weight.shape[layer.outputs]
-    given = None if before is None else np.broadcast_to(before.reshape(-1), channels)
-    bias = change.bias(given, channels)
-    if before is not None and before.size == channels:
-        bias = bias.reshape(before.shape)  # the bias of a product may have more axes
-    edit.put_input(addition, place, names.constant(f"{name}/corrected/bias", bias))
+    per_channel = None if original is None else np.broadcast_to(original.reshape(-1), channels)
+    bias = change.bias(per_channel, channels)
+    if original is not None and original.size == channels:
+        bias = bias.reshape(original.shape)  # the bias of a product may have more axes
+    edit.put_input(addition, position, names.constant(f"{name}/corrected/bias", bias))
 
 
-def _bias_place(found: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
+def _bias_place(graph: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
     """Return the node that reads the bias and the position; for MatMul, the Add after it."""
     if node.op_type != "MatMul":
         return node, 2
-    step = found.fusion_groups[name].bias
+    step = graph.fusion_groups[name].bias
     if step is None:
         return None, 0
     (addition,) = step.ops

@@ -57,20 +57,20 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
     if not unknown:
         return
     try:
-        asked = Runner(with_outputs(program, unknown), folder, provider, level=PLAIN)
+        runner = Runner(with_outputs(program, unknown), folder, provider, level=PLAIN)
     except (ConversionError, ValueError):
         logger.debug("ONNX Runtime reports no types", exc_info=True)
         return
-    for found in asked.session.get_outputs():
-        kind = _TENSOR.fullmatch(found.type)
-        value = unknown.get(found.name)
+    for output in runner.session.get_outputs():
+        kind = _TENSOR.fullmatch(output.type)
+        value = unknown.get(output.name)
         if value is None or kind is None:
             continue
-        word = _CALLED.get(kind[1], kind[1].upper())
-        if word in ir.DataType.__members__:
-            value.dtype = ir.DataType[word]
-            if found.shape:  # unknown shapes are reported as empty, like those of scalars
-                value.shape = ir.Shape(found.shape)
+        dtype = _CALLED.get(kind[1], kind[1].upper())
+        if dtype in ir.DataType.__members__:
+            value.dtype = ir.DataType[dtype]
+            if output.shape:  # unknown shapes are reported as empty, like those of scalars
+                value.shape = ir.Shape(output.shape)
 
 
 def left_alone(program: ir.Model) -> list[str]:
@@ -103,7 +103,7 @@ class _Read:
     held: Any = None
 
 
-def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
+def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
     """Load a model from a path, a message, or a serialized message.
 
     Raises:
@@ -111,14 +111,14 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
         ConfigurationError: a given name is not an input or output of the model.
         DataError: the example does not fit the model.
     """
-    read = _read(source)
-    given, program = program_of(read), program_of(read)
-    origin = Origin.of(read.folder, given)
-    signature = _signature(given).choosing(wanted.names, wanted.outputs)
+    file = _read(source)
+    given, program = program_of(file), program_of(file)
+    origin = Origin.of(file.folder, given)
+    signature = _signature(given).choosing(spec.names, spec.outputs)
     folder = origin.folder if origin else None
     original = _started(given, program, folder, provider)
     _keep_outputs(program, signature)
-    feeds, unsure = wanted.feeds(signature)
+    feeds, unsure = spec.feeds(signature)
     reference = Reference.of(original, given, signature, feeds)
     del original  # two sessions at a time would double the memory
     obstacle = quantized = None
@@ -130,7 +130,7 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
         if opset_of(program) < LEAST_OPSET:
             obstacle = "it has no operators of the ai.onnx domain"
     except ConversionError as error:
-        obstacle, warnings, program = str(error), [], program_of(read)
+        obstacle, warnings, program = str(error), [], program_of(file)
         name_nodes(program)
         _keep_outputs(program, signature)
     if obstacle is not None:
@@ -145,7 +145,7 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
         opset=opset_of(program),
         obstacle=obstacle,
         provider=provider,
-        held=read.held,
+        held=file.held,
         quantized=quantized,
         kernel_check=KernelCheck(program) if provider == CPU and obstacle is None else None,
     )
@@ -195,10 +195,10 @@ def _prepared(
     try:
         reference.check(prepared, folder, provider)
     except ConversionError as error:
-        before, after = opset_of(reference.given), opset_of(program)
-        changed = f"opset {before} cannot be changed to {after}"
-        kept = "its canonicalized graph is not equal to the original"
-        raise ConversionError(f"{changed if before != after else kept}: {error}") from error
+        previous, current = opset_of(reference.given), opset_of(program)
+        changed = f"opset {previous} cannot be changed to {current}"
+        unequal = "its canonicalized graph is not equal to the original"
+        raise ConversionError(f"{changed if previous != current else unequal}: {error}") from error
     return warnings
 
 
@@ -213,11 +213,11 @@ def _read_quantization(
     if not dequantize_source(bare, GraphNames(bare.graph)):
         return program, None, []
     try:
-        near = reference.is_near(Runner(bare, folder, provider, level=PLAIN))
+        matches = reference.is_near(Runner(bare, folder, provider, level=PLAIN))
     except ConversionError:
         logger.debug("the float graph fails", exc_info=True)
-        near = False
-    if not near:
+        matches = False
+    if not matches:
         return program, None, [_QUANTIZATION_KEPT]
     return bare, program, [_QUANTIZATION_READ]
 
@@ -252,10 +252,10 @@ def _read(source: object) -> _Read:
 
 def _spill(program: ir.Model) -> _Read:
     """Write a graph with its weights to temporary files."""
-    held = tempfile.TemporaryDirectory()
-    path = Path(held.name) / "model.onnx"
+    directory = tempfile.TemporaryDirectory()
+    path = Path(directory.name) / "model.onnx"
     save_program(program, path, "model.data")
-    return _Read(read_without_weights(path), path.parent, held)
+    return _Read(read_without_weights(path), path.parent, directory)
 
 
 def read_file(path: Path) -> _Read:
@@ -284,9 +284,9 @@ def _require_graph(proto: onnx.ModelProto, what: str) -> None:
         raise ModelLoadError(f"{what} has no outputs")
 
 
-def program_of(read: _Read) -> ir.Model:
+def program_of(file: _Read) -> ir.Model:
     """Return the graph of a parsed file; raise `ModelLoadError` if the graph is broken."""
-    dense = without_sparse(read.proto)
+    dense = without_sparse(file.proto)
     try:
         # Passes of onnx-ir rename initializers in the original message.
         proto = onnx.ModelProto()
@@ -298,7 +298,7 @@ def program_of(read: _Read) -> ir.Model:
         raise ModelLoadError(f"the graph of the model is invalid: {one_line(error)}") from error
     for tensor in tensors_in(program):
         if isinstance(tensor, ir.ExternalTensor):
-            tensor.base_dir = read.folder
+            tensor.base_dir = file.folder
     correct_declarations(program)
     return program
 
@@ -323,6 +323,6 @@ def _port(value: ir.Value) -> TensorSpec:
 
 
 def _keep_outputs(program: ir.Model, signature: Signature) -> None:
-    kept = signature.output_tensors
-    for value in [v for v in program.graph.outputs if v.name not in kept]:
+    outputs = signature.output_tensors
+    for value in [v for v in program.graph.outputs if v.name not in outputs]:
         program.graph.outputs.remove(value)

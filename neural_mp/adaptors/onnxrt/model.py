@@ -67,12 +67,12 @@ class Origin:
 
 def _state(file: Path) -> tuple[int, int]:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         raise ModelLoadError(
             f"weight file {str(file)!r} does not exist; put the file into the folder of the model"
         ) from None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,10 +63,10 @@ def kernel_specs(op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
     """
     if inputs < MIN_INPUTS:
         return f"{_TOO_FEW}, got {inputs}"
-    wanted = KernelInputs.INT8 if op == PRODUCT else KernelInputs.FLOAT
-    found = _working_specs(op, inputs, wanted)
-    if any(spec.dtype.bits == 4 for spec in found):
-        return found
+    kind = KernelInputs.INT8 if op == PRODUCT else KernelInputs.FLOAT
+    specs = _working_specs(op, inputs, kind)
+    if any(spec.dtype.bits == 4 for spec in specs):
+        return specs
     return f"this build of ONNX Runtime has no {op} of 4 bits that is fast on this CPU"
 
 
@@ -75,16 +75,16 @@ def float_specs(inputs: int) -> tuple[QuantSpec, ...]:
     return _working_specs(PRODUCT, inputs, KernelInputs.FLOAT)
 
 
-def _working_specs(op: str, inputs: int, read: KernelInputs) -> tuple[QuantSpec, ...]:
+def _working_specs(op: str, inputs: int, kind: KernelInputs) -> tuple[QuantSpec, ...]:
     """Return the quantizations that the probe found to work, with groups that the inputs fill."""
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-    found = probe_results(_PROBE, f"{_VERSION} {version}")
+    working = probe_results(_PROBE, f"{_VERSION} {version}")
     return tuple(
         case.spec
         for case in cases()
-        if (case.op, case.spec.inputs) == (op, read)
+        if (case.op, case.spec.inputs) == (op, kind)
         and (case.spec.group_size or 0) <= inputs
-        and str(case) in found
+        and str(case) in working
     )
 
 
@@ -118,13 +118,13 @@ def _form(spec: QuantSpec) -> dict[str, int]:
 
 
 def _constants(weight: GroupedWeight, spec: QuantSpec, codes: Array) -> dict[str, Array]:
-    found: dict[str, Array] = {
+    constants: dict[str, Array] = {
         str(spec.dtype): packed(codes, weight.bits, _ORDER),
         "scale": weight.scales,
     }
     if spec.scheme is Scheme.ASYMMETRIC:
-        found["zero_point"] = packed(weight.zero_points, weight.bits, _ORDER)
-    return found
+        constants["zero_point"] = packed(weight.zero_points, weight.bits, _ORDER)
+    return constants
 
 
 def multiplies_integers(node: ir.Node) -> bool:

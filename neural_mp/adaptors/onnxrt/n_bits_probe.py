@@ -37,34 +37,34 @@ def _find(name: str) -> Iterator[str]:
     grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
     stored = grouped.floats()
     if case.op == n_bits.TABLE:
-        read: Array = np.arange(_ROWS)
-        found, expected = _run(n_bits.table(grouped, case.spec), case.op, read), stored[read]
+        data: Array = np.arange(_ROWS)
+        actual, expected = _run(n_bits.table(grouped, case.spec), case.op, data), stored[data]
     else:
-        read = random.standard_normal((_ROWS, _INPUTS), np.float32)
-        found = _run(n_bits.product(grouped, case.spec), case.op, read)
+        data = random.standard_normal((_ROWS, _INPUTS), np.float32)
+        actual = _run(n_bits.product(grouped, case.spec), case.op, data)
         if case.spec.inputs is KernelInputs.INT8:
-            read = rounded_inputs(read, case.spec.group_size or 1)
-        expected = read @ stored.T + _BIASES
-    if np.linalg.norm(found - expected) < _TOLERANCE * np.linalg.norm(expected):
+            data = rounded_inputs(data, case.spec.group_size or 1)
+        expected = data @ stored.T + _BIASES
+    if np.linalg.norm(actual - expected) < _TOLERANCE * np.linalg.norm(expected):
         yield name
 
 
-def _run(operator: n_bits.Operator, op: str, read: Array) -> Array:
+def _run(operator: n_bits.Operator, op: str, data: Array) -> Array:
     constants = dict(operator.constants)
-    integers, *others = constants
+    integers, *parameters = constants
     if op == n_bits.TABLE:
-        names = [integers, "x", *others]
+        names = [integers, "x", *parameters]
     else:
-        names = ["x", integers, *others]
+        names = ["x", integers, *parameters]
         names += [""] * (n_bits.BIAS - len(names)) + ["bias"]
         constants["bias"] = _BIASES
-    kind = helper.np_dtype_to_tensor_dtype(read.dtype)
+    kind = helper.np_dtype_to_tensor_dtype(data.dtype)
     node = helper.make_node(op, names, ["y"], domain=CONTRIB)
     node.attribute.extend(starmap(helper.make_attribute, operator.attributes.items()))
     graph = helper.make_graph(
         [node],
         "kernel",
-        [helper.make_tensor_value_info("x", kind, read.shape)],
+        [helper.make_tensor_value_info("x", kind, data.shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
@@ -73,7 +73,7 @@ def _run(operator: n_bits.Operator, op: str, read: Array) -> Array:
         graph, opset_imports=versions, ir_version=_IR_VERSION
     )
     session = ort.InferenceSession(model.SerializeToString(), providers=[CPU])
-    return np.asarray(session.run(None, {"x": read})[0])
+    return np.asarray(session.run(None, {"x": data})[0])
 
 
 if __name__ == "__main__":

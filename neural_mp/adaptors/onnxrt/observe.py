@@ -53,16 +53,16 @@ def watch(
     model: OnnxModel,
     batches: Iterable[Any],
     tensors: Collection[str],
-    kept: KeptOutputs | None = None,
+    collected: KeptOutputs | None = None,
 ) -> Iterator[tuple[str, BatchStats]]:
     """Run batches and yield statistics of the named tensors for every part.
 
     Tensors that are not floating-point, and lists of tensors, are omitted. The outputs of the
-    batches are `kept`.
+    batches are `collected`.
     """
     fetch = _Fetch.of(model, tensors)
     channels = {name: 1 if _channels_second(value) else -1 for name, value in fetch.watched.items()}
-    for name, array in _values(model, batches, fetch, kept):
+    for name, array in _values(model, batches, fetch, collected):
         summary = summarized(array, channels[name])
         if summary is not None:
             yield name, in_source_range(summary, source_range(fetch.watched[name]))
@@ -79,27 +79,27 @@ def _values(
     model: OnnxModel,
     batches: Iterable[Any],
     fetch: _Fetch,
-    kept: KeptOutputs | None = None,
+    collected: KeptOutputs | None = None,
 ) -> Iterator[tuple[str, Array]]:
     """Yield tensors and their values for every part of each batch."""
     most = 0  # samples per run; determined with the first batch of several samples
-    kept = kept or KeptOutputs(limit=0)
+    collected = collected or KeptOutputs(limit=0)
     for batch in batches:
-        feeds, alone = model.signature.bind(batch), list[_Results]()
+        feeds, isolated = model.signature.bind(batch), list[_Results]()
         samples = model.signature.samples(feeds)
         if not most and samples > 1:
-            alone = _samples_alone(model, feeds, fetch)
+            isolated = _samples_alone(model, feeds, fetch)
             most = 1 if _SEPARABLE[model] else _WHOLE
         for part in in_parts(feeds, samples, most or _WHOLE):
-            results = alone.pop(0) if alone else fetch(part, outputs=kept.is_open)
+            results = isolated.pop(0) if isolated else fetch(part, outputs=collected.is_open)
             for name, several in results.tensors.items():
                 yield from ((name, array) for array in several)
-            if kept.is_open:
-                kept.add(float_arrays(model.signature.packed(results.outputs)))
+            if collected.is_open:
+                collected.add(float_arrays(model.signature.packed(results.outputs)))
             if 0 < most < _WHOLE:
                 size = sum(a.nbytes for several in results.tensors.values() for a in several)
                 most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
-        kept.end_batch(batch)
+        collected.end_batch(batch)
 
 
 def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> dict[str, float]:
@@ -123,15 +123,15 @@ def _inferred_counts(
     if has_lists or len(parts_of(model.program.graph)) > 1:
         return None
     program = with_sizes(model.program, {name: array.shape for name, array in feeds.items()})
-    known, found = ir.convenience.create_value_mapping(program.graph), {}
+    named, counts = ir.convenience.create_value_mapping(program.graph), {}
     for name in tensors:
-        value = known[str(model.structure.values[name].name)]
+        value = named[str(model.structure.values[name].name)]
         if not is_tensor(value) or not (value.dtype is None or value.dtype.is_floating_point()):
             continue
         if value.dtype is None or value.shape is None or not value.shape.is_static():
             return None
-        found[name] = float(math.prod(value.shape.numpy()))
-    return found
+        counts[name] = float(math.prod(value.shape.numpy()))
+    return counts
 
 
 def _counted(
@@ -139,10 +139,10 @@ def _counted(
 ) -> dict[str, float]:
     """Return tensor → its number of elements, from a run."""
     fetch, samples, times = _Fetch.of(model, tensors), model.signature.samples(feeds), 1
-    alone = _samples_alone(model, feeds, fetch) if samples > 1 else []
+    isolated = _samples_alone(model, feeds, fetch) if samples > 1 else []
     if samples > 1 and _SEPARABLE[model]:
         feeds, times = next(in_parts(feeds, samples, 1)), samples
-    results = alone[0] if alone else fetch(feeds)
+    results = isolated[0] if isolated else fetch(feeds)
     return {
         name: float(times * sum(array.size for array in several))
         for name, several in results.tensors.items()
@@ -175,42 +175,42 @@ class _Fetch:
     def of(cls, model: OnnxModel, tensors: Collection[str]) -> _Fetch:
         """Fetch the floating-point tensors among `tensors`."""
         program = subgraph_outputs.typed(model.program)
-        known = subgraph_outputs.values_in(program)
-        asked = {name: known[str(model.structure.values[name].name)] for name in sorted(tensors)}
+        named = subgraph_outputs.values_in(program)
+        targets = {name: named[str(model.structure.values[name].name)] for name in sorted(tensors)}
         watched = {
             name: value
-            for name, value in subgraph_outputs.visible(program, asked).items()
+            for name, value in subgraph_outputs.visible(program, targets).items()
             if is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
         }
         outputs, fed = model.signature.output_tensors, model.signature.input_tensors
         fetched = [str(value.name) for value in watched.values() if str(value.name) not in fed]
-        wanted = subgraph_outputs.with_outputs(program, [*fetched, *outputs])
-        return cls(model, watched, model.session(wanted, lean=True))
+        extended = subgraph_outputs.with_outputs(program, [*fetched, *outputs])
+        return cls(model, watched, model.session(extended, lean=True))
 
     def __call__(self, feeds: dict[str, Array], outputs: bool = False) -> _Results:
         """Run a part of a batch, and return its outputs if asked for."""
         values = {name: str(value.name) for name, value in self.watched.items()}
-        asked = self.model.signature.output_tensors if outputs else ()
-        wanted = list(dict.fromkeys(v for v in (*values.values(), *asked) if v not in feeds))
-        found = dict(feeds)
-        if wanted:
-            found.update(zip(wanted, self.runner(feeds, wanted), strict=True))
-        tensors = {name: _floats(found[value]) for name, value in values.items()}
-        return _Results(tensors, [found[output] for output in asked])
+        names = self.model.signature.output_tensors if outputs else ()
+        fetches = list(dict.fromkeys(v for v in (*values.values(), *names) if v not in feeds))
+        results = dict(feeds)
+        if fetches:
+            results.update(zip(fetches, self.runner(feeds, fetches), strict=True))
+        tensors = {name: _floats(results[value]) for name, value in values.items()}
+        return _Results(tensors, [results[output] for output in names])
 
 
-def _floats(found: object) -> list[Array]:
+def _floats(output: object) -> list[Array]:
     """Return the floating-point arrays in an output; empty for other outputs."""
     # bfloat16 is of kind V in numpy.
-    floats = (array for array in subgraph_outputs.arrays_in(found) if array.dtype.kind in "fV")
+    floats = (array for array in subgraph_outputs.arrays_in(output) if array.dtype.kind in "fV")
     return [np.asarray(array, np.float32) for array in floats]
 
 
 def _channels_second(value: ir.Value) -> bool:
     readers = [use.node.op_type for use in value.uses()]
     producer = value.producer()
-    near = [*readers, *([producer.op_type] if producer is not None else [])]
-    return any(op in _CHANNELS_SECOND for op in near)
+    neighbours = [*readers, *([producer.op_type] if producer is not None else [])]
+    return any(op in _CHANNELS_SECOND for op in neighbours)
 
 
 def _samples_alone(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) -> list[_Results]:
@@ -220,9 +220,9 @@ def _samples_alone(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) -> 
     """
     if model in _SEPARABLE:
         return []
-    found = _runs_by_sample(model, feeds, fetch)
-    _SEPARABLE[model] = bool(found)
-    return found
+    results = _runs_by_sample(model, feeds, fetch)
+    _SEPARABLE[model] = bool(results)
+    return results
 
 
 def _runs_by_sample(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) -> list[_Results]:
@@ -230,30 +230,30 @@ def _runs_by_sample(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) ->
 
     Return the results of each if the outputs are those of both together.
     """
-    first, second, both = (
+    first, second, pair = (
         {name: array[cut] for name, array in feeds.items()}
         for cut in (slice(0, 1), slice(1, 2), slice(0, 2))
     )
     try:
-        together = fetch.runner(both, model.signature.output_tensors)
-        alone = [fetch(first, outputs=True), fetch(second, outputs=True)]
+        together = fetch.runner(pair, model.signature.output_tensors)
+        isolated = [fetch(first, outputs=True), fetch(second, outputs=True)]
     except ConversionError:
         return []
     are_equal = all(
-        len(one) == len(two) == 1
-        and both.shape == (2, *one.shape[1:]) == (2, *two.shape[1:])
-        and _are_close(both, np.concatenate([one, two]))
-        for both, one, two in zip(together, *(results.outputs for results in alone), strict=True)
+        len(lhs) == len(rhs) == 1
+        and pair.shape == (2, *lhs.shape[1:]) == (2, *rhs.shape[1:])
+        and _are_close(pair, np.concatenate([lhs, rhs]))
+        for pair, lhs, rhs in zip(together, *(results.outputs for results in isolated), strict=True)
     )
-    return alone if are_equal else []
+    return isolated if are_equal else []
 
 
-def _are_close(one: Array, other: Array) -> bool:
+def _are_close(lhs: Array, rhs: Array) -> bool:
     # numpy 1 cannot compare bfloat16, which is not a native type.
-    if other.dtype.hasobject:
-        return np.array_equal(one, other)
-    one, other = (a.astype(np.float32) if a.dtype.kind == "V" else a for a in (one, other))
-    return np.allclose(one, other, 1e-3, 1e-4, equal_nan=True)
+    if rhs.dtype.hasobject:
+        return np.array_equal(lhs, rhs)
+    lhs, rhs = (a.astype(np.float32) if a.dtype.kind == "V" else a for a in (lhs, rhs))
+    return np.allclose(lhs, rhs, 1e-3, 1e-4, equal_nan=True)
 
 
 def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
@@ -271,7 +271,7 @@ def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
     def fetch(ops: Sequence[str]) -> list[list[Array]]:
         fetched = [floating[op] for op in ops]
         runner = model.session(subgraph_outputs.with_outputs(program, fetched), level=PLAIN)
-        return [_floats(found) for found in runner(feeds, fetched)]
+        return [_floats(output) for output in runner(feeds, fetched)]
 
     first = first_with_non_finite(list(floating), fetch)
     return None if first is None else model.ops.get(first, first)
@@ -293,30 +293,30 @@ def op_outputs(
     program = subgraph_outputs.typed(model.program)
     can_be_had = subgraph_outputs.visible(program, subgraph_outputs.values_in(program))
     named = {op: str(model.structure.values[op].name) for op in ops if op not in model.results}
-    places = {op: model.results.get(op) or OutputLocation(named[op], "") for op in ops}
-    places = {op: place for op, place in places.items() if place.tensor in can_be_had}
+    outputs = {op: model.results.get(op) or OutputLocation(named[op], "") for op in ops}
+    outputs = {op: output for op, output in outputs.items() if output.tensor in can_be_had}
     fed = model.signature.input_tensors
-    fetched = list(dict.fromkeys(r.tensor for r in places.values() if r.tensor not in fed))
+    fetched = list(dict.fromkeys(r.tensor for r in outputs.values() if r.tensor not in fed))
     extended = subgraph_outputs.with_outputs(program, fetched)
     runner = model.session(extended, lean=True, level=level)
 
     def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
-        found = dict(zip(fetched, runner(feeds, fetched), strict=True))
+        results = dict(zip(fetched, runner(feeds, fetched), strict=True))
         arrays = {
-            op: subgraph_outputs.arrays_in(found.get(place.tensor, []))
-            for op, place in places.items()
+            op: subgraph_outputs.arrays_in(results.get(output.tensor, []))
+            for op, output in outputs.items()
         }
-        given = {
-            op: op_value(_in_own_type(arrays[op][0], can_be_had[place.tensor]), place.encoding)
-            for op, place in places.items()
+        decoded = {
+            op: op_value(_in_own_type(arrays[op][0], can_be_had[output.tensor]), output.encoding)
+            for op, output in outputs.items()
             if len(arrays[op]) == 1
         }
-        return {op: value for op, value in given.items() if value is not None}
+        return {op: value for op, value in decoded.items() if value is not None}
 
     return called
 
 
-def _in_own_type(found: Array, value: ir.Value) -> Array:
+def _in_own_type(array: Array, value: ir.Value) -> Array:
     """Return the values of a body, recorded in float32, in their own type."""
-    return found if value.dtype is None else found.astype(value.dtype.numpy(), copy=False)
+    return array if value.dtype is None else array.astype(value.dtype.numpy(), copy=False)

@@ -42,15 +42,15 @@ def typed_inputs(node: ir.Node, opset: int) -> set[int]:
     if schema is None or variable is None:
         return set()
     last = len(schema.inputs) - 1  # may be variadic
-    types = (schema.inputs[min(place, last)].type_str for place in range(len(node.inputs)))
-    return {place for place, found in enumerate(types) if found == variable}
+    types = (schema.inputs[min(index, last)].type_str for index in range(len(node.inputs)))
+    return {index for index, kind in enumerate(types) if kind == variable}
 
 
 def is_function(node: ir.Node, opset: int) -> bool:
     """Whether ONNX defines an op as a function of other ops."""
     schema = _schema_of(node, opset)
-    words = ("has_function", "has_context_dependent_function")  # absent from onnx's type stubs
-    return schema is not None and any(getattr(schema, word) for word in words)
+    flags = ("has_function", "has_context_dependent_function")  # absent from onnx's type stubs
+    return schema is not None and any(getattr(schema, flag) for flag in flags)
 
 
 def gives_list(node: ir.Node, opset: int) -> bool:
@@ -75,20 +75,20 @@ def version_in(op: str, opset: int) -> int:
     return 0 if schema is None else int(schema.since_version)
 
 
-def same_but_for_types(node: ir.Node, opset: int, other: int) -> bool:
+def same_but_for_types(node: ir.Node, opset: int, target: int) -> bool:
     """Whether two opsets define the op of a node identically, except for element types.
 
     Attributes that only one of them defines must not be set.
     """
-    one, two = (_schema_of(node, version) for version in (opset, other))
-    if one is None or two is None:
-        return one is two
-    if one.since_version == two.since_version:
+    first, second = (_schema_of(node, version) for version in (opset, target))
+    if first is None or second is None:
+        return first is second
+    if first.since_version == second.since_version:
         return True
-    before, after = _attributes(one), _attributes(two)
-    shared = before.keys() & after.keys()
-    alike = _ports(one) == _ports(two) and all(before[name] == after[name] for name in shared)
-    return alike and (before.keys() ^ after.keys()).isdisjoint(node.attributes)
+    lhs, rhs = _attributes(first), _attributes(second)
+    shared = lhs.keys() & rhs.keys()
+    alike = _ports(first) == _ports(second) and all(lhs[name] == rhs[name] for name in shared)
+    return alike and (lhs.keys() ^ rhs.keys()).isdisjoint(node.attributes)
 
 
 def _attributes(schema: onnx.defs.OpSchema) -> dict[str, tuple[bool, bytes]]:
@@ -113,13 +113,13 @@ def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
     if schema is None:
         return {}
     pairs = zip(schema.inputs, node.inputs, strict=False)
-    known = {
+    types = {
         str(item.type_str): f"tensor({value.dtype.name.lower()})"
         for item, value in pairs
         if value is not None and value.dtype is not None
     }
     variable = _element_type(schema)
-    return known if variable is None else {**known, variable: f"tensor({dtype})"}
+    return types if variable is None else {**types, variable: f"tensor({dtype})"}
 
 
 #: The first opset with per-channel quantization and bfloat16.
@@ -142,8 +142,8 @@ def raise_opset(program: ir.Model) -> None:
     Raises:
         ConversionError: the converter fails.
     """
-    before = opset_of(program)
-    refused = f"opset {before} cannot be raised to {LEAST_OPSET}"
+    original = opset_of(program)
+    refused = f"opset {original} cannot be raised to {LEAST_OPSET}"
     try:
         from onnxscript import version_converter  # a tenth of the imports of a process
 
@@ -156,7 +156,7 @@ def raise_opset(program: ir.Model) -> None:
     if opset_of(program) != LEAST_OPSET:
         raise ConversionError(f"{refused}: an op has no equivalent in the newer opset")
     program.ir_version = max(program.ir_version, _LEAST_IR_VERSION)
-    if before <= _UNSHIFTED:
+    if original <= _UNSHIFTED:
         for node in program.graph.all_nodes():
             if node.op_type == "Resize" and "coordinate_transformation_mode" not in node.attributes:
                 # The converter omits the mode, and its default changed in opset 11.
@@ -169,9 +169,9 @@ def raise_opset(program: ir.Model) -> None:
 def _quiet(name: str) -> Iterator[None]:
     """Suppress log messages of a library below errors."""
     log = logging.getLogger(name)
-    before = log.level
+    level = log.level
     log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        log.setLevel(before)
+        log.setLevel(level)

@@ -48,8 +48,8 @@ def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]
     layer_of, run = model.structure.layer_of, 0
     owners = {name: layer_of.get(op, op) for name, op in _owners(model, conversions=True).items()}
     kernels: list[dict[str, Any]] = []
-    found, nodes = _events_and_nodes(model, inputs, runs)
-    for event in found:
+    recorded, nodes = _events_and_nodes(model, inputs, runs)
+    for event in recorded:
         if is_kernel(event):
             kernels.append(event)
         if event.get("name") == "model_run":  # written at the end of a run
@@ -68,8 +68,8 @@ def _events_and_nodes(
 ) -> tuple[list[dict[str, Any]], list[onnx.NodeProto]]:
     """Return the profiler's events, and the nodes of the optimized graph if it can be written."""
     if sum(map(tensor_bytes, tensors_in(model.program))) <= _MAX_WRITTEN_BYTES:
-        with TemporaryDirectory() as place:
-            optimized = Path(place) / "optimized.onnx"
+        with TemporaryDirectory() as folder:
+            optimized = Path(folder) / "optimized.onnx"
             try:
                 return events(model, inputs, runs, optimized), nodes_of(optimized)
             except ConversionError:
@@ -84,7 +84,7 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
     The time of an op with a body includes everything in the body.
     """
     running: list[tuple[dict[str, Any], float]] = []
-    for kernel in sorted(kernels, key=lambda found: (found["ts"], -found["dur"])):
+    for kernel in sorted(kernels, key=lambda event: (event["ts"], -event["dur"])):
         while running and kernel["ts"] >= running[-1][0]["ts"] + running[-1][0]["dur"]:
             yield running.pop()
         if running:
@@ -105,8 +105,8 @@ def events(
     feeds = model.signature.bind(inputs)
     for _ in range(runs):
         runner(feeds, model.signature.output_tensors)
-    found = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
-    return list(found)
+    recorded = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
+    return list(recorded)
 
 
 def is_kernel(event: Mapping[str, Any]) -> bool:
@@ -127,14 +127,14 @@ def op_of(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
 
 def _owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
     """Return possible kernel name (node or result) → its op, with or without conversions."""
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
         if conversions or op == name or node.op_type not in (*_CONVERSIONS, "Transpose"):
-            found[name] = op
+            owners[name] = op
             for value in node.outputs:
-                found.setdefault(str(value.name), op)
-    return found
+                owners.setdefault(str(value.name), op)
+    return owners
 
 
 #: Kernels with INT8 products, whether their inputs are float or quantized.
@@ -158,18 +158,18 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     model = model.as_given
     # The kernels of conversions bear the node's name, too.
     owners = _owners(model, conversions=False)
-    found: dict[str, list[TracedKernel]] = {}
+    executed: dict[str, list[TracedKernel]] = {}
     nodes = model.structure.nodes
     integer = {model.ops.get(op, op) for op in nodes if multiplies_integers(nodes[op])}
     for event in filter(is_kernel, events(model, inputs, 1)):
         op = op_of(event, owners)
         if op is not None:
-            found.setdefault(op, []).append(_kernel(event["args"], op in integer))
+            executed.setdefault(op, []).append(_kernel(event["args"], op in integer))
     requested = _requested_precisions(model)
     graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
-    reached = {model.program.graph, *(graphs.get(op) for op in found)}
+    reached = {model.program.graph, *(graphs.get(op) for op in executed)}
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
-    ran = {op: op_trace(kernels, requested.get(op)) for op, kernels in found.items()}
+    ran = {op: op_trace(kernels, requested.get(op)) for op, kernels in executed.items()}
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
@@ -181,8 +181,8 @@ def _kernel(details: Mapping[str, Any], multiplies_integers: bool) -> TracedKern
         return TracedKernel(name, Precision.INT8, True)
     if types and types[0] in _BYTES:
         return TracedKernel(name, None, True)
-    read = next((_PRECISIONS[kind] for kind in types if kind in _PRECISIONS), None)
-    return TracedKernel(name, read, reads_bytes)
+    precision = next((_PRECISIONS[kind] for kind in types if kind in _PRECISIONS), None)
+    return TracedKernel(name, precision, reads_bytes)
 
 
 def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
@@ -191,20 +191,20 @@ def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
     For an op without a 16-bit kernel, the runtime uses FP32 and removes the casts around it; or the
     graph has the op in FP32 followed by a rounding cast.
     """
-    held: dict[ir.Value, Precision] = {}
+    formats: dict[ir.Value, Precision] = {}
     rounded: dict[ir.Value, Precision] = {}
     working = {}
     for name, node in model.structure.nodes.items():
         if node.op_type == "Cast":
             kind = SIXTEEN_BITS.get(ir.DataType(node.attributes.get_int("to", 1)))
             if kind is not None and node.inputs[0] is not None:
-                rounded[node.inputs[0]] = held[node.outputs[0]] = kind
+                rounded[node.inputs[0]] = formats[node.outputs[0]] = kind
         elif node.op_type not in _CONVERSIONS:
             working[model.ops.get(name, name)] = node.outputs[0]
-            read = [kind for v in node.inputs if v and (kind := held.get(v) or _stored_in(v))]
-            if read:
-                held.update(dict.fromkeys(node.outputs, read[0]))
-    requested = {**rounded, **held}
+            inputs = [kind for v in node.inputs if v and (kind := formats.get(v) or _stored_in(v))]
+            if inputs:
+                formats.update(dict.fromkeys(node.outputs, inputs[0]))
+    requested = {**rounded, **formats}
     return {op: requested[result] for op, result in working.items() if result in requested}
 
 

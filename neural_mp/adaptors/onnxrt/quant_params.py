@@ -42,8 +42,8 @@ def store_weight(
     is too small for the bias to fit, the scale is increased.
     """
     limit = weight_qmax(spec)
-    others = tuple(i for i in range(weight.ndim) if i != axis)
-    scales = weight_scales(weight, others, limit)
+    reduced = tuple(i for i in range(weight.ndim) if i != axis)
+    scales = weight_scales(weight, reduced, limit)
     if bias is not None:
         least = np.abs(bias).astype(np.float64) / (0.5 * _INT32.max * input_scale)
         scales = np.maximum(scales, least.astype(np.float32).reshape(scales.shape))

@@ -51,25 +51,25 @@ def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
     """Return the model with unsigned weights in kernels that may saturate: equal results."""
     program = model.runs.clone()
     names = edit.GraphNames(program.graph)
-    for read in saturating(_weights(program.graph)):
-        node, weight = read.node, read.node.inputs[read.weight]
+    for usage in saturating(_weights(program.graph)):
+        node, weight = usage.node, usage.node.inputs[usage.weight]
         integers = edit.known_array(weight)
         assert weight is not None
-        zeros = _zero_points(read, integers)
-        for place, value, word in (
-            (read.weight, integers, "uint8"),
-            (read.zero_point, zeros, "middle"),
+        zeros = _zero_points(usage, integers)
+        for index, value, suffix in (
+            (usage.weight, integers, "uint8"),
+            (usage.zero_point, zeros, "middle"),
         ):
-            edit.put_input(node, place, names.constant(f"{weight.name}/{word}", unsigned(value)))
+            edit.put_input(node, index, names.constant(f"{weight.name}/{suffix}", unsigned(value)))
     common.RemoveUnusedNodesPass()(program)
-    given = None if model.given is None else program
-    return replace(model, program=program, given=given, _runners={})
+    original = None if model.given is None else program
+    return replace(model, program=program, given=original, _runners={})
 
 
-def _zero_points(read: _Read, integers: Array) -> Array:
+def _zero_points(usage: _Read, integers: Array) -> Array:
     """Return the zero points; if there are none, zeros of the shape of the scales."""
-    node = read.node
-    array = edit.array_of(edit.input_of(node, read.zero_point))
+    node = usage.node
+    array = edit.array_of(edit.input_of(node, usage.zero_point))
     if array is not None:
         return array
     scales = edit.array_of(node.inputs[1]) if node.op_type == "DequantizeLinear" else None
@@ -80,19 +80,19 @@ def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
     """Yield the signed weights of INT8 products, once per node that reads them."""
     for node in in_order(graph):
         multiplying: ir.Node | None = node
-        places = _KERNELS.get(node.op_type, ())
+        positions = _KERNELS.get(node.op_type, ())
         if node.op_type == "DequantizeLinear":
             users = (user for user, position in node.outputs[0].uses() if position == 1)
-            found = (user for user in users if user.op_type in _FUSED and _reads_bytes(user))
-            places, multiplying = ((0, 2),), next(found, None)
+            fused = (user for user in users if user.op_type in _FUSED and _reads_bytes(user))
+            positions, multiplying = ((0, 2),), next(fused, None)
         if multiplying is None:
             continue
-        for weight, zero_point in places:
+        for weight, zero_point in positions:
             value = edit.input_of(node, weight)
             integers = edit.array_of(value)
             if integers is not None and integers.dtype == np.int8:
-                read = _Read(node, weight, zero_point)
-                yield IntegerWeight(read, kernel_of(multiplying, value), integers)
+                usage = _Read(node, weight, zero_point)
+                yield IntegerWeight(usage, kernel_of(multiplying, value), integers)
 
 
 def _reads_bytes(node: ir.Node) -> bool:

@@ -61,16 +61,16 @@ class Reference:
         """
         if self.results is None:
             return
-        found = prepared(self.feeds, self.outputs)
-        if not _are_close(found, self.results) and self._is_stable(folder, provider):
+        outputs = prepared(self.feeds, self.outputs)
+        if not _are_close(outputs, self.results) and self._is_stable(folder, provider):
             raise ConversionError("the outputs differ")
 
     def is_near(self, bare: Runner) -> bool:
         """Whether a graph without the model's quantization yields the same, up to its noise."""
         if self.results is None:
             return True
-        found = bare(self.feeds, self.outputs)
-        for result, expected in zip(float_arrays(found), float_arrays(self.results), strict=True):
+        outputs = bare(self.feeds, self.outputs)
+        for result, expected in zip(float_arrays(outputs), float_arrays(self.results), strict=True):
             error, signal = np.square(result - expected).sum(), np.square(expected).sum()
             if not error <= _MAX_SOURCE_NSR * signal:
                 return False
@@ -88,22 +88,22 @@ class Reference:
         )
 
 
-def _are_close(found: Any, expected: Any) -> bool:
+def _are_close(actual: Any, expected: Any) -> bool:
     """Whether outputs agree, including the tensors within sequences and maps."""
-    pairs = list(zip(tree_leaves(found), tree_leaves(expected), strict=False))
-    is_complete = len(pairs) == len(tree_leaves(found)) == len(tree_leaves(expected))
+    pairs = list(zip(tree_leaves(actual), tree_leaves(expected), strict=False))
+    is_complete = len(pairs) == len(tree_leaves(actual)) == len(tree_leaves(expected))
     return is_complete and all(_is_close(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
 
-def _is_close(found: Array, expected: Array) -> bool:
+def _is_close(actual: Array, expected: Array) -> bool:
     """Whether two arrays agree up to rounding, relative to the largest value."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return False
     if expected.dtype.kind not in "fV":  # bfloat16 is of kind V in numpy
-        return bool(np.array_equal(found, expected))
-    one, other = found.astype(np.float64), expected.astype(np.float64)
-    largest = np.abs(other, where=np.isfinite(other), out=np.zeros_like(other)).max(initial=0.0)
-    return np.allclose(one, other, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
+        return bool(np.array_equal(actual, expected))
+    output, target = actual.astype(np.float64), expected.astype(np.float64)
+    largest = np.abs(target, where=np.isfinite(target), out=np.zeros_like(target)).max(initial=0.0)
+    return np.allclose(output, target, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
 
 
 def _nudged(value: Any) -> Any:

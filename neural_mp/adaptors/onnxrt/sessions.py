@@ -86,9 +86,9 @@ class Runner:
         if threads is not None:
             options.intra_op_num_threads = threads
         if profiled:
-            place = self._kept.enter_context(tempfile.TemporaryDirectory())
+            directory = self._kept.enter_context(tempfile.TemporaryDirectory())
             options.enable_profiling = True
-            options.profile_file_prefix = str(Path(place) / "profile")
+            options.profile_file_prefix = str(Path(directory) / "profile")
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
             options.add_session_config_entry(_OPTIMIZED_WEIGHTS, f"{optimized.name}.data")
@@ -97,8 +97,8 @@ class Runner:
         inline = (t for t in tensors_in(program) if not isinstance(t, ir.ExternalTensor))
         too_large = sum(map(tensor_bytes, inline)) > MESSAGE_LIMIT
         if too_large or (folder is not None and not FINDS_WEIGHTS):
-            place = self._kept.enter_context(tempfile.TemporaryDirectory())
-            source = str(Path(place) / "model.onnx")
+            directory = self._kept.enter_context(tempfile.TemporaryDirectory())
+            source = str(Path(directory) / "model.onnx")
             save_program(program, Path(source), "model.data")
         else:
             if folder is not None:
@@ -118,8 +118,8 @@ class Runner:
         types = {output.name: output.type for output in self.session.get_outputs()}
         self._plain = {name for name in types if not types[name].startswith(_NON_NUMPY_TYPES)}
         self._sequences = {name for name in self._plain if types[name].startswith("seq(")}
-        given = self.session.get_inputs()
-        self._takes_plain = not any(port.type.startswith(_NON_NUMPY_TYPES) for port in given)
+        ports = self.session.get_inputs()
+        self._takes_plain = not any(port.type.startswith(_NON_NUMPY_TYPES) for port in ports)
 
     def fetching(self, fetches: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
         """Return a function from inputs to the named outputs; see `__call__`."""
@@ -140,15 +140,15 @@ class Runner:
         extended = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
         try:
             if extended or not self._plain.issuperset(fetches):
-                given = {name: _to_ort_value(value) for name, value in feeds.items()}
+                inputs = {name: _to_ort_value(value) for name, value in feeds.items()}
                 # The arrays of a sequence are not accessible through an OrtValue.
                 lists = [name for name in fetches if name in self._sequences and not extended]
-                others = [name for name in fetches if name not in lists]
-                values = map(_from_ort_value, self.session.run_with_ort_values(others, given))
-                found = dict(zip(others, values, strict=True))
+                tensors = [name for name in fetches if name not in lists]
+                values = map(_from_ort_value, self.session.run_with_ort_values(tensors, inputs))
+                outputs = dict(zip(tensors, values, strict=True))
                 if lists:
-                    found.update(zip(lists, self.session.run(lists, dict(feeds)), strict=True))
-                return [found[name] for name in fetches]
+                    outputs.update(zip(lists, self.session.run(lists, dict(feeds)), strict=True))
+                return [outputs[name] for name in fetches]
             return list(self.session.run(list(fetches), dict(feeds)))
         except Exception as error:
             raise _failure(error) from error

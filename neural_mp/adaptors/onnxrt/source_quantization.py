@@ -74,7 +74,7 @@ def dequantize_source(program: ir.Model, names: GraphNames) -> bool:
 
     A range from 0 on replaced a Relu, which is restored. Quantized weights stay as they are stored.
     """
-    found = False
+    bypassed = False
     for node in list(in_order(program.graph)):
         data = node.inputs[0] if _is(node, "QuantizeLinear") else None
         parameters = _parameters(node) if data is not None else None
@@ -82,10 +82,10 @@ def dequantize_source(program: ir.Model, names: GraphNames) -> bool:
             continue
         if data.dtype not in (None, ir.DataType.FLOAT):
             continue
-        found |= _bypass(node, data, parameters, names)
-    if found:
+        bypassed |= _bypass(node, data, parameters, names)
+    if bypassed:
         common.RemoveUnusedNodesPass()(program)
-    return found
+    return bypassed
 
 
 def _bypass(node: ir.Node, data: ir.Value, parameters: _Parameters, names: GraphNames) -> bool:

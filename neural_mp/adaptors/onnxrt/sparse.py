@@ -42,7 +42,7 @@ def _is_sparse(graph: onnx.GraphProto) -> bool:
 
 def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     name = sparse.values.name
-    values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
     size = math.prod(sparse.dims)
     if min(sparse.dims, default=0) < 0 or size * values.itemsize > RATIO_EXEMPT_ARRAY_BYTES:
         raise ModelLoadError(
@@ -51,9 +51,9 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
         )
     dense = np.zeros(size, values.dtype)
     try:
-        if places.ndim > 1:
-            places = np.ravel_multi_index(tuple(places.T), tuple(sparse.dims))
-        dense[places] = values
+        if indices.ndim > 1:
+            indices = np.ravel_multi_index(tuple(indices.T), tuple(sparse.dims))
+        dense[indices] = values
     except (IndexError, ValueError) as error:
         raise ModelLoadError(
             f"the indices of the sparse constant {name!r} must lie within its sizes "

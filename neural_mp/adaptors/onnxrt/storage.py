@@ -47,14 +47,14 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     Raises:
         ModelLoadError: the files are missing, truncated or tampered with.
     """
-    read = read_file(folder / MODEL_FILE)
-    program = program_of(read)
+    source = read_file(folder / MODEL_FILE)
+    program = program_of(source)
     signature, details = read_details(
         folder / DETAILS_FILE, lambda value: (Signature.from_dict(value), _DETAILS(value))
     )
-    origin = Origin.of(read.folder, program)
+    origin = Origin.of(source.folder, program)
     try:
-        Runner(program, read.folder, provider, level=PLAIN)
+        Runner(program, source.folder, provider, level=PLAIN)
     except ConversionError as error:
         raise ModelLoadError(f"{str(folder / MODEL_FILE)!r} is damaged: {error}") from error
     return OnnxModel(

@@ -28,10 +28,10 @@ def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
     run did not reach the body (see `arrays_in`). Types in bodies must be known (see `typed`), and
     the tensors `visible`.
     """
-    wanted = list(dict.fromkeys(names))
-    program = _with_results_of_bodies(program, wanted)
+    tensors = list(dict.fromkeys(names))
+    program = _with_results_of_bodies(program, tensors)
     inputs = [value for value in program.graph.inputs if not value.is_initializer()]
-    part = ir.convenience.extract(program.graph, inputs, wanted)
+    part = ir.convenience.extract(program.graph, inputs, tensors)
     functions = program.functions.values()
     return ir.Model(part, ir_version=program.ir_version, functions=list(functions))
 
@@ -63,14 +63,14 @@ def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.V
     A Scan returns values of its own body whose number of axes is known, but no sequences from
     deeper bodies; strings and sequences cannot be returned.
     """
-    found, opset = runners(program.graph), opset_of(program)
+    parents, opset = runners(program.graph), opset_of(program)
 
     def is_visible(value: ir.Value) -> bool:
         around = []
         graph = value.graph
         while isinstance(graph, ir.Graph) and graph is not program.graph:
-            around.append(found[graph])
-            graph = found[graph].graph
+            around.append(parents[graph])
+            graph = parents[graph].graph
         if around and (opset < _HAS_SEQUENCES or not _is_numbers(value)):
             return False
         if around and around[0].op_type == "Scan":
@@ -89,24 +89,24 @@ def _is_numbers(value: ir.Value) -> bool:
     return is_tensor(value) and value.dtype is not ir.DataType.STRING
 
 
-def arrays_in(found: object) -> list[Array]:
+def arrays_in(output: object) -> list[Array]:
     """Return the arrays of an output; those of a sequence are concatenated if shapes agree."""
-    if not isinstance(found, list):
-        return [np.asarray(found)]
-    arrays = [array for array in map(np.asarray, found) if array.dtype != object]
+    if not isinstance(output, list):
+        return [np.asarray(output)]
+    arrays = [array for array in map(np.asarray, output) if array.dtype != object]
     if len(arrays) > 1 and arrays[0].ndim and len({array.shape[1:] for array in arrays}) == 1:
         return [np.concatenate(arrays)]
     return arrays
 
 
-def _with_results_of_bodies(program: ir.Model, wanted: Collection[str]) -> ir.Model:
-    found = values_in(program)
-    inside = {name for name, value in found.items() if value.graph is not program.graph}
-    if inside.isdisjoint(wanted):
+def _with_results_of_bodies(program: ir.Model, tensors: Collection[str]) -> ir.Model:
+    values = values_in(program)
+    inside = {name for name, value in values.items() if value.graph is not program.graph}
+    if inside.isdisjoint(tensors):
         return program
     program = program.clone()
     recorder = _Recorder(program)
-    for name in wanted:
+    for name in tensors:
         if name in inside:
             recorder.record(name)
     return program
@@ -122,11 +122,11 @@ class _Recorder:
     def record(self, name: str) -> None:
         """Add an output with the name of a tensor that collects its values."""
         value = self._values[name]
-        found = runners(self._graph)  # recomputed, as recording replaces Loops
+        parents = runners(self._graph)  # recomputed, as recording replaces Loops
         assert isinstance(value.graph, ir.Graph)
         around = [value.graph]
         while around[0] is not self._graph:
-            outer = found[around[0]].graph
+            outer = parents[around[0]].graph
             assert isinstance(outer, ir.Graph)
             around.insert(0, outer)
         value.name = self._names.new(f"{name}/within")
@@ -142,12 +142,12 @@ class _Recorder:
         empty = self._made("SequenceEmpty", [], {"dtype": int(ir.DataType.FLOAT)})
         first = self._graph[0]
         self._graph.insert_before(first, empty)
-        self._through(around, found, value, empty.outputs[0]).name = name
+        self._through(around, parents, value, empty.outputs[0]).name = name
 
     def _through(
         self,
         around: list[ir.Graph],
-        found: dict[ir.Graph, ir.Node],
+        parents: dict[ir.Graph, ir.Node],
         value: ir.Value,
         sequence: ir.Value,
     ) -> ir.Value:
@@ -155,7 +155,7 @@ class _Recorder:
         graph, *inner = around
         if not inner:
             return self._append(graph, "SequenceInsert", [sequence, value])
-        body, node = inner[0], found[inner[0]]
+        body, node = inner[0], parents[inner[0]]
         if node.op_type == "Scan":
             return self._append(
                 graph, "SequenceInsert", [sequence, self._scanned(node, body, value)]
@@ -163,13 +163,13 @@ class _Recorder:
         if node.op_type == "If":
             for branch in bodies_of(node):
                 if branch is body:
-                    branch.outputs.append(self._through(inner, found, value, sequence))
+                    branch.outputs.append(self._through(inner, parents, value, sequence))
                 else:
                     branch.outputs.append(self._append(branch, "Identity", [sequence]))
             node.resize_outputs(len(node.outputs) + 1)
             node.outputs[-1].name = self._names.new(f"{node.name}/kept")
             return node.outputs[-1]
-        return self._looped(node, inner, found, value, sequence)
+        return self._looped(node, inner, parents, value, sequence)
 
     def _scanned(self, node: ir.Node, body: ir.Graph, value: ir.Value) -> ir.Value:
         graph = node.graph
@@ -177,10 +177,10 @@ class _Recorder:
         result = self._append(body, "Identity", [value])
         result.type, result.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
         body.outputs.append(result)
-        for word in ("scan_output_axes", "scan_output_directions"):
-            given = node.attributes.get_ints(word)
-            if given:
-                node.attributes[word] = ir.AttrInt64s(word, [*given, 0])
+        for attribute in ("scan_output_axes", "scan_output_directions"):
+            entries = node.attributes.get_ints(attribute)
+            if entries:
+                node.attributes[attribute] = ir.AttrInt64s(attribute, [*entries, 0])
         node.resize_outputs(len(node.outputs) + 1)
         steps = node.outputs[-1]
         steps.name = self._names.new(f"{node.name}/kept")
@@ -195,7 +195,7 @@ class _Recorder:
         self,
         node: ir.Node,
         inner: list[ir.Graph],
-        found: dict[ir.Graph, ir.Node],
+        parents: dict[ir.Graph, ir.Node],
         value: ir.Value,
         sequence: ir.Value,
     ) -> ir.Value:
@@ -203,26 +203,26 @@ class _Recorder:
         body = inner[0]
         carried = len(body.inputs) - 2
         kind = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
-        given = ir.val(self._names.new(f"{node.name}/carried"), type=kind)
-        body.inputs.append(given)
-        body.outputs.insert(1 + carried, self._through(inner, found, value, given))
+        accumulator = ir.val(self._names.new(f"{node.name}/carried"), type=kind)
+        body.inputs.append(accumulator)
+        body.outputs.insert(1 + carried, self._through(inner, parents, value, accumulator))
         old = list(node.outputs)
         new = [ir.val(None, type=result.type) for result in old]
-        kept = ir.val(self._names.new(f"{node.name}/kept"), type=kind)
-        outputs = [*new[:carried], kept, *new[carried:]]
+        collected = ir.val(self._names.new(f"{node.name}/kept"), type=kind)
+        outputs = [*new[:carried], collected, *new[carried:]]
         inputs = [*node.inputs, *[None] * (2 - len(node.inputs)), sequence]
         attributes = list(node.attributes.values())
-        made = ir.Node("", "Loop", inputs, attributes, outputs=outputs, name=node.name)
+        loop = ir.Node("", "Loop", inputs, attributes, outputs=outputs, name=node.name)
         assert isinstance(node.graph, ir.Graph)
-        node.graph.insert_before(node, made)
-        for result, other in zip(old, new, strict=True):
+        node.graph.insert_before(node, loop)
+        for result, replacement in zip(old, new, strict=True):
             name = str(result.name)
-            result.replace_all_uses_with(other, replace_graph_outputs=True)
+            result.replace_all_uses_with(replacement, replace_graph_outputs=True)
             result.name = self._names.new(f"{name}/before")
-            other.name = name
-            self._values[name] = other
+            replacement.name = name
+            self._values[name] = replacement
         node.graph.remove(node)
-        return kept
+        return collected
 
     def _append(
         self,
@@ -232,8 +232,8 @@ class _Recorder:
         attributes: dict[str, int] | None = None,
     ) -> ir.Value:
         """Append a node to a graph and return its result."""
-        graph.append(made := self._made(op, inputs, attributes))
-        return made.outputs[0]
+        graph.append(node := self._made(op, inputs, attributes))
+        return node.outputs[0]
 
     def _made(
         self, op: str, inputs: list[ir.Value], attributes: dict[str, int] | None = None

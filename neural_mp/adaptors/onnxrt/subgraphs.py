@@ -45,15 +45,15 @@ def body_inputs(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def spot_in(
-    graph: ir.Graph, place: ir.Node | None, found: dict[ir.Graph, ir.Node]
+    graph: ir.Graph, node: ir.Node | None, parents: dict[ir.Graph, ir.Node]
 ) -> ir.Node | None:
     """Return the node of a graph that contains, or is, a place; None for the end.
 
-    `found` are all bodies with the nodes that run them.
+    `parents` are all bodies with the nodes that run them.
     """
-    while place is not None and place.graph is not graph:
-        place = found.get(place.graph) if isinstance(place.graph, ir.Graph) else None
-    return place
+    while node is not None and node.graph is not graph:
+        node = parents.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+    return node
 
 
 def lift_constants(program: ir.Model) -> None:
@@ -69,10 +69,10 @@ def sink_constants(program: ir.Model) -> None:
     A convolution whose weight is in another graph gets a slower kernel in ONNX Runtime.
     """
     graph = program.graph
-    kept = {*graph.inputs, *graph.outputs}
+    ports = {*graph.inputs, *graph.outputs}
     for value in list(graph.initializers.values()):
         readers = {use.node.graph for use in value.uses()}
-        if value in kept or len(readers) != 1 or isinstance(value.const_value, ir.ExternalTensor):
+        if value in ports or len(readers) != 1 or isinstance(value.const_value, ir.ExternalTensor):
             continue
         (reader,) = readers
         if isinstance(reader, ir.Graph) and reader is not graph:
@@ -110,7 +110,7 @@ def _hoist(node: ir.Node) -> None:
         return
     graph = node.graph
     assert isinstance(graph, ir.Graph)
-    kept = [index for index in range(len(node.outputs)) if index not in unchanged]
+    remaining = [index for index in range(len(node.outputs)) if index not in unchanged]
     inputs = [value for at, value in enumerate(node.inputs) if at - first not in unchanged]
     for index in reversed(unchanged):
         outer = node.inputs[first + index]
@@ -118,11 +118,11 @@ def _hoist(node: ir.Node) -> None:
         body.outputs.pop(first_result + index)
         body.inputs.pop(first + index).replace_all_uses_with(outer)
         _replace_result(node, node.outputs[index], outer)
-    results = [ir.val(None, type=node.outputs[index].type) for index in kept]
+    results = [ir.val(None, type=node.outputs[index].type) for index in remaining]
     attributes = list(node.attributes.values())
-    made = ir.Node("", node.op_type, inputs, attributes, outputs=results, name=node.name)
-    graph.insert_before(node, made)
-    for index, result in zip(kept, results, strict=True):
+    replacement = ir.Node("", node.op_type, inputs, attributes, outputs=results, name=node.name)
+    graph.insert_before(node, replacement)
+    for index, result in zip(remaining, results, strict=True):
         old = node.outputs[index]
         result.name, result.shape = old.name, old.shape
         old.replace_all_uses_with(result, replace_graph_outputs=True)

@@ -109,30 +109,30 @@ class Variants(TensorVariants[ir.Value]):
 
     def widened(self, tensor: ir.Value, variant: str) -> ir.Value:
         """Return a tensor rounded to 16 bits and cast back to FP32."""
-        found = self.found(tensor)
-        if (key := f"{variant} {_WIDENED}") not in found:
+        variants = self.found(tensor)
+        if (key := f"{variant} {_WIDENED}") not in variants:
             narrow = self.real(tensor, variant)
             if self.value_of(tensor) is None:
                 # ONNX Runtime folds the cast of a constant on load.
                 self.count("casts")
             with self._beside(tensor):
-                found[key] = self._cast(narrow, f"{tensor.name}/{variant}/{FP32}", FP32)
-        return found[key]
+                variants[key] = self._cast(narrow, f"{tensor.name}/{variant}/{FP32}", FP32)
+        return variants[key]
 
     def for_kernel(self, tensor: ir.Value) -> ir.Value:
         """Return a uint8 tensor after a DequantizeLinear that an integer kernel fuses.
 
         Fusion requires both in one graph.
         """
-        stored, found = self.stored(tensor), self.found(tensor)
+        stored, variants = self.stored(tensor), self.found(tensor)
         key = _DEQUANTIZED
         if self._written is not self._graph_of(tensor):
             key = f"{_DEQUANTIZED} in {id(self._written)}"
-        if key not in found:
+        if key not in variants:
             inputs = [stored, *self.parameters(tensor)]
             name = f"{tensor.name}/{_DEQUANTIZED}"
-            found[key] = self.add("DequantizeLinear", inputs, name, DTYPES[FP32])
-        return found[key]
+            variants[key] = self.add("DequantizeLinear", inputs, name, DTYPES[FP32])
+        return variants[key]
 
     def channels_last(self, tensor: ir.Value, rank: int) -> ir.Value:
         """Return a uint8 tensor with its channels moved from the second to the last axis.
@@ -140,12 +140,12 @@ class Variants(TensorVariants[ir.Value]):
         Float values are moved before they are quantized: ONNX Runtime merges that with the change
         of layout after a float convolution.
         """
-        found = self.found(tensor)
-        if _CHANNELS_LAST not in found:
+        variants = self.found(tensor)
+        if _CHANNELS_LAST not in variants:
             order, name = [0, *range(2, rank), 1], f"{tensor.name}/{_CHANNELS_LAST}"
             with self._beside(tensor):
-                if UINT8 in found:
-                    moved = self._transposed(found[UINT8], name, DTYPES[UINT8], order)
+                if UINT8 in variants:
+                    moved = self._transposed(variants[UINT8], name, DTYPES[UINT8], order)
                 else:
                     self.count("quantize")
                     moved = self._transposed(
@@ -153,8 +153,8 @@ class Variants(TensorVariants[ir.Value]):
                     )
                     inputs = [moved, *self.parameters(tensor)]
                     moved = self.add("QuantizeLinear", inputs, f"{name}/{UINT8}", DTYPES[UINT8])
-            found[_CHANNELS_LAST] = moved
-        return found[_CHANNELS_LAST]
+            variants[_CHANNELS_LAST] = moved
+        return variants[_CHANNELS_LAST]
 
     @property
     def _written(self) -> ir.Graph:
@@ -172,17 +172,17 @@ class Variants(TensorVariants[ir.Value]):
 
         A single conversion then serves all bodies that read the tensor and all steps of a loop.
         """
-        before, graph = (self.place, self._end), self._graph_of(tensor)
+        previous, graph = (self.place, self._end), self._graph_of(tensor)
         self.place, self._end = spot_in(graph, self.place, self._runners), graph
         try:
             yield
         finally:
-            self.place, self._end = before
+            self.place, self._end = previous
 
     def comes_stored(self, tensor: ir.Value) -> bool:
         """Whether only the uint8 variant of a tensor can yield FP32."""
-        found = self.found(tensor)
-        return UINT8 in found and found.get(FP32) is found.get(_DEQUANTIZED)
+        variants = self.found(tensor)
+        return UINT8 in variants and variants.get(FP32) is variants.get(_DEQUANTIZED)
 
     def by_channel(self, tensor: ir.Value, axis: int, channels: int) -> ir.Value:
         """Return a uint8 tensor in FP32, with equal scales for all channels."""
@@ -204,14 +204,14 @@ class Variants(TensorVariants[ir.Value]):
         """
         if not self.has_int8:
             return self.real(tensor)
-        found = self.found(tensor)
-        if _SHIELDED not in found:
+        variants = self.found(tensor)
+        if _SHIELDED not in variants:
             real = self.real(tensor)
             with self._beside(tensor):
                 equation = {"equation": "...->..."}
                 name = f"{tensor.name}/{_SHIELDED}"
-                found[_SHIELDED] = self.add("Einsum", [real], name, DTYPES[FP32], equation)
-        return found[_SHIELDED]
+                variants[_SHIELDED] = self.add("Einsum", [real], name, DTYPES[FP32], equation)
+        return variants[_SHIELDED]
 
     def quantize(self, tensor: ir.Value, real: ir.Value, after: ir.Node | None = None) -> ir.Value:
         """Quantize a float value with the scale of a tensor."""
@@ -284,8 +284,8 @@ class Variants(TensorVariants[ir.Value]):
         self.names.give_up(name)
         self.insert(ir.node(op, inputs, attributes, domain=CONTRIB, outputs=[computed]), name)
         if order:
-            turned = ir.node("Transpose", [computed], {"perm": list(order)}, outputs=[written])
-            self.insert(turned, f"{name}/Transpose")
+            transpose = ir.node("Transpose", [computed], {"perm": list(order)}, outputs=[written])
+            self.insert(transpose, f"{name}/Transpose")
         self.put(result, FP32, written)
 
     def _moved_aside(self, value: ir.Value) -> str:

@@ -80,8 +80,8 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
         self, model: OpenVinoModel, inputs: Any, tensors: Collection[str]
     ) -> dict[str, float]:
         """Return the sizes that OpenVINO infers, or those of a run if they depend on values."""
-        found = observe.inferred_counts(model, inputs, tensors)
-        return super().element_counts(model, inputs, tensors) if found is None else found
+        counts = observe.inferred_counts(model, inputs, tensors)
+        return super().element_counts(model, inputs, tensors) if counts is None else counts
 
     def native(self, model: OpenVinoModel) -> Any:
         """Return the `openvino.Model`."""

@@ -76,14 +76,14 @@ _RESTORED = "OpenVINO restores such weights to floats when it compiles a model"
 def kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels in the CPU plugin, or the reason for a missing kernel."""
     structure = model.structure
-    found = {
+    op_kernels = {
         name: OpKernels(
             _integer_kernel(model, name, node, accumulation), _missing_16_bits(node), _EMULATED
         )
         for name, node in structure.nodes.items()
     }
     part = OpKernels.none("a further result of an op has the precision of the op")
-    return {**found, **dict.fromkeys(structure.parts, part)}
+    return {**op_kernels, **dict.fromkeys(structure.parts, part)}
 
 
 def _integer_kernel(
@@ -132,14 +132,14 @@ def _integer_kernel(
     if type_of(node) == PRODUCT:
         sizes, scaled = matrix_sizes(node), _is_scaled(node)
         low_bits = _SCALED if scaled else low_bit_specs(PRODUCT, *sizes)
-        others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
+        alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
         if not isinstance(low_bits, str):
-            others += (*corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
+            alternatives += (*corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
         return IntegerKernel(
             spec,
             RANGE_ALGORITHMS,
             weight_alone=None if scaled else by_channel_spec(*sizes),
-            other_weights=others,
+            other_weights=alternatives,
             low_bits=low_bits,
             low_bit_corrections=ZERO_POINT_CORRECTIONS,
         )
@@ -150,7 +150,7 @@ def _integer_kernel(
 
 def _is_scaled(node: Any) -> bool:
     """Whether a multiplication by a constant reads the result of a product."""
-    readers = [given.get_node() for given in node.output(0).get_target_inputs()]
+    readers = [port.get_node() for port in node.output(0).get_target_inputs()]
     return any(
         type_of(reader) == "Multiply" and any(is_constant(source_of(reader, i)) for i in range(2))
         for reader in readers

@@ -79,16 +79,16 @@ def convert_graph(
         ranges: scale owner → the range that its scale must cover.
     """
     program = model.program.clone()
-    found = structure(program, model.rejected)
-    writer = _Writer(found, plan, ranges, _factors(found, plan))
-    weights = WeightWriter(found, plan, model.grouped, writer.owners)
+    graph = structure(program, model.rejected)
+    writer = _Writer(graph, plan, ranges, _factors(graph, plan))
+    weights = WeightWriter(graph, plan, model.grouped, writer.owners)
     set_input_group(program, weights.input_groups())
     weights.quantize_layers()
     weights.group()
     writer.quantize_tensors()
     writer.bound_results()
-    if runs_by_hint(found, plan.effective):
-        set_hint(program, found, plan.effective)
+    if runs_by_hint(graph, plan.effective):
+        set_hint(program, graph, plan.effective)
     else:
         writer.cast_to_16_bits()
     writer.quantize_recurrent()
@@ -107,16 +107,16 @@ def convert_graph(
     )
 
 
-def _factors(found: GraphStructure, plan: ResolvedPlan) -> tuple[frozenset[str], frozenset[str]]:
+def _factors(graph: GraphStructure, plan: ResolvedPlan) -> tuple[frozenset[str], frozenset[str]]:
     """Return the owners of the scales of first and of second factors of INT8 products."""
     products = [
         node
-        for name, node in found.nodes.items()
+        for name, node in graph.nodes.items()
         if is_product(node) and plan.effective.get(name) is Precision.INT8
     ]
     first, second = (
-        frozenset(plan.flow.scale_owner[tensor_of(source_of(node, place))] for node in products)
-        for place in range(2)
+        frozenset(plan.flow.scale_owner[tensor_of(source_of(node, index))] for node in products)
+        for index in range(2)
     )
     return first, second
 
@@ -125,7 +125,7 @@ def _limits_by_channel(span: ChannelRange, axes: int) -> tuple[Array, Array]:
     """Return the smallest and the largest representable number of every channel."""
     params = [QuantParams.of(channel) for channel in span.channels]
     shape = (1, -1) + (1,) * (axes - 2)
-    low, high = ([getattr(each, end) for each in params] for end in ("low", "high"))
+    low, high = ([getattr(param, end) for param in params] for end in ("low", "high"))
     return np.array(low, np.float32).reshape(shape), np.array(high, np.float32).reshape(shape)
 
 
@@ -164,23 +164,23 @@ class _Writer:
             if written and op in moved and type_of(self.structure.nodes[op]) != "Concat":
                 continue
             # The state within the kernel of a sequence is quantized, its result is float.
-            if self._recurs(op) and all(tensor not in read for read in flow.int8_reads.values()):
+            if self._recurs(op) and all(
+                tensor not in tensors for tensors in flow.int8_reads.values()
+            ):
                 continue
             # The plugin fuses a sum into a convolution if the result of the convolution is
             # quantized, too.
             is_term = not written and self._is_within(op)
             readers = [
-                given
-                for given in output.get_target_inputs()
-                if written
-                or is_term
-                or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
+                port
+                for port in output.get_target_inputs()
+                if written or is_term or tensor in flow.int8_reads.get(name_of(port.get_node()), ())
             ]
             # Outputs of the model read quantized values, too: a kernel has a single result.
             stored = self._fake_quantize(tensor, output, root)
-            for given in readers:
-                if written or type_of(given.get_node()) != "Result":
-                    given.replace_source_output(stored.output(0))
+            for port in readers:
+                if written or type_of(port.get_node()) != "Result":
+                    port.replace_source_output(stored.output(0))
             if not written and not is_term:
                 self.quantized += 1
 
@@ -202,8 +202,8 @@ class _Writer:
             span = self.ranges[self.plan.flow.scale_owner[tensor]]
             limit = weight_qmax(self.plan.plan[name].weight)
             state = self._params(self.plan.flow.scale_owner[name])
-            made = quantize_sequence(node, span, state, limit, widths[name])
-            self.owners.update(dict.fromkeys(made, name))
+            op_names = quantize_sequence(node, span, state, limit, widths[name])
+            self.owners.update(dict.fromkeys(op_names, name))
 
     def bound_results(self) -> None:
         """Insert a Clamp without effect behind INT8 convolutions that end in float without a bias.
@@ -220,8 +220,8 @@ class _Writer:
             bounded = ops.clamp(node, -_FLOAT_BOUND, _FLOAT_BOUND)
             bounded.set_friendly_name(f"{name}{BOUNDED}")
             self.owners[f"{name}{BOUNDED}"] = name
-            for given in readers:
-                given.replace_source_output(bounded.output(0))
+            for port in readers:
+                port.replace_source_output(bounded.output(0))
 
     def separate(self, rejected: Collection[str]) -> None:
         """Insert a Maximum without effect between ops and the integer kernels next to them.
@@ -236,19 +236,19 @@ class _Writer:
                 type_of(source) == "FakeQuantize" or f"{name_of(source)}{WEIGHT}" in self.owners
                 for source in sources
             )
-            read = [given for given in node.inputs() if not is_constant(given.get_source_output())]
+            inputs = [port for port in node.inputs() if not is_constant(port.get_source_output())]
             written = [
                 self._stored[tensor].input(0)
                 for tensor in map(tensor_of, node.outputs())
                 if tensor in self._stored
             ]
-            for place, given in enumerate((*(read if is_next else ()), *written)):
-                output = given.get_source_output()
+            for index, port in enumerate((*(inputs if is_next else ()), *written)):
+                output = port.get_source_output()
                 least = ops.convert(ops.constant(-np.inf, _F32), output.get_element_type())
                 barrier = ops.maximum(output, least)
-                barrier.set_friendly_name(f"{name}{SEPARATED}{place}")
+                barrier.set_friendly_name(f"{name}{SEPARATED}{index}")
                 self.owners[name_of(barrier)] = name
-                given.replace_source_output(barrier.output(0))
+                port.replace_source_output(barrier.output(0))
 
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""
@@ -275,32 +275,32 @@ class _Writer:
 
     def cast_to_16_bits(self) -> None:
         """Write ops in 16 bits: their inputs are cast, and inputs of other ops are cast back."""
-        wanted = {
+        types = {
             name: _TYPES[self.plan.effective.get(name, Precision.FP32)]
             for name in self.structure.nodes
         }
-        layers = [name for name, kind in wanted.items() if kind == ov.Type.bf16]
+        layers = [name for name, kind in types.items() if kind == ov.Type.bf16]
         sums = quantized_sums(self.structure, layers, self._stored)
-        wanted |= {name: ov.Type.bf16 for name in sums if wanted[name] == _F32}
-        if set(wanted.values()) == {_F32}:
+        types |= {name: ov.Type.bf16 for name in sums if types[name] == _F32}
+        if set(types.values()) == {_F32}:
             return
         for name, node in self.structure.nodes.items():
-            self._cast_inputs(node, wanted[name])
+            self._cast_inputs(node, types[name])
             node.validate_and_infer_types()
             for tensor in map(tensor_of, node.outputs()):
                 if tensor in self._stored:
                     self._cast_inputs(self._stored[tensor], _F32)
                     self._stored[tensor].validate_and_infer_types()
             for output in node.outputs():
-                for given in output.get_target_inputs():
-                    if type_of(given.get_node()) == "Result":
-                        self._cast_inputs(given.get_node(), _F32)
+                for port in output.get_target_inputs():
+                    if type_of(port.get_node()) == "Result":
+                        self._cast_inputs(port.get_node(), _F32)
 
-    def _cast_inputs(self, node: Any, wanted: Any) -> None:
-        for given in node.inputs():
-            output = given.get_source_output()
-            if output.get_element_type() in _FLOATING and output.get_element_type() != wanted:
-                given.replace_source_output(self._as_type(output, wanted))
+    def _cast_inputs(self, node: Any, kind: Any) -> None:
+        for port in node.inputs():
+            output = port.get_source_output()
+            if output.get_element_type() in _FLOATING and output.get_element_type() != kind:
+                port.replace_source_output(self._as_type(output, kind))
 
     def _as_type(self, output: Any, kind: Any) -> Any:
         """Return a tensor in another type: a cast, the origin of a cast, or a cast constant."""
@@ -310,20 +310,20 @@ class _Writer:
         array = array_of(output) if is_constant(output) else None
         if array is not None and kind != _F32:
             values = cast_saturating(np.asarray(array, np.float32), dtype_of(kind))
-            made = ops.constant(values, kind).output(0)
+            converted = ops.constant(values, kind).output(0)
         elif name_of(node) in self._casts and node.input_value(0).get_element_type() == kind:
             return node.input_value(0)
         else:
-            made = ops.convert(output, kind).output(0)
+            converted = ops.convert(output, kind).output(0)
             self._casts.add(name)
-        made.get_node().set_friendly_name(name)
+        converted.get_node().set_friendly_name(name)
         self.owners[name] = self.owners.get(name_of(node), name_of(node))
-        self._cast[name] = made
-        return made
+        self._cast[name] = converted
+        return converted
 
     def results(self) -> dict[str, OutputLocation]:
         """Return op of the unconverted graph → location of its result."""
-        found = {}
+        locations = {}
         for tensor in self.structure.tensors:
             op = self.structure.parts.get(tensor, tensor)
             node = self.structure.nodes.get(op)
@@ -333,14 +333,14 @@ class _Writer:
             root = self.plan.flow.scale_owner.get(tensor)
             written = tensor in self.plan.flow.int8_outputs
             if written and root is not None and (tensor in self._stored or not self._recurs(op)):
-                place = f"{tensor}{QUANTIZED}" if tensor in self._stored else tensor
+                name = f"{tensor}{QUANTIZED}" if tensor in self._stored else tensor
                 params = self._params(root)
-                found[tensor] = OutputLocation(place, type_of(node), params)
+                locations[tensor] = OutputLocation(name, type_of(node), params)
             else:
                 bounded = f"{tensor}{BOUNDED}"
-                place = bounded if bounded in self.owners else tensor
-                found[tensor] = OutputLocation(place, type_of(node))
-        return found
+                name = bounded if bounded in self.owners else tensor
+                locations[tensor] = OutputLocation(name, type_of(node))
+        return locations
 
     def _is_within(self, op: str) -> bool:
         """Whether an op has no result of its own: all ops of an INT8 kernel except the last."""

@@ -94,5 +94,5 @@ def _may_be_fixed(model: Any, rounds: bool) -> bool:
     if not model.is_dynamic() or model.get_sinks():
         return False
     types = {port.get_element_type() for node in nodes for port in node.outputs()}
-    has_casts = rounds and any(each == ov.Type.bf16 for each in types)
+    has_casts = rounds and any(dtype == ov.Type.bf16 for dtype in types)
     return not has_casts and _DYNAMIC_ONLY.isdisjoint(node.get_type_name() for node in nodes)

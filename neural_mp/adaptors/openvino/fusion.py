@@ -92,8 +92,8 @@ class GraphStructure:
 
     def read_by(self, name: str) -> list[str]:
         """Return the tensors that an op reads, without constants, one per input."""
-        given = (i.get_source_output() for i in self.nodes[name].inputs())
-        return [tensor for output in given if (tensor := tensor_of(output)) in self.tensors]
+        sources = (i.get_source_output() for i in self.nodes[name].inputs())
+        return [tensor for output in sources if (tensor := tensor_of(output)) in self.tensors]
 
 
 def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
@@ -132,8 +132,8 @@ def is_product(node: Any) -> bool:
     """Whether an op is a product of two computed matrices, as in attention."""
     if type_of(node) != "MatMul":
         return False
-    given = [source_of(node, place) for place in range(2)]
-    return all(is_float(output) and not is_constant(output) for output in given)
+    factors = [source_of(node, position) for position in range(2)]
+    return all(is_float(output) and not is_constant(output) for output in factors)
 
 
 def _heads(node: Any) -> bool:
@@ -152,21 +152,21 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
     """
     if type_of(node) not in JOINERS:
         return ()
-    given = [i.get_source_output() for i in node.inputs()]
+    sources = [i.get_source_output() for i in node.inputs()]
     # The plugin has INT8 kernels of these ops for tensors with channels only.
-    if (rank_of(given[0]) or 0) < _LEAST_AXES:
+    if (rank_of(sources[0]) or 0) < _LEAST_AXES:
         return ()
     if type_of(node) == "ReduceMean":
-        return (tensor_of(given[0]),) if _averages_positions(node) else ()
-    if any(map(is_constant, given)):
+        return (tensor_of(sources[0]),) if _averages_positions(node) else ()
+    if any(map(is_constant, sources)):
         return ()
     if type_of(node) == "Multiply":
-        per_channel = [output for output in given if has_one_position(output)]
-        others = [output for output in given if output not in per_channel]
-        return (tensor_of(others[0]),) if len(per_channel) == len(others) == 1 else ()
-    if any(map(_follows_convolution, given)):
+        per_channel = [output for output in sources if has_one_position(output)]
+        remaining = [output for output in sources if output not in per_channel]
+        return (tensor_of(remaining[0]),) if len(per_channel) == len(remaining) == 1 else ()
+    if any(map(_follows_convolution, sources)):
         return ()
-    return tuple(map(tensor_of, given))
+    return tuple(map(tensor_of, sources))
 
 
 def _averages_positions(node: Any) -> bool:
@@ -211,14 +211,14 @@ def quantized_sums(
         layers: the ops in BF16.
         quantized: the tensors that are quantized.
     """
-    found, rules = list[str](), _Kernels(structure.nodes)
+    sums, rules = list[str](), _Kernels(structure.nodes)
     for name in layers:
         if type_of(structure.nodes[name]) not in CONVOLUTIONS:
             continue
         group = find_fusion_groups([name], rules)[name]
         if group.residual_sum and any(member in quantized for member in group.members):
-            found += group.residual_sum.ops
-    return found
+            sums += group.residual_sum.ops
+    return sums
 
 
 @dataclass(frozen=True)
@@ -242,13 +242,13 @@ class _Kernels(FusionRules[str, str]):
             return None
         if type_of(self.nodes[group.head]) not in CONVOLUTIONS:
             return None
-        others = [source_of(step, i) for i in range(2)]
-        others = [output for output in others if name_of(output.get_node()) != group.tail]
-        if len(others) != 1 or is_constant(others[0]) or not is_float(others[0]):
+        operands = [source_of(step, i) for i in range(2)]
+        operands = [output for output in operands if name_of(output.get_node()) != group.tail]
+        if len(operands) != 1 or is_constant(operands[0]) or not is_float(operands[0]):
             return None
-        if rank_of(others[0]) != rank_of(step.output(0)):
+        if rank_of(operands[0]) != rank_of(step.output(0)):
             return None
-        return Step(SUM, (name_of(step),), tensor_of(others[0]))
+        return Step(SUM, (name_of(step),), tensor_of(operands[0]))
 
     def activation(self, group: FusionGroup) -> Step | None:
         step = self._only_reader(group.tail)
@@ -277,7 +277,7 @@ def moves(node: Any) -> bool:
     """Whether an op yields the same on quantized as on float values."""
     if type_of(node) not in _AGNOSTIC or not is_float(node.output(0)):
         return False
-    given = [i.get_source_output() for i in node.inputs()]
+    sources = [i.get_source_output() for i in node.inputs()]
     if type_of(node) == "Concat":
-        return not any(map(is_constant, given)) and all(map(is_float, given))
-    return not is_constant(given[0]) and all(map(is_constant, given[1:]))
+        return not any(map(is_constant, sources)) and all(map(is_float, sources))
+    return not is_constant(sources[0]) and all(map(is_constant, sources[1:]))

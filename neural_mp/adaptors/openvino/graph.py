@@ -65,7 +65,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
 def _quantized_inputs(node: Any) -> tuple[str, ...]:
     """Return the inputs that an integer kernel reads quantized; empty for the first one only."""
     if is_product(node):
-        return tuple(dict.fromkeys(tensor_of(source_of(node, place)) for place in range(2)))
+        return tuple(dict.fromkeys(tensor_of(source_of(node, index)) for index in range(2)))
     return joined_inputs(node)
 
 
@@ -85,8 +85,8 @@ def _is_weight(constant: Any) -> bool:
 
 def _source_precision(node: Any) -> Precision:
     """Return the precision of the first 16-bit input of a node; FP32 if there is none."""
-    read = (given.get_element_type() for given in node.inputs())
-    return next((SIXTEEN_BITS[kind] for kind in read if kind in SIXTEEN_BITS), Precision.FP32)
+    kinds = (port.get_element_type() for port in node.inputs())
+    return next((SIXTEEN_BITS[kind] for kind in kinds if kind in SIXTEEN_BITS), Precision.FP32)
 
 
 def _shape(node: Any) -> tuple[int | None, ...] | None:

@@ -45,8 +45,8 @@ def tensor_of(output: Any) -> str:
 
 def outputs_of(node: Any) -> list[Any]:
     """Return the first result of a node and all further results that are read."""
-    first, *others = node.outputs()
-    return [first, *(output for output in others if output.get_target_inputs())]
+    first, *rest = node.outputs()
+    return [first, *(output for output in rest if output.get_target_inputs())]
 
 
 def is_float(output: Any) -> bool:
@@ -67,7 +67,7 @@ def is_constant(output: Any, depth: int = 4) -> bool:
         return True
     if not depth or type_of(node) not in _FOLDABLE:
         return False
-    return all(is_constant(given.get_source_output(), depth - 1) for given in node.inputs())
+    return all(is_constant(port.get_source_output(), depth - 1) for port in node.inputs())
 
 
 #: Ops between a constant and its reader in the graphs of the frontends.
@@ -78,14 +78,14 @@ _FOLDABLE = frozenset(
 
 def nodes_before(node: Any, ends: Container[str]) -> Iterator[Any]:
     """Yield the nodes that a node is computed from, but none before those of some types."""
-    waiting, seen = [given.get_source_output().get_node() for given in node.inputs()], set[str]()
+    waiting, visited = [port.get_source_output().get_node() for port in node.inputs()], set[str]()
     while waiting:
         source = waiting.pop()
-        if name_of(source) not in seen:
-            seen.add(name_of(source))
+        if name_of(source) not in visited:
+            visited.add(name_of(source))
             yield source
             if type_of(source) not in ends:
-                waiting += [given.get_source_output().get_node() for given in source.inputs()]
+                waiting += [port.get_source_output().get_node() for port in source.inputs()]
 
 
 def array_of(output: Any) -> Array | None:
@@ -96,8 +96,8 @@ def array_of(output: Any) -> Array | None:
     if not is_constant(output):
         return None
     inputs = [array_of(i.get_source_output()) for i in node.inputs()]
-    given = [np.asarray(array) for array in inputs if array is not None]
-    return _folded(node, given) if len(given) == len(inputs) else None
+    arrays = [np.asarray(array) for array in inputs if array is not None]
+    return _folded(node, arrays) if len(arrays) == len(inputs) else None
 
 
 def _folded(node: Any, given: list[Array]) -> Array | None:
@@ -128,8 +128,8 @@ def graphs_in(model: Any) -> Iterator[Any]:
 
 def constants_read(node: Any) -> Iterator[Any]:
     """Yield the Constant nodes that a node reads, also behind ops on constants."""
-    for given in node.inputs():
-        yield from _constants_behind(given.get_source_output())
+    for port in node.inputs():
+        yield from _constants_behind(port.get_source_output())
 
 
 def _constants_behind(output: Any) -> Iterator[Any]:
@@ -138,8 +138,8 @@ def _constants_behind(output: Any) -> Iterator[Any]:
     node = output.get_node()
     if type_of(node) == "Constant":
         yield node
-    for given in node.inputs():
-        yield from _constants_behind(given.get_source_output())
+    for port in node.inputs():
+        yield from _constants_behind(port.get_source_output())
 
 
 def op_nodes(model: Any) -> Iterator[Any]:
@@ -160,36 +160,36 @@ def give_stable_names(model: Any, types: Collection[str]) -> None:
     A node with a counted name takes that of its first named reader, e.g. `conv1/bias/Multiply`, or
     else its type.
     """
-    known = {*types, *map(type_of, model.get_ops()), "Multiply", "Result"}
-    taken = {name_of(n) for n in model.get_ops() if not _COUNTED_RE.match(name_of(n))}
-    seen: set[str] = set()
+    type_names = {*types, *map(type_of, model.get_ops()), "Multiply", "Result"}
+    reserved = {name_of(n) for n in model.get_ops() if not _COUNTED_RE.match(name_of(n))}
+    assigned: set[str] = set()
     for node in reversed(model.get_ordered_ops()):
         name = name_of(node)
         counted = _COUNTED_RE.match(name)
-        made_up = counted is not None and counted["type"] in known
-        if made_up or name in seen:
+        made_up = counted is not None and counted["type"] in type_names
+        if made_up or name in assigned:
             stem = type_of(node)
             # The set of readers has no order.
             readers = [i.get_node() for o in node.outputs() for i in o.get_target_inputs()]
             named = [name_of(reader) for reader in readers if type_of(reader) != "Result"]
             if named:
                 stem = f"{min(named)}/{stem}"
-            name = unique_name(stem if made_up else name, taken | seen)
+            name = unique_name(stem if made_up else name, reserved | assigned)
             node.set_friendly_name(name)
-        seen.add(name)
+        assigned.add(name)
 
 
 def rename(model: Any, names: Mapping[str, str]) -> None:
     """Rename ops, and the nodes that `give_stable_names` named after these."""
-    taken = {*map(name_of, model.get_ops())} - names.keys()
-    known = dict(names)
+    reserved = {*map(name_of, model.get_ops())} - names.keys()
+    new_names = dict(names)
     for node in reversed(model.get_ordered_ops()):
         name = name_of(node)
         reader, _, kind = name.rpartition("/")
         if name not in names:
             # Signatures refer to inputs and outputs by the names of their nodes.
-            if reader not in known or type_of(node) in ("Parameter", "Result"):
+            if reader not in new_names or type_of(node) in ("Parameter", "Result"):
                 continue
-            known[name] = unique_name(f"{known[reader]}/{kind}", taken)
-        taken.add(known[name])
-        node.set_friendly_name(known[name])
+            new_names[name] = unique_name(f"{new_names[reader]}/{kind}", reserved)
+        reserved.add(new_names[name])
+        node.set_friendly_name(new_names[name])

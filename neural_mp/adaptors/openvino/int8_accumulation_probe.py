@@ -13,9 +13,9 @@ from neural_mp.util.pytree import Array
 
 def _multiply(case: Case, x: Array, weight: Array) -> Array:
     """Return the sums of products of a kernel with uint8 input and int8 weight."""
-    given = ops.parameter(list(x.shape), np.float32, name="x")
+    parameter = ops.parameter(list(x.shape), np.float32, name="x")
     quantized = ops.fake_quantize(
-        given, np.float32(0), np.float32(255), np.float32(0), np.float32(255), 256
+        parameter, np.float32(0), np.float32(255), np.float32(0), np.float32(255), 256
     )
     if isinstance(case, Convolution):
         axes, ones = weight.ndim - 2, [1] * (weight.ndim - 2)
@@ -27,7 +27,7 @@ def _multiply(case: Case, x: Array, weight: Array) -> Array:
         result = convolution(quantized, factor, ones, zeros, zeros, ones)
     else:
         result = ops.matmul(quantized, _weight(weight, (0,)), False, True)
-    model = ov.Model([result], [given], "probe")
+    model = ov.Model([result], [parameter], "probe")
     return Runner(model)([x.astype(np.float32)])[0]
 
 

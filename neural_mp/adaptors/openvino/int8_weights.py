@@ -47,9 +47,9 @@ def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: Quant
     stored.set_friendly_name(f"{stem}{STORED}")
     widened = ops.convert(stored, "f32")
     widened.set_friendly_name(f"{stem}/float")
-    found = ops.multiply(widened, ops.constant(scales))
-    found.set_friendly_name(stem)
-    return found
+    result = ops.multiply(widened, ops.constant(scales))
+    result.set_friendly_name(stem)
+    return result
 
 
 def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
@@ -60,9 +60,9 @@ def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
     """
     scaled = dequantized(stem, matrix[:, None], (0,), spec)
     scaled.set_friendly_name(f"{stem}/scaled")
-    found = ops.reshape(scaled, ops.constant(np.array(matrix.shape, np.int64)), False)
-    found.set_friendly_name(stem)
-    return found
+    result = ops.reshape(scaled, ops.constant(np.array(matrix.shape, np.int64)), False)
+    result.set_friendly_name(stem)
+    return result
 
 
 def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
@@ -77,11 +77,11 @@ def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
     codes = round_to_int8(table, scales, limit).astype(np.int16) + _MIDDLE
     stored = ops.constant(codes.astype(np.uint8))
     stored.set_friendly_name(f"{stem}{STORED}")
-    read, start = source_of(node, 1), ops.constant(np.int64(0))
-    rows, steps = (ops.gather(values, read, start) for values in (stored, ops.constant(scales)))
+    indices, start = source_of(node, 1), ops.constant(np.int64(0))
+    rows, steps = (ops.gather(values, indices, start) for values in (stored, ops.constant(scales)))
     widened = ops.convert(rows, "f32")
     centred = ops.subtract(widened, ops.constant(np.float32(_MIDDLE)))
-    made = [rows, steps, widened, centred]
-    for each, part in zip(made, ("rows", "scales", "float", "steps"), strict=True):
-        each.set_friendly_name(f"{stem}/{part}")
-    return [*made, ops.multiply(centred, steps)]
+    nodes = [rows, steps, widened, centred]
+    for op, part in zip(nodes, ("rows", "scales", "float", "steps"), strict=True):
+        op.set_friendly_name(f"{stem}/{part}")
+    return [*nodes, ops.multiply(centred, steps)]

@@ -85,34 +85,34 @@ def rejected_ops(program: Any) -> dict[str, str]:
     """Return op → the reason why it cannot run next to integer kernels, for ops of a graph."""
     if program not in _REJECTED:
         version = f"{_VERSION} {version_of('openvino')}"
-        found = deviations(_PROBE, version, op_cases(program))
+        reasons = deviations(_PROBE, version, op_cases(program))
         _REJECTED[program] = {
-            op: f"next to integer kernels, OpenVINO {words}" for op, words in found.items()
+            op: f"next to integer kernels, OpenVINO {reason}" for op, reason in reasons.items()
         }
     return _REJECTED[program]
 
 
 def op_cases(program: Any) -> dict[str, bytes]:
     """Return op → case, a stored model of the op alone, for the ops to compare."""
-    found, known = dict[str, bytes](), dict[str, bytes | None]()
+    cases, cached = dict[str, bytes](), dict[str, bytes | None]()
     for node in op_nodes(program):
         if _is_compared(node):
             key = _key(node)
-            if key not in known:
-                known[key] = _case(program.clone(), name_of(node))
-            case = known[key]
+            if key not in cached:
+                cached[key] = _case(program.clone(), name_of(node))
+            case = cached[key]
             if case is not None:
-                found[name_of(node)] = case
-    return found
+                cases[name_of(node)] = case
+    return cases
 
 
 def _key(node: Any) -> str:
     """Return a text that differs for nodes with different cases."""
-    read = [given.get_source_output() for given in node.inputs()]
-    tensors = [*map(tensor_of, read)]
+    sources = [port.get_source_output() for port in node.inputs()]
+    tensors = [*map(tensor_of, sources)]
     repeated = [tensors.index(tensor) for tensor in tensors]
-    constants = [np.asarray(array_of(o)).tobytes() if is_constant(o) else None for o in read]
-    shapes = [str(output.get_partial_shape()) for output in read]
+    constants = [np.asarray(array_of(o)).tobytes() if is_constant(o) else None for o in sources]
+    shapes = [str(output.get_partial_shape()) for output in sources]
     results = [output.get_index() for output in outputs_of(node)]
     attributes = sorted(node.get_attributes().items(), key=str)
     layers = _layers_before(node)
@@ -131,8 +131,8 @@ def _case(copied: Any, name: str) -> bytes | None:
     case = _alone(node)
     if case is None:
         return None
-    for place, text in details.items():
-        case.set_rt_info(text, list(place))
+    for path, text in details.items():
+        case.set_rt_info(text, list(path))
     graph, weights = to_bytes(case)
     return len(graph).to_bytes(8, "little") + graph + weights
 
@@ -152,8 +152,8 @@ def fixed_shape(shape: Any) -> list[int]:
 
 
 def _is_compared(node: Any) -> bool:
-    given = [i.get_source_output() for i in node.inputs()]
-    computed = [output for output in given if not is_constant(output)]
+    sources = [i.get_source_output() for i in node.inputs()]
+    computed = [output for output in sources if not is_constant(output)]
     # Arbitrary indices and sizes would not be valid.
     if not computed or not all(map(is_float, [*computed, *outputs_of(node)])):
         return False
@@ -165,10 +165,10 @@ def _is_compared(node: Any) -> bool:
 def _alone(node: Any) -> Any | None:
     """Return a model of an op, cut from its graph; None if no data can be drawn for its inputs."""
     inputs: dict[str, Any] = {}
-    for position, given in enumerate(node.inputs()):
-        output = given.get_source_output()
+    for position, port in enumerate(node.inputs()):
+        output = port.get_source_output()
         if is_constant(output):
-            given.replace_source_output(_constant(output, position).output(0))
+            port.replace_source_output(_constant(output, position).output(0))
             continue
         shape = output.get_partial_shape()
         if shape.rank.is_dynamic or np.prod(fixed_shape(shape)) > _MAX_ELEMENTS:
@@ -176,7 +176,7 @@ def _alone(node: Any) -> Any | None:
         tensor = tensor_of(output)
         if tensor not in inputs:
             inputs[tensor] = ops.parameter(shape, np.float32, name=f"x{len(inputs)}")
-        given.replace_source_output(inputs[tensor].output(0))
+        port.replace_source_output(inputs[tensor].output(0))
     node.set_friendly_name("op")
     node.validate_and_infer_types()
     results = []

@@ -112,16 +112,16 @@ def _graph(content: bytes, values: Sequence[Array] | None) -> _Graph:
     for kernel in (None, *dict.fromkeys(_KERNELS[layer] for layer in layers)):
         case = read_case(content)
         is_mover = case.get_rt_info(list(MOVES)).astype(str) == "True"
-        for index, given in enumerate(case.get_parameters()):
+        for index, parameter in enumerate(case.get_parameters()):
             if kernel is None:
-                shape = given.get_output_partial_shape(0)
+                shape = parameter.get_output_partial_shape(0)
                 inputs.append(ops.parameter(shape, np.float32, name=f"x{index}"))
             limits = _MOVED if is_mover else None
-            read = ranges.quantize(inputs[index].output(0), limits)
+            source = ranges.quantize(inputs[index].output(0), limits)
             if kernel is not None:
-                read = kernel(read, values is not None)
-            for reader in list(given.output(0).get_target_inputs()):
-                reader.replace_source_output(read)
+                source = kernel(source, values is not None)
+            for reader in list(parameter.output(0).get_target_inputs()):
+                reader.replace_source_output(source)
         for result in case.get_results():
             output = result.input(0).get_source_output()
             output.get_node().validate_and_infer_types()
@@ -178,21 +178,21 @@ def _deviation(quantized: _Graph, feeds: list[Array], expected: list[Array]) -> 
     """Return a deviation of the results of quantized tensors, empty if none."""
     results = quantized.results
     try:
-        found = quantized.run(results, feeds, low_precision=True)
+        actual = quantized.run(results, feeds, low_precision=True)
     except ConversionError:
         logger.info("not compiled or run", exc_info=True)
         return "does not compile it, or compiles it to another shape"
-    if is_close(expected, found):
+    if is_close(expected, actual):
         return ""
     try:
         plain = quantized.run(results, feeds, low_precision=False)
     except ConversionError:
         logger.info("no run without transformations", exc_info=True)
         return ""
-    mismatch = describe_mismatch(plain, found)
+    mismatch = describe_mismatch(plain, actual)
     if mismatch is not None:
         return f"computes {mismatch}"
-    return "computes other values" if exceeds_rounding(expected, plain, found) else ""
+    return "computes other values" if exceeds_rounding(expected, plain, actual) else ""
 
 
 if __name__ == "__main__":

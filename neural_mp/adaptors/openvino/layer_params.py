@@ -31,18 +31,18 @@ def layer_params(model: OpenVinoModel) -> dict[str, LayerParams]:
     return _layers(model.structure)
 
 
-def _layers(found: GraphStructure) -> dict[str, LayerParams]:
-    made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
-    return {name: layer for name, layer in made.items() if layer is not None}
+def _layers(graph: GraphStructure) -> dict[str, LayerParams]:
+    layers = {name: _layer(graph, name, node) for name, node in graph.nodes.items()}
+    return {name: layer for name, layer in layers.items() if layer is not None}
 
 
-def _layer(found: GraphStructure, name: str, node: Any) -> LayerParams | None:
+def _layer(graph: GraphStructure, name: str, node: Any) -> LayerParams | None:
     axes = rank_of(node.output(0)) or 0
     if _scales_channels(node):
-        addition = _addition(found, name)
+        addition = _addition(graph, name)
         result = name if addition is None else name_of(addition)
         return LayerParams(result, lambda: _constant(node).reshape(-1))
-    group = found.fusion_groups.get(name)
+    group = graph.fusion_groups.get(name)
     if group is None or not has_weight(node):
         return None
     result = name if group.bias is None else group.bias.ops[-1]
@@ -61,11 +61,11 @@ def _layer(found: GraphStructure, name: str, node: Any) -> LayerParams | None:
 
 def _window(node: Any) -> Window:
     """Return the window of a convolution."""
-    given = node.get_attributes()
-    strides, dilations = tuple(given["strides"]), tuple(given["dilations"])
-    if str(given["auto_pad"]) in ("same_upper", "same_lower"):
-        return Window(strides, dilations, None, odd_before=given["auto_pad"] == "same_lower")
-    pads = tuple(zip(given["pads_begin"], given["pads_end"], strict=True))
+    attributes = node.get_attributes()
+    strides, dilations = tuple(attributes["strides"]), tuple(attributes["dilations"])
+    if str(attributes["auto_pad"]) in ("same_upper", "same_lower"):
+        return Window(strides, dilations, None, odd_before=attributes["auto_pad"] == "same_lower")
+    pads = tuple(zip(attributes["pads_begin"], attributes["pads_end"], strict=True))
     return Window(strides, dilations, pads)
 
 
@@ -73,19 +73,19 @@ def _scales_channels(node: Any) -> bool:
     """Whether an op multiplies the last axis by a constant, as the scales of norms do."""
     if type_of(node) != "Multiply":
         return False
-    arrays = [array_of(source_of(node, place)) for place in range(2)]
-    given = [array for array in arrays if array is not None]
-    if len(given) != 1 or rank_of(node.output(0)) is None or not is_float(node.output(0)):
+    arrays = [array_of(source_of(node, position)) for position in range(2)]
+    constants = [array for array in arrays if array is not None]
+    if len(constants) != 1 or rank_of(node.output(0)) is None or not is_float(node.output(0)):
         return False
-    (scales,) = given
+    (scales,) = constants
     return bool(scales.ndim and scales.size == scales.shape[-1] > 1)
 
 
-def _addition(found: GraphStructure, name: str) -> Any | None:
+def _addition(graph: GraphStructure, name: str) -> Any | None:
     """Return the op that adds a constant to an op's only read result; None if there is none."""
-    readers = list(found.nodes[name].output(0).get_target_inputs())
+    readers = list(graph.nodes[name].output(0).get_target_inputs())
     node = readers[0].get_node() if len(readers) == 1 else None
-    if node is None or type_of(node) != "Add" or name_of(node) not in found.nodes:
+    if node is None or type_of(node) != "Add" or name_of(node) not in graph.nodes:
         return None
     return node if any(map(is_constant, (source_of(node, 0), source_of(node, 1)))) else None
 
@@ -110,26 +110,26 @@ def _weight(node: Any) -> Array:
 def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
-    found = structure(program, model.rejected)
-    known = _layers(found)
+    graph = structure(program, model.rejected)
+    layers = _layers(graph)
     for name, change in changes.items():
-        _change(found, name, known[name], change)
+        _change(graph, name, layers[name], change)
     program.validate_nodes_and_infer_types()
     return replace(model, program=program, given=None, _runners={})
 
 
-def _change(found: GraphStructure, name: str, layer: LayerParams, change: LayerRescale) -> None:
-    node = found.nodes[name]
-    place = _constant_position(node) if _scales_channels(node) else 1
-    shape = list(source_of(node, place).get_shape())
+def _change(graph: GraphStructure, name: str, layer: LayerParams, change: LayerRescale) -> None:
+    node = graph.nodes[name]
+    index = _constant_position(node) if _scales_channels(node) else 1
+    shape = list(source_of(node, index).get_shape())
     weight = change.weight(layer)
-    _put(node, place, weight.reshape(shape), f"{name}/corrected/weight")
+    _put(node, index, weight.reshape(shape), f"{name}/corrected/weight")
     channels = weight.shape[layer.outputs]
     if layer.result == name:
         if change.shift is not None:
             _add_bias(node, change.bias(None, channels))
         return
-    addition = found.nodes[layer.result]
+    addition = graph.nodes[layer.result]
     bias = change.bias(np.broadcast_to(_constant(addition).reshape(-1), channels), channels)
     position = _constant_position(addition)
     _put(addition, position, _by_channel(bias, node), f"{name}/corrected/bias")

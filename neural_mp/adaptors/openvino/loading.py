@@ -30,36 +30,36 @@ _ATTENTION = b"GroupQueryAttention"
 _TRANSFERRED = (".pt2", ".keras", ".h5", ".hdf5")
 
 
-def load(source: object, wanted: InputSpec) -> OpenVinoModel:
+def load(source: object, spec: InputSpec) -> OpenVinoModel:
     """Load a model.
 
     Args:
         source: an `openvino.Model`, a path, or an object that OpenVINO converts, such as an
             `nn.Module`, which needs example inputs.
-        wanted: the inputs and outputs given by the user.
+        spec: the inputs and outputs given by the user.
 
     Raises:
         ModelLoadError: OpenVINO cannot read the model.
     """
-    given = _read(source, wanted)
-    _check_attention(source, given)
-    program = given.clone()
+    original = _read(source, spec)
+    _check_attention(source, original)
+    program = original.clone()
     canonicalize(program)
-    signature = read_signature(program).choosing(wanted.names, wanted.outputs)
-    example, warnings = wanted.feeds(signature)
+    signature = read_signature(program).choosing(spec.names, spec.outputs)
+    example, warnings = spec.feeds(signature)
     notes = (*warnings, *_left_alone(program))
     model = OpenVinoModel(program, signature, example, program, warnings=notes)
     _try(model)
     return model
 
 
-def _read(source: object, wanted: InputSpec) -> Any:
+def _read(source: object, spec: InputSpec) -> Any:
     if isinstance(source, ov.Model):
         return source
     try:
         if isinstance(source, str | Path):
             return _read_file(Path(source))
-        return ov.convert_model(source, example_input=wanted.example)
+        return ov.convert_model(source, example_input=spec.example)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         # The frontends raise types of their own, all of them derived from these.
         raise ModelLoadError(f"OpenVINO cannot read the model: {one_line(error)}") from error
@@ -99,8 +99,8 @@ def _check_attention(source: object, program: Any) -> None:
     if all(size.is_static and size.get_length() == 1 for size in sizes):
         return
     with Path(source).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        found = content.find(_ATTENTION) >= 0
-    if found:
+        has_attention = content.find(_ATTENTION) >= 0
+    if has_attention:
         raise ModelLoadError(
             f"OpenVINO computes {_ATTENTION.decode()} for one sequence at a time only, and the "
             f"first axis of the inputs is not 1; run the model in ONNX Runtime, or set that axis "
@@ -162,7 +162,7 @@ def _try(model: OpenVinoModel) -> None:
 def _left_alone(program: Any) -> tuple[str, ...]:
     """Return a note about recurrent layers without an integer kernel."""
     nodes = (node for node in op_nodes(program) if not has_integer_kernel(node))
-    found = (type_of(node) for node in nodes if not is_stepwise(node))
+    kinds = (type_of(node) for node in nodes if not is_stepwise(node))
     why = "no plan quantizes it in OpenVINO"
-    left = (kind for kind in found if kind in RECURRENT)
-    return stays_in_fp32(left, "", why, "FP32 or 16 bits")
+    recurrent = (kind for kind in kinds if kind in RECURRENT)
+    return stays_in_fp32(recurrent, "", why, "FP32 or 16 bits")

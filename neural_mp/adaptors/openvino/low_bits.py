@@ -83,11 +83,11 @@ def low_bit_specs(op: str, outputs: int, inputs: int) -> tuple[QuantSpec, ...] |
     if not fitting:
         sizes = ", ".join(map(str, GROUP_SIZES))
         return f"weights in groups require inputs that a group size divides ({sizes}), got {inputs}"
-    found = _probed()
+    probed = _probed()
     working: dict[QuantSpec, bool] = {}
     for case in cases():
         if case.op == op and case.spec.group_size in fitting:
-            working[case.spec] = working.get(case.spec, True) and str(case) in found
+            working[case.spec] = working.get(case.spec, True) and str(case) in probed
     specs = tuple(spec for spec, works in working.items() if works)
     return specs or "this CPU has no kernel of OpenVINO that multiplies 4-bit weights as stored"
 
@@ -123,10 +123,10 @@ def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: Qua
         zeros = _constant(weight.zero_points[..., None], spec)
         steps = ops.subtract(steps, ops.convert(zeros, "f32"))
         steps.set_friendly_name(f"{name}/steps")
-    found = ops.multiply(steps, ops.constant(weight.scales[..., None]))
+    scaled = ops.multiply(steps, ops.constant(weight.scales[..., None]))
     shape = ops.constant(np.array(weight.codes.shape, np.int64))
-    result = ops.reshape(found, shape, False)
-    found.set_friendly_name(f"{name}/grouped")
+    result = ops.reshape(scaled, shape, False)
+    scaled.set_friendly_name(f"{name}/grouped")
     result.set_friendly_name(name)
     return result
 

@@ -37,18 +37,18 @@ def _find(name: str) -> Iterator[str]:
         stored = grouped.floats()
         factor = low_bits.grouped_weight("w", "w/stored", grouped, case.spec)
     if case.op == low_bits.TABLE:
-        read: Array = np.arange(_ROWS)
-        given = ops.parameter([-1], np.int64, name="x")
-        result, expected = ops.gather(factor, given, ops.constant(np.int64(0))), stored[read]
+        inputs: Array = np.arange(_ROWS)
+        parameter = ops.parameter([-1], np.int64, name="x")
+        result, expected = ops.gather(factor, parameter, ops.constant(np.int64(0))), stored[inputs]
     else:
-        read = random.standard_normal((_ROWS, _INPUTS), np.float32)
-        given = ops.parameter([-1, _INPUTS], np.float32, name="x")
-        result = ops.matmul(given, factor, False, True)
-        expected = rounded_inputs(read, case.input_group) @ stored.T
-    model = ov.Model([result], [given], "probe")
+        inputs = random.standard_normal((_ROWS, _INPUTS), np.float32)
+        parameter = ops.parameter([-1, _INPUTS], np.float32, name="x")
+        result = ops.matmul(parameter, factor, False, True)
+        expected = rounded_inputs(inputs, case.input_group) @ stored.T
+    model = ov.Model([result], [parameter], "probe")
     model.set_rt_info(str(case.input_group), list(low_bits.INPUT_GROUP))
-    (found,) = Runner(model)([read])
-    if np.linalg.norm(found - expected) < _TOLERANCE * np.linalg.norm(expected):
+    (output,) = Runner(model)([inputs])
+    if np.linalg.norm(output - expected) < _TOLERANCE * np.linalg.norm(expected):
         yield name
 
 

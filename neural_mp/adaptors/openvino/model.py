@@ -45,12 +45,12 @@ class OpenVinoModel(GraphModel[Any]):
     @cached_property
     def _outputs(self) -> list[int]:
         """The positions in the graph of the outputs of the signature."""
-        there = [name_of(port.get_node()) for port in self.runs.outputs]
-        return [there.index(tensor) for tensor in self.signature.output_tensors]
+        names = [name_of(port.get_node()) for port in self.runs.outputs]
+        return [names.index(tensor) for tensor in self.signature.output_tensors]
 
-    def in_order(self, found: Sequence[Array]) -> list[Array]:
+    def in_order(self, outputs: Sequence[Array]) -> list[Array]:
         """Return outputs of the graph in the order of the signature."""
-        return [found[position] for position in self._outputs]
+        return [outputs[position] for position in self._outputs]
 
     def feeds(self, bound: Mapping[str, Array]) -> list[Array]:
         """Return bound inputs in the order of the graph."""
@@ -70,12 +70,12 @@ class OpenVinoModel(GraphModel[Any]):
 
     def __reduce__(self) -> tuple[Callable[..., OpenVinoModel], tuple[Any, ...]]:
         """Return the parts for pickling: graphs as the contents of their files."""
-        rest = {each.name: getattr(self, each.name) for each in fields(self)}
-        given = rest.pop("given")
+        rest = {field.name: getattr(self, field.name) for field in fields(self)}
+        original = rest.pop("given")
         contents = [to_bytes(rest.pop("program"))]
-        if given is not None and given is not self.program:
-            contents.append(to_bytes(given))
-        return _unpickled, (contents, given is None, {**rest, "_runners": {}})
+        if original is not None and original is not self.program:
+            contents.append(to_bytes(original))
+        return _unpickled, (contents, original is None, {**rest, "_runners": {}})
 
 
 def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
@@ -93,5 +93,5 @@ def renamed(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
 def _unpickled(
     contents: list[tuple[bytes, bytes]], converted: bool, rest: dict[str, Any]
 ) -> OpenVinoModel:
-    graphs = [from_bytes(*each) for each in contents]
+    graphs = [from_bytes(*content) for content in contents]
     return OpenVinoModel(graphs[0], given=None if converted else graphs[-1], **rest)

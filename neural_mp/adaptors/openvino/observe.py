@@ -64,11 +64,11 @@ def values(
     for feeds in map(model.signature.bind, batches):
         samples = model.signature.samples(feeds)
         for part in in_parts(feeds, samples, most):
-            found = dict(zip(fetched, runner(model.feeds(part), shared=True), strict=True))
-            found.update({name: part[name] for name in inputs})
-            for name, array in found.items():
+            arrays = dict(zip(fetched, runner(model.feeds(part), shared=True), strict=True))
+            arrays.update({name: part[name] for name in inputs})
+            for name, array in arrays.items():
                 yield name, np.asarray(array, np.float32)
-            size = sum(array.nbytes for array in found.values())
+            size = sum(array.nbytes for array in arrays.values())
             most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
 
 
@@ -106,16 +106,16 @@ def _with_sizes(model: OpenVinoModel, bound: Mapping[str, Array]) -> Any:
 def _with_outputs(program: Any, tensors: Sequence[str]) -> Any:
     """Return a copy of a graph with the named tensors as its only outputs."""
     copied = program.clone()
-    found = {tensor_of(o): o for node in copied.get_ops() for o in node.outputs()}
+    outputs = {tensor_of(o): o for node in copied.get_ops() for o in node.outputs()}
     for result in copied.get_results():
         copied.remove_result(result)
-    copied.add_results([ops.result(found[tensor]) for tensor in tensors])
+    copied.add_results([ops.result(outputs[tensor]) for tensor in tensors])
     return copied
 
 
 def _channels_second(output: Any) -> bool:
-    near = [given.get_node() for given in output.get_target_inputs()] + [output.get_node()]
-    return any(type_of(node) in _CHANNELS_SECOND for node in near)
+    neighbours = [port.get_node() for port in output.get_target_inputs()] + [output.get_node()]
+    return any(type_of(node) in _CHANNELS_SECOND for node in neighbours)
 
 
 def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:
@@ -144,35 +144,35 @@ def observable_ops(model: OpenVinoModel) -> OpGraph:
 
 
 def op_outputs(
-    model: OpenVinoModel, wanted: Collection[str], *, low_precision: bool = True
+    model: OpenVinoModel, names: Collection[str], *, low_precision: bool = True
 ) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of ops.
 
     Without `low_precision`, quantized tensors are rounded in float.
     """
-    places = {op: _place(model, op) for op in wanted}
-    there = model.structure.tensors
-    places = {op: place for op, place in places.items() if place.tensor in there}
-    fetched = list(dict.fromkeys(place.tensor for place in places.values()))
+    outputs = {op: _place(model, op) for op in names}
+    tensors = model.structure.tensors
+    outputs = {op: output for op, output in outputs.items() if output.tensor in tensors}
+    fetched = list(dict.fromkeys(output.tensor for output in outputs.values()))
     runner = Runner(_with_outputs(model.program, fetched), low_precision=low_precision)
 
     def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.feeds(model.signature.bind(inputs))
-        found = dict(zip(fetched, runner(feeds), strict=True))
-        given = {op: _value(place, found[place.tensor]) for op, place in places.items()}
-        return {op: value for op, value in given.items() if value is not None}
+        results = dict(zip(fetched, runner(feeds), strict=True))
+        decoded = {op: _value(output, results[output.tensor]) for op, output in outputs.items()}
+        return {op: value for op, value in decoded.items() if value is not None}
 
     return called
 
 
-def _value(place: OutputLocation, found: Array) -> OpOutput | None:
+def _value(output: OutputLocation, array: Array) -> OpOutput | None:
     """Return a result; a quantized one is float in the graph, but uint8 in the kernel."""
-    value = op_value(found, None)
-    if value is None or place.encoding is None:
+    value = op_value(array, None)
+    if value is None or output.encoding is None:
         return value
     return OpOutput(value.real, "uint8")
 
 
 def _place(model: OpenVinoModel, op: str) -> OutputLocation:
-    found = model.results.get(op)
-    return found or OutputLocation(op, type_of(model.structure.tensors[op].get_node()))
+    output = model.results.get(op)
+    return output or OutputLocation(op, type_of(model.structure.tensors[op].get_node()))

@@ -39,13 +39,13 @@ def runs_by_hint(structure: GraphStructure, effective: Mapping[str, Precision]) 
         precision = graph.of(name)
         if precision is Precision.INT8 or not is_float(node.output(0)):
             continue
-        read = list(graph.read(node))
+        inputs = list(graph.read(node))
         if precision is Precision.FP32:
-            if {*read} != {None} or not {*graph.readers(node)} <= {Precision.BF16, None}:
+            if {*inputs} != {None} or not {*graph.readers(node)} <= {Precision.BF16, None}:
                 return False
         elif precision is not Precision.BF16:
             return False
-        has_spared |= precision is Precision.BF16 and Precision.INT8 in read
+        has_spared |= precision is Precision.BF16 and Precision.INT8 in inputs
     return has_spared and _is_native()
 
 
@@ -54,8 +54,8 @@ def set_hint(program: Any, structure: GraphStructure, effective: Mapping[str, Pr
     compile_for_bf16(program)
     for name, node in structure.nodes.items():
         if effective.get(name) is Precision.BF16:
-            for place, given in enumerate(node.inputs()):
-                _store(given, f"{name}{_STORED}{place}")
+            for index, port in enumerate(node.inputs()):
+                _store(port, f"{name}{_STORED}{index}")
 
 
 def _store(given: Any, name: str) -> None:
@@ -80,7 +80,7 @@ class _Precisions:
 
     def read(self, node: Any) -> Iterator[Precision | None]:
         """Yield the precisions of the float tensors that a node reads; None for quantized ones."""
-        for output in (given.get_source_output() for given in node.inputs()):
+        for output in (port.get_source_output() for port in node.inputs()):
             if is_constant(output) or not is_float(output):
                 continue
             source = output.get_node()
@@ -91,7 +91,7 @@ class _Precisions:
     def readers(self, node: Any) -> Iterator[Precision | None]:
         """Yield the precisions of the ops that read a node's results; None for quantizations."""
         for output in node.outputs():
-            for reader in (given.get_node() for given in output.get_target_inputs()):
+            for reader in (port.get_node() for port in output.get_target_inputs()):
                 yield None if self._quantizes(reader) else self.of(name_of(reader))
 
     def _is_inserted(self, node: Any) -> bool:

@@ -55,9 +55,9 @@ def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[flo
     for kernel, means in zip(kernels, zip(*averages, strict=True), strict=True):
         if any(means):
             op = next(iter(_timed_ops(model, kernel)), kernel.type)
-            taken = seconds.setdefault(op, [0.0] * runs)
+            durations = seconds.setdefault(op, [0.0] * runs)
             for run, microseconds in enumerate(single_runs(means)):
-                taken[run] += microseconds / 1e6
+                durations[run] += microseconds / 1e6
     return seconds
 
 
@@ -71,7 +71,7 @@ def single_runs(averages: Sequence[float]) -> list[float]:
     sums = [n * mean + (n - 1) / 2 for n, mean in enumerate(averages, 1)]
     if count > 1 and averages[-1] < _LEAST_AVERAGES * count:
         return [averages[0], *[max(0.0, sums[-1] - sums[0]) / (count - 1)] * (count - 1)]
-    return [max(0.0, after - before) for before, after in pairwise([0.0, *sums])]
+    return [max(0.0, current - previous) for previous, current in pairwise([0.0, *sums])]
 
 
 def _timed_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
@@ -89,7 +89,7 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     feeds = model.feeds(model.signature.bind(inputs))
     runner = Runner(model.program, profiled=True)
     runner(feeds)
-    found: dict[str, list[TracedKernel]] = {}
+    traces: dict[str, list[TracedKernel]] = {}
     products: set[str] = set()
     for kernel in runner.kernels():
         if kernel.microseconds is None or kernel.type in _CONVERSIONS:
@@ -100,22 +100,22 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
         if _is_integer(kernel) and ran:
             ran = [(_layer_behind if kernel.type in _LAYERS else _joining)(model, ran)]
         for op in ran:
-            read = model.structure.nodes[op].input_values()[:1]
-            quantized = all(value.get_element_type() not in _OWN_BYTES for value in read)
-            found.setdefault(op, []).append(_traced(kernel, quantized=quantized))
+            values = model.structure.nodes[op].input_values()[:1]
+            quantized = all(value.get_element_type() not in _OWN_BYTES for value in values)
+            traces.setdefault(op, []).append(_traced(kernel, quantized=quantized))
         products.update(ran if kernel.type in _PRODUCTS else ())
     for op in reversed(list(model.structure.nodes)):
         reader = _only_reader(model, op)
         if (
-            op not in found
+            op not in traces
             and reader in products
             and type_of(model.structure.nodes[op]) == "MatMul"
         ):
-            found[op] = found[reader]
+            traces[op] = traces[reader]
             products.add(op)
     written = {op: _written_in(node) for op, node in model.structure.nodes.items()}
     return {
-        model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in found.items()
+        model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in traces.items()
     }
 
 
@@ -133,12 +133,12 @@ def _joining(model: OpenVinoModel, ran: list[str]) -> str:
 
 def _layer_behind(model: OpenVinoModel, ran: list[str]) -> str:
     """Return the layer of an integer kernel: among its ops, or before the first of them."""
-    nodes, before = model.structure.nodes, ran[:1]
-    found = [op for op in ran if has_weight(nodes[op]) or is_product(nodes[op])]
-    while not found and before:
-        before = [op for op in model.structure.read_by(before[0]) if op in nodes]
-        found = [op for op in before[:1] if has_weight(nodes[op])]
-    return found[0] if found else ran[0]
+    nodes, preceding = model.structure.nodes, ran[:1]
+    layers = [op for op in ran if has_weight(nodes[op]) or is_product(nodes[op])]
+    while not layers and preceding:
+        preceding = [op for op in model.structure.read_by(preceding[0]) if op in nodes]
+        layers = [op for op in preceding[:1] if has_weight(nodes[op])]
+    return layers[0] if layers else ran[0]
 
 
 def _written_in(node: Any) -> Precision | None:

@@ -77,13 +77,13 @@ def obstacle(node: Any) -> str | None:
 
 def sequence_obstacle(node: Any) -> str | None:
     """Return the reason why no other form replaces a sequence; None if one can."""
-    form, known = _FORMS[type_of(node)], node.get_attributes()
-    if known["direction"] not in _WAYS:
+    form, attributes = _FORMS[type_of(node)], node.get_attributes()
+    if attributes["direction"] not in _WAYS:
         return "the integer kernel runs in a single direction"
-    activations = tuple(known.get("activations") or form.activations)
-    if known.get("clip") or activations != form.activations:
+    activations = tuple(attributes.get("activations") or form.activations)
+    if attributes.get("clip") or activations != form.activations:
         return "the integer kernel has neither clipping nor other activations"
-    if not all(is_constant(source_of(node, place)) for place in (*form.weights, form.bias)):
+    if not all(is_constant(source_of(node, position)) for position in (*form.weights, form.bias)):
         return "the weights are not constant"
     if is_constant(source_of(node, 0)):
         return "its input is constant"
@@ -115,21 +115,21 @@ def split_directions(program: Any) -> bool:
     Concatenations have the names of the results.
     """
     splits: dict[tuple[str, int, int], list[Any]] = {}
-    found = False
+    has_split = False
     for node in program.get_ordered_ops():
         form = _FORMS.get(type_of(node))
         if form is None or node.get_attributes()["direction"] in _WAYS:
             continue
-        found = True
-        made = _in_both_directions(node, form, splits)
+        has_split = True
+        directions = _in_both_directions(node, form, splits)
         for index, output in enumerate(node.outputs()):
             readers = list(output.get_target_inputs())
-            joined = ops.concat([each.output(index) for each in made], 1)
+            joined = ops.concat([direction.output(index) for direction in directions], 1)
             joined.set_friendly_name(name_of(node) + (f"/{index}" if index else ""))
             joined.output(0).set_names(output.get_names())
             for reader in readers:
                 reader.replace_source_output(joined.output(0))
-    return found
+    return has_split
 
 
 def _in_both_directions(
@@ -140,21 +140,21 @@ def _in_both_directions(
     States of one origin share a split, to be kept in `splits`: OpenVINO merges equal ops when it
     infers shapes.
     """
-    known, build = node.get_attributes(), _BUILDERS[type_of(node)]
-    places = range(node.get_input_size())
-    given = [[source_of(node, place)] * len(_WAYS) for place in places]
-    for place in (*form.states, *form.weights, form.bias):
-        read, axis = source_of(node, place), int(place in form.states)
-        key = name_of(read.get_node()), read.get_index(), axis
+    attributes, build = node.get_attributes(), _BUILDERS[type_of(node)]
+    positions = range(node.get_input_size())
+    sources = [[source_of(node, position)] * len(_WAYS) for position in positions]
+    for position in (*form.states, *form.weights, form.bias):
+        source, axis = source_of(node, position), int(position in form.states)
+        key = name_of(source.get_node()), source.get_index(), axis
         if key not in splits:
-            splits[key] = _parts_of(read, axis)
-        given[place] = splits[key]
-    options = {key: known[key] for key in _OPTIONS if key in known}
-    made = []
-    for direction, *inputs in zip(_WAYS, *given, strict=True):
-        made.append(build(*inputs, known["hidden_size"], direction, **options))
-        made[-1].set_friendly_name(f"{name_of(node)}/{direction}")
-    return made
+            splits[key] = _parts_of(source, axis)
+        sources[position] = splits[key]
+    options = {key: attributes[key] for key in _OPTIONS if key in attributes}
+    directions = []
+    for direction, *inputs in zip(_WAYS, *sources, strict=True):
+        directions.append(build(*inputs, attributes["hidden_size"], direction, **options))
+        directions[-1].set_friendly_name(f"{name_of(node)}/{direction}")
+    return directions
 
 
 _BUILDERS: Mapping[str, Any] = {
@@ -189,17 +189,17 @@ def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
 
     The plugin reuses a kernel for an op of the same sizes although its scales differ.
     """
-    found: dict[str, int] = {}
-    taken = set()
+    widths: dict[str, int] = {}
+    reserved = set()
     for node in nodes:
         width = int(source_of(node, _FORMS[type_of(node)].weights[0]).get_shape()[2])
-        known = node.get_attributes()
-        kind = type_of(node), known["direction"], known["hidden_size"]
-        while (*kind, width) in taken:
+        attributes = node.get_attributes()
+        kind = type_of(node), attributes["direction"], attributes["hidden_size"]
+        while (*kind, width) in reserved:
             width += _PADDING
-        taken.add((*kind, width))
-        found[name_of(node)] = width
-    return found
+        reserved.add((*kind, width))
+        widths[name_of(node)] = width
+    return widths
 
 
 def quantize_sequence(
@@ -215,10 +215,10 @@ def quantize_sequence(
         width: the size of the padded input.
     """
     names = []
-    for place, part, made in _quantized_parts(node, span, state, limit, width):
-        made.set_friendly_name(f"{name_of(node)}/{part}")
-        node.input(place).replace_source_output(made.output(0))
-        names.append(name_of(made))
+    for position, part, inserted in _quantized_parts(node, span, state, limit, width):
+        inserted.set_friendly_name(f"{name_of(node)}/{part}")
+        node.input(position).replace_source_output(inserted.output(0))
+        names.append(name_of(inserted))
     return names
 
 
@@ -227,15 +227,15 @@ def _quantized_parts(
 ) -> Iterator[tuple[int, str, Any]]:
     """Yield position, name and node of what a sequence reads in INT8."""
     form, own = _FORMS[type_of(node)], QuantParams.signed(span)
-    weights = [np.asarray(array_of(source_of(node, place)), np.float32) for place in form.weights]
-    given, extra = source_of(node, 0), width - weights[0].shape[2]
+    weights = [np.asarray(array_of(source_of(node, index)), np.float32) for index in form.weights]
+    source, extra = source_of(node, 0), width - weights[0].shape[2]
     if extra:
         padded = ops.pad(
-            given, np.zeros(3, int), np.array([0, 0, extra]), "constant", np.float32(0)
+            source, np.zeros(3, int), np.array([0, 0, extra]), "constant", np.float32(0)
         )
         padded.set_friendly_name(f"{name_of(node)}/padded")
-        given = padded.output(0)
-    yield 0, "input", _quantized(given, own, state)
+        source = padded.output(0)
+    yield 0, "input", _quantized(source, own, state)
     first = source_of(node, form.states[0])
     if not is_constant(first):  # the plugin takes a constant state in float
         yield form.states[0], "state", _quantized(first, state, state)
@@ -247,11 +247,11 @@ def _quantized_parts(
         first_two = scales.reshape(-1, 4, scales.shape[1] // 4, 1)[:, :2]
         first_two[:] = first_two.max(1, keepdims=True)
     parts = zip(form.weights, ("weight", "recurrent"), weights, strict=True)
-    for place, part, weight in parts:
+    for index, part, weight in parts:
         stored = ops.constant(round_to_int8(weight, scales, limit))
-        yield place, part, ops.multiply(ops.convert(stored, "f32"), ops.constant(scales))
+        yield index, part, ops.multiply(ops.convert(stored, "f32"), ops.constant(scales))
 
 
-def _quantized(output: Any, given: QuantParams, found: QuantParams) -> Any:
-    bounds = (given.low, given.high, found.low, found.high)
+def _quantized(output: Any, given: QuantParams, target: QuantParams) -> Any:
+    bounds = (given.low, given.high, target.low, target.high)
     return ops.fake_quantize(output, *map(np.float32, bounds), LEVELS + 1)

@@ -48,13 +48,15 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
     for node in program.get_ordered_ops():
         if type_of(node) not in (*LAYERS, *SEQUENCES):
             continue
-        found = {name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8}
-        if any(f"{ALONE}/" in name for name in found):
+        constants = {
+            name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8
+        }
+        if any(f"{ALONE}/" in name for name in constants):
             continue
-        integers = [np.asarray(constant.get_data()) for constant in found.values()]
+        integers = [np.asarray(constant.get_data()) for constant in constants.values()]
         if type_of(node) in SEQUENCES and integers:  # its weights have the same scales
-            integers = [np.concatenate([array.ravel() for array in integers])] * len(found)
-        for constant, array in zip(found.values(), integers, strict=True):
+            integers = [np.concatenate([array.ravel() for array in integers])] * len(constants)
+        for constant, array in zip(constants.values(), integers, strict=True):
             yield IntegerWeight(constant, kernel_of(node), array)
 
 
@@ -92,16 +94,16 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
         for reader in readers:
             reader.replace_source_output(smaller.output(0))
             _double(reader.get_node())
-    for factor in {name_of(each): each for each in _quantized_factors(program)}.values():
+    for factor in {name_of(node): node for node in _quantized_factors(program)}.values():
         _halve_levels(factor)
     program.validate_nodes_and_infer_types()
-    given = None if model.given is None else program
-    return replace(model, program=program, given=given, _runners={})
+    original = None if model.given is None else program
+    return replace(model, program=program, given=original, _runners={})
 
 
 def _halve_levels(factor: Any) -> None:
     """Round a tensor to every second level, for which the plugin has no integer kernels."""
-    low, high = (np.asarray(array_of(source_of(factor, place))) for place in (1, 2))
+    low, high = (np.asarray(array_of(source_of(factor, index))) for index in (1, 2))
     high = high - (high - low) / LEVELS
     half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (LEVELS + 1) // 2)
     readers = list(factor.output(0).get_target_inputs())
@@ -114,11 +116,11 @@ def _double(convert: Any) -> None:
     """Double the scales of a weight that is converted to float."""
     inserted = None
     for reader in list(convert.output(0).get_target_inputs()):
-        node, other = reader.get_node(), 1 - reader.get_index()
-        scales = array_of(source_of(node, other)) if type_of(node) == "Multiply" else None
+        node, index = reader.get_node(), 1 - reader.get_index()
+        scales = array_of(source_of(node, index)) if type_of(node) == "Multiply" else None
         if scales is not None:
             doubled = ops.constant(scales * np.float32(2))
-            node.input(other).replace_source_output(doubled.output(0))
+            node.input(index).replace_source_output(doubled.output(0))
             continue
         if inserted is None:
             inserted = ops.multiply(convert, ops.constant(np.float32(2)))

@@ -220,8 +220,8 @@ class Runner:
         _check_shapes(model, self._compiled.get_runtime_model())
         self._outputs = [port.get_element_type() for port in self._compiled.outputs]
         # OpenVINO reads plain arrays where they are; it converts strings and bfloat16.
-        taken = [port.get_element_type() for port in self._compiled.inputs]
-        self._shares = not {ov.Type.string, ov.Type.bf16} & {*taken}
+        types = [port.get_element_type() for port in self._compiled.inputs]
+        self._shares = not {ov.Type.string, ov.Type.bf16} & {*types}
         self._plain = ov.Type.bf16 not in self._outputs
         self._accepted = set[Shapes]()
         #: False after a failed run: the plugin keeps its shapes, and any inputs may fail.
@@ -239,20 +239,20 @@ class Runner:
         """
         request, _ = self._idle.get()
         # The request reads plain arrays where they are, so they must live as long.
-        held = [self._tensor(value) for value in feeds]
-        fed = held[0] if len(held) == 1 else dict(enumerate(held))
+        tensors = [self._tensor(value) for value in feeds]
+        fed = tensors[0] if len(tensors) == 1 else dict(enumerate(tensors))
         try:
             if self._has_state:
                 request.reset_state()
-            found = self._infer(request, fed, tuple(value.shape for value in feeds), shared)
+            results = self._infer(request, fed, tuple(value.shape for value in feeds), shared)
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
         finally:
-            self._idle.put((request, held))
+            self._idle.put((request, tensors))
         if self._plain:
-            return list(found)
-        return [in_own_type(found[index], kind) for index, kind in enumerate(self._outputs)]
+            return list(results)
+        return [in_own_type(results[index], kind) for index, kind in enumerate(self._outputs)]
 
     def _infer(self, request: Any, fed: Any, shapes: Shapes, shared: bool) -> tuple[Any, ...]:
         """Return the outputs of a run, asynchronous unless inputs of these shapes ran before.
@@ -290,8 +290,8 @@ class Runner:
         they have up to 8 rows, a fixed number. For INT8, its results are wrong (OpenVINO 2026.4).
         """
         kernels = self.kernels()
-        weights = {each.name for each in kernels if each.type == "Const" and each.precision == "i8"}
-        return any(each.type == "Subgraph" and weights & {*each.constants} for each in kernels)
+        weights = {node.name for node in kernels if node.type == "Const" and node.precision == "i8"}
+        return any(node.type == "Subgraph" and weights & {*node.constants} for node in kernels)
 
     def kernels(self) -> list[Kernel]:
         """Return the kernels of the compiled model, in execution order, with times if profiled."""
@@ -322,16 +322,16 @@ def _check_shapes(model: Any, compiled: Any) -> None:
 
 
 def _kernel(node: Any) -> Kernel:
-    said = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
-    time = said["execTimeMcs"]
-    read = [value.get_node() for value in node.input_values()]
+    info = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
+    time = info["execTimeMcs"]
+    sources = [value.get_node() for value in node.input_values()]
     return Kernel(
         str(node.get_friendly_name()),
-        said["layerType"],
-        said["runtimePrecision"],
-        said["primitiveType"],
-        tuple(name for name in said["originalLayersNames"].split(",") if name),
-        tuple(str(n.get_friendly_name()) for n in read if not n.get_input_size()),
+        info["layerType"],
+        info["runtimePrecision"],
+        info["primitiveType"],
+        tuple(name for name in info["originalLayersNames"].split(",") if name),
+        tuple(str(n.get_friendly_name()) for n in sources if not n.get_input_size()),
         None if time == _NOT_EXECUTED else float(time),
     )
 

@@ -64,26 +64,26 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
     """
     weight, recurrent, bias = (np.asarray(array_of(source_of(node, i)))[0] for i in (3, 4, 5))
     size = recurrent.shape[1]
-    given = product_weight(f"{stem}/input", weight, spec)
-    product = ops.matmul(source_of(node, 0), given, False, True)
-    read = ops.add(product, _row(bias[: _GATES * size]))
-    kept = np.pad(bias[_GATES * size :], (2 * size, 0))
-    body = _step(product_weight(f"{stem}/recurrent", recurrent, spec), kept, size)
+    input_weight = product_weight(f"{stem}/input", weight, spec)
+    product = ops.matmul(source_of(node, 0), input_weight, False, True)
+    projection = ops.add(product, _row(bias[: _GATES * size]))
+    state_bias = np.pad(bias[_GATES * size :], (2 * size, 0))
+    body = _step(product_weight(f"{stem}/recurrent", recurrent, spec), state_bias, size)
     iterator = ops.tensor_iterator()
     iterator.set_body(body)
     state, step = body.get_parameters()
     (following,) = (result.output(0) for result in body.get_results())
     forward = node.get_attributes()["direction"] == "forward"
     ends = (0, 1, 1, -1, 1) if forward else (-1, -1, 1, 0, 1)  # start, stride, size, end, axis
-    iterator.set_sliced_input(step, read.output(0), *ends)
+    iterator.set_sliced_input(step, projection.output(0), *ends)
     iterator.set_merged_input(state, source_of(node, 1), following)
     every = iterator.get_concatenated_slices(following, *ends)
     last = iterator.get_iter_value(following, -1)
-    parts = {"product": product, "read": read, "steps": iterator}
-    for part, made in parts.items():
-        made.set_friendly_name(f"{stem}/{part}")
+    parts = {"product": product, "read": projection, "steps": iterator}
+    for part, op in parts.items():
+        op.set_friendly_name(f"{stem}/{part}")
     same = ops.constant(np.array([0, 0, size]))
-    return [given, *parts.values()], [
+    return [input_weight, *parts.values()], [
         ops.unsqueeze(every, ops.constant(np.array([1]))),
         ops.reshape(last, same, True),
     ]
@@ -92,15 +92,15 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
 def _step(weight: Any, bias: Array, size: int) -> Any:
     """Return the graph of one step: state and read gates → the next state."""
     state = ops.parameter([-1, 1, size], np.float32, name="state")
-    read = ops.parameter([-1, 1, _GATES * size], np.float32, name="read")
+    projection = ops.parameter([-1, 1, _GATES * size], np.float32, name="read")
     own = ops.add(ops.matmul(state, weight, False, True), _row(bias))
     axis = np.int64(2)
-    read_gates, own_gates = (ops.split(each, axis, _GATES).outputs() for each in (read, own))
+    read_gates, own_gates = (ops.split(term, axis, _GATES).outputs() for term in (projection, own))
     update, reset = (ops.sigmoid(ops.add(read_gates[i], own_gates[i])) for i in range(2))
     candidate = ops.tanh(ops.add(read_gates[2], ops.multiply(reset, own_gates[2])))
     # (1 − update) · candidate + update · state, with one multiplication.
     following = ops.add(candidate, ops.multiply(update, ops.subtract(state, candidate)))
-    return ov.Model([ops.result(following)], [state, read], "step")
+    return ov.Model([ops.result(following)], [state, projection], "step")
 
 
 def _row(values: Array) -> Any:

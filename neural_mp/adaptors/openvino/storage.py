@@ -70,9 +70,9 @@ _DETAILS = record({**CONVERTED, "converted": boolean}, {**LATER, **_STREAMS})
 
 
 def _check_ports(program: Any, signature: Signature, path: Path) -> None:
-    found = {name_of(port.get_node()) for port in (*program.inputs, *program.outputs)}
+    names = {name_of(port.get_node()) for port in (*program.inputs, *program.outputs)}
     missing = [
-        port.tensor for port in (*signature.inputs, *signature.outputs) if port.tensor not in found
+        port.tensor for port in (*signature.inputs, *signature.outputs) if port.tensor not in names
     ]
     if missing:
         raise ModelLoadError(f"{str(path)!r} lacks {missing[0]!r}, which {DETAILS_FILE} names")
@@ -106,9 +106,9 @@ def digest(program: Any) -> str:
     for node in sorted(program.get_ops(), key=name_of):
         if type_of(node) == "Constant":
             continue
-        read = [_identity(given.get_source_output(), constants) for given in node.inputs()]
-        said = sorted((key, str(value)) for key, value in node.get_attributes().items())
-        running.update(repr((name_of(node), type_of(node), said, read)).encode())
+        inputs = [_identity(port.get_source_output(), constants) for port in node.inputs()]
+        attributes = sorted((key, str(value)) for key, value in node.get_attributes().items())
+        running.update(repr((name_of(node), type_of(node), attributes, inputs)).encode())
     return running.hexdigest()
 
 

@@ -99,19 +99,19 @@ class WeightWriter:
         """Replace tables and GRU whose weights the plan stores alone; results keep their names."""
         for name, node, _, spec in self._weights(grouped=False):
             if is_table(node):
-                *made, result = rows_of_table(f"{name}{ALONE}", node, spec)
+                *nodes, result = rows_of_table(f"{name}{ALONE}", node, spec)
                 results = [result]
             elif resets_product(node):
-                made, results = steps_of(f"{name}{ALONE}", node, spec)
+                nodes, results = steps_of(f"{name}{ALONE}", node, spec)
             else:
                 continue
-            self.owners.update(dict.fromkeys(map(name_of, made), name))
+            self.owners.update(dict.fromkeys(map(name_of, nodes), name))
             for output, result in zip(node.outputs(), results, strict=True):
                 readers = list(output.get_target_inputs())
                 result.set_friendly_name(tensor_of(output))
                 result.output(0).set_names(output.get_names())
-                for given in readers:
-                    given.replace_source_output(result.output(0))
+                for port in readers:
+                    port.replace_source_output(result.output(0))
 
     def _scale_inputs(self, name: str, node: Any, factors: Array) -> None:
         scaled = ops.multiply(node.input_value(0), ops.constant(factors))

@@ -128,9 +128,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         capture: Capture = Capture.WHOLE,
     ) -> TorchModel:
         """Capture a module or load an exported program; `inputs` may hold example tensors."""
-        given = InputSpec.read(inputs, None, example).without_shapes("PyTorch")
+        spec = InputSpec.read(inputs, None, example).without_shapes("PyTorch")
         with torch.no_grad():
-            model = loading.load(source, given, capture)
+            model = loading.load(source, spec, capture)
         if outputs is None:
             return model
         ignored = "outputs is not used for PyTorch: a module returns what its forward returns"
@@ -162,8 +162,8 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         self, model: TorchModel, inputs: Any, tensors: Collection[str]
     ) -> dict[str, float]:
         """Return the sizes known from the capture, or those of a run if they depend on values."""
-        found = observe.inferred_counts(model, inputs, tensors)
-        return super().element_counts(model, inputs, tensors) if found is None else found
+        counts = observe.inferred_counts(model, inputs, tensors)
+        return super().element_counts(model, inputs, tensors) if counts is None else counts
 
     def native(self, model: TorchModel) -> Any:
         """Return the user's own module for an untouched model, else one of the captured graph."""
@@ -179,12 +179,12 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     @contextmanager
     def threads(self, count: int | None) -> Iterator[None]:
         """Set torch's number of threads for the context."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(count or before)
+        previous = torch.get_num_threads()
+        torch.set_num_threads(count or previous)
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(previous)
 
 
 def _calls(model: TorchModel) -> DirectCalls:

@@ -54,18 +54,22 @@ def call_products(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target is not _ATTENTION or not all(map(_is_bfloat16, node.args[:3])):
             continue
-        given = {**dict(zip(_ARGUMENTS, node.args[3:], strict=False)), **node.kwargs}
-        known = {word: given[word] for word in _KEPT if word in given}
-        if given.get("dropout_p") or given.get("enable_gqa") or not multiplies_bfloat16_fast():
+        arguments = {**dict(zip(_ARGUMENTS, node.args[3:], strict=False)), **node.kwargs}
+        options = {name: arguments[name] for name in _KEPT if name in arguments}
+        if (
+            arguments.get("dropout_p")
+            or arguments.get("enable_gqa")
+            or not multiplies_bfloat16_fast()
+        ):
             continue
-        mask = known.get("attn_mask")
+        mask = options.get("attn_mask")
         if isinstance(mask, Node):
             if mask not in masks:
                 with module.graph.inserting_before(node):
                     masks[mask] = module.graph.call_function(AttentionMask, (mask,))
-            known["attn_mask"] = masks[mask]
+            options["attn_mask"] = masks[mask]
         node.target = attention_in_bfloat16
-        node.args, node.kwargs = node.args[:3], known
+        node.args, node.kwargs = node.args[:3], options
 
 
 _KEPT = ("attn_mask", "is_causal", "scale")
@@ -127,7 +131,7 @@ def _own_attention(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    given = None if mask is None else mask.given
+    attn_mask = None if mask is None else mask.given
     return F.scaled_dot_product_attention(
-        query, key, value, given, is_causal=is_causal, scale=scale
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale
     )

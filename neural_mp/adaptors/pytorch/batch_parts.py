@@ -88,24 +88,24 @@ def _largest_op(sample: Sequence[torch.Tensor], module: GraphModule) -> int:
 
     Derived from the sizes at capture: a run would show up in kernel logs.
     """
-    known: dict[Any, int] = {}
+    values: dict[Any, int] = {}
     sizes: dict[Node, int] = {}
-    given = iter(sample)
+    tensors = iter(sample)
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op == "get_attr" or not isinstance(value, torch.Tensor):
             continue
         if node.op == "placeholder":
-            known.update(zip(sizes_of_result(node), next(given).shape, strict=True))
-        sizes[node] = value.dtype.itemsize * math.prod(_known(sizes_of_result(node), known))
+            values.update(zip(sizes_of_result(node), next(tensors).shape, strict=True))
+        sizes[node] = value.dtype.itemsize * math.prod(_known(sizes_of_result(node), values))
     reading = ({node, *node.all_input_nodes} for node in sizes)
-    return max(sum(sizes.get(read, 0) for read in nodes) for nodes in reading)
+    return max(sum(sizes.get(operand, 0) for operand in nodes) for nodes in reading)
 
 
 def _known(sizes: Iterable[Any], known: dict[Any, int]) -> Iterator[int]:
     """Yield sizes; those that depend on values, which are not known before a run, as 1."""
     for size in sizes:
         if size not in known:
-            found = size if isinstance(size, int) else size.xreplace(known)
-            known[size] = int(found) if isinstance(found, int) or found.is_number else 1
+            value = size if isinstance(size, int) else size.xreplace(known)
+            known[size] = int(value) if isinstance(value, int) or value.is_number else 1
         yield known[size]

@@ -48,11 +48,11 @@ def inputs_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     if has_variable and not kwargs:
         return tuple(map(_copied, args)) if len(args) > 1 else _copied(args[0])
     named = {**dict(zip(by_position, args, strict=False)), **kwargs}
-    kept = {name: _copied(value) for name, value in named.items() if _is_data(value)}
-    if len(kept) == 1 and len(args) == 1 and not kwargs:
-        (only,) = kept.values()
+    inputs = {name: _copied(value) for name, value in named.items() if _is_data(value)}
+    if len(inputs) == 1 and len(args) == 1 and not kwargs:
+        (only,) = inputs.values()
         return only
-    return kept
+    return inputs
 
 
 def _is_data(value: object) -> bool:

@@ -103,11 +103,13 @@ class CallSignature:
     def _arranged(self, call: CallArgs, like: CallArgs) -> CallArgs:
         if len(call.args) > len(self.parameters):
             return call
-        given = {**dict(zip(self.parameters, call.args, strict=False)), **call.kwargs}
+        arguments = {**dict(zip(self.parameters, call.args, strict=False)), **call.kwargs}
         positional = self.parameters[: len(like.args)]
-        if set(given) != {*positional, *like.kwargs}:
+        if set(arguments) != {*positional, *like.kwargs}:
             return call
-        return CallArgs(tuple(given[n] for n in positional), {n: given[n] for n in like.kwargs})
+        return CallArgs(
+            tuple(arguments[n] for n in positional), {n: arguments[n] for n in like.kwargs}
+        )
 
     def _as_given(self, inputs: object, like: CallArgs | None) -> CallArgs:
         register_dataclasses(inputs)
@@ -137,27 +139,27 @@ class CallSignature:
         if like is None:
             only = len(self.names or self.parameters) == 1
             return only and not self.variadic and len(values) > 1
-        given = (*like.args, *like.kwargs.values())
-        if not given or not isinstance(given[0], tuple | list):
+        arguments = (*like.args, *like.kwargs.values())
+        if not arguments or not isinstance(arguments[0], tuple | list):
             return False
         encloses = bool(values) and isinstance(values[0], tuple | list)
-        return not encloses or (len(given) == 1 and len(values) != 1)
+        return not encloses or (len(arguments) == 1 and len(values) != 1)
 
     def _named(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
         """Return parameter → value; None if the dict is itself an argument."""
-        given = without_labels(inputs, (*self.needed, *self.names))
-        if self.names and set(self.names) <= set(given):
-            return {name: given[name] for name in self.names}
-        unknown = [key for key in given if key not in self.parameters]
-        missing = [name for name in self.needed if name not in given]
+        arguments = without_labels(inputs, (*self.needed, *self.names))
+        if self.names and set(self.names) <= set(arguments):
+            return {name: arguments[name] for name in self.names}
+        unknown = [key for key in arguments if key not in self.parameters]
+        missing = [name for name in self.needed if name not in arguments]
         if not unknown or (self.open and not missing):
-            return given
-        if len(unknown) == len(given):
+            return arguments
+        if len(unknown) == len(arguments):
             return None
         if self.open:
             raise DataError(
                 f"a batch must hold {missing[0]!r}, which {self.owner}.forward requires, got the "
-                f"keys {', '.join(map(str, given))}"
+                f"keys {', '.join(map(str, arguments))}"
             )
         raise DataError(
             f"{self.owner}.forward has no parameter {unknown[0]!r}, which a batch holds"
@@ -170,16 +172,16 @@ class CallSignature:
         Raises:
             DataError: if an input is missing or unexpected.
         """
-        given, known = (self._names_of(one) for one in (call, like))
-        for name in (name for name in given if name not in known):
+        provided, names = (self._names_of(item) for item in (call, like))
+        for name in (name for name in provided if name not in names):
             raise DataError(
                 f"a batch must hold the inputs that the model was captured with "
-                f"({', '.join(known)}), got {name!r}; include {name!r} in the calibration data, or "
+                f"({', '.join(names)}), got {name!r}; include {name!r} in the calibration data, or "
                 f"else in the evaluation data"
             )
-        for name in (name for name in known if name not in given):
+        for name in (name for name in names if name not in provided):
             raise DataError(
-                f"a batch must hold the inputs {', '.join(known)}, but {name!r} is missing"
+                f"a batch must hold the inputs {', '.join(names)}, but {name!r} is missing"
             )
 
     def _names_of(self, call: CallArgs) -> list[str]:
@@ -211,12 +213,14 @@ class CallSignature:
 
 def call_signature(module: nn.Module, names: tuple[str, ...] = ()) -> CallSignature:
     """Return the call signature of a module's forward."""
-    taken = inspect.signature(with_code(module).forward).parameters
-    kinds = {parameter.kind for parameter in taken.values()}
-    known = {name: parameter for name, parameter in taken.items() if parameter.kind not in _FURTHER}
-    needed = (name for name, given in known.items() if given.default is inspect.Parameter.empty)
+    parameters = inspect.signature(with_code(module).forward).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    named = {
+        name: parameter for name, parameter in parameters.items() if parameter.kind not in _FURTHER
+    }
+    needed = (name for name, param in named.items() if param.default is inspect.Parameter.empty)
     return CallSignature(
-        tuple(known),
+        tuple(named),
         names,
         float_dtype(module),
         inspect.Parameter.VAR_KEYWORD in kinds,

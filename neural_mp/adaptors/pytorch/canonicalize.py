@@ -98,26 +98,26 @@ class _DenseRewriter:
         """Rewrite `node` to a dense layer if the second factor is constant."""
         bias: Any = None
         if node.target is aten.addmm.default:
-            bias, left, right = node.args
+            bias, lhs, rhs = node.args
             if node.kwargs or not _is_bias(self.module, bias, node):
                 return
         elif node.target in (aten.mm.default, aten.matmul.default):
-            left, right = node.args
+            lhs, rhs = node.args
         else:
             return
-        factor = fx.constant(self.module, right)
-        if factor is None or factor.ndim != 2 or fx.constant(self.module, left) is not None:
+        factor = fx.constant(self.module, rhs)
+        if factor is None or factor.ndim != 2 or fx.constant(self.module, lhs) is not None:
             return
-        weight = self._transposed(right, factor, node)
+        weight = self._transposed(rhs, factor, node)
         node.target = layers.LINEAR
-        node.args = (left, weight, bias) if bias is not None else (left, weight)
+        node.args = (lhs, weight, bias) if bias is not None else (lhs, weight)
 
-    def _transposed(self, source: Node, factor: torch.Tensor, before: Node) -> Node:
+    def _transposed(self, source: Node, factor: torch.Tensor, next_node: Node) -> Node:
         name = str(source.target)
         if name in self.transposed:
-            return fx.read_constant(self.module, self.transposed[name], before)
+            return fx.read_constant(self.module, self.transposed[name], next_node)
         values = factor.t().contiguous()
-        weight = fx.add_constant(self.module, f"{source.name}_transposed", values, before)
+        weight = fx.add_constant(self.module, f"{source.name}_transposed", values, next_node)
         self.transposed[name] = str(weight.target)
         return weight
 
@@ -278,7 +278,7 @@ def _fold_batch_norms(module: GraphModule) -> None:
 
 def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     normed = (fx.constant(module, argument) for argument in norm.args[1:5])
-    weight, bias = (fx.constant(module, fx.arguments(layer)[word]) for word in ("weight", "bias"))
+    weight, bias = (fx.constant(module, fx.arguments(layer)[name]) for name in ("weight", "bias"))
     assert weight is not None
     affine = Affine.identity(len(weight))
     if bias is not None:
@@ -302,22 +302,22 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     """Name every op after its module: `layer1.0.conv1`, or `layer1.0.add`."""
     nodes = [n for n in module.graph.nodes if n.op == "call_function" and fx.has_tensors(n)]
     paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
-    alone = Counter(paths.values())
+    counts = Counter(paths.values())
     # An op that is alone in its module takes precedence for the module's name.
-    taken = {place for place, count in alone.items() if place and count == 1}
+    reserved = {full_path for full_path, count in counts.items() if full_path and count == 1}
     for node in nodes:
-        place = paths[node]
-        if place and alone[place] == 1:
-            node.meta[fx.OP_NAME] = place
+        full_path = paths[node]
+        if full_path and counts[full_path] == 1:
+            node.meta[fx.OP_NAME] = full_path
         else:
             node.meta[fx.OP_NAME] = reserve_name(
-                f"{place}.{fx.op_type(node)}".lstrip("."), taken, 2
+                f"{full_path}.{fx.op_type(node)}".lstrip("."), reserved, 2
             )
     for node in module.graph.nodes:
         if node.op == "placeholder":
             own = f"{path}.{node.name}" if path else node.name
-            if own in taken:
-                own = reserve_name(f"{own}.input", taken, 2)
+            if own in reserved:
+                own = reserve_name(f"{own}.input", reserved, 2)
             node.meta[fx.INPUT_NAME] = own
 
 
@@ -335,17 +335,17 @@ def source_modules(node: Node, path: str = WHOLE) -> tuple[str, ...]:
     """Return the paths of the module of an op, and of each op folded into it."""
     stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
     innermost = (next(reversed(stack.values()))[0] for stack in stacks if stack)
-    return tuple(".".join(filter(None, (path, _own_path(place)))) for place in innermost)
+    return tuple(".".join(filter(None, (path, _own_path(location)))) for location in innermost)
 
 
 def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
     """Return the modules of an op and of ops folded into it, outer modules first."""
     stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
-    found: dict[Layer, None] = {}
+    modules: dict[Layer, None] = {}
     for stack in stacks:
-        for place, kind in stack.values():
-            name = ".".join(filter(None, (path, _own_path(place))))
-            word = kind if isinstance(kind, str) else kind.__qualname__
-            if name and not word.endswith(f".{Enclosed.__name__}"):
-                found[Layer(name, word.rpartition(".")[2])] = None
-    return tuple(found)
+        for location, kind in stack.values():
+            name = ".".join(filter(None, (path, _own_path(location))))
+            class_name = kind if isinstance(kind, str) else kind.__qualname__
+            if name and not class_name.endswith(f".{Enclosed.__name__}"):
+                modules[Layer(name, class_name.rpartition(".")[2])] = None
+    return tuple(modules)

@@ -51,30 +51,30 @@ def kernels(
     """Return op → its kernels, or the reason for a missing kernel."""
     available = [precision for precision in DTYPES if hardware.support(precision).available]
     missing = missing_in_16_bits(model, available)
-    found = {}
+    result = {}
     for part in model.parts.values():
         fused, packable = fused_layers(part.portable), packable_ops(part.portable)
         for name, node in fx.op_nodes(part.portable).items():
             obstacle = _obstacle(part.portable, node, name in fused)
             int8 = obstacle or _integer_kernel(part.portable, node, accumulation)
             own = (ONEDNN,) if name in packable else ()
-            found[name] = OpKernels(int8, missing.get(name, {}), fp32=own)
-    return found
+            result[name] = OpKernels(int8, missing.get(name, {}), fp32=own)
+    return result
 
 
 def missing_in_16_bits(
     model: TorchModel, precisions: Iterable[Precision]
 ) -> dict[str, Mapping[Precision, str]]:
     """Run all ops once; return op → 16-bit precision → reason for a missing kernel."""
-    found: dict[str, Mapping[Precision, str]] = {}
+    missing: dict[str, Mapping[Precision, str]] = {}
     refusals: dict[Any, str] = {}
     precisions = tuple(precisions)
     for part in model.parts.values() if precisions else ():
         with torch.no_grad():
             run = _TriedIn16Bits(part.portable, precisions, refusals)
             run.run(*part.example.leaves(), enable_io_processing=False)
-        found.update(run.missing)
-    return found
+        missing.update(run.missing)
+    return missing
 
 
 class _TriedIn16Bits(Interpreter):
@@ -97,8 +97,12 @@ class _TriedIn16Bits(Interpreter):
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
         if fx.OP_NAME in n.meta:
-            refused = {each: self._refusal(n, result, each) for each in self.precisions}
-            self.missing[n.meta[fx.OP_NAME]] = {each: why for each, why in refused.items() if why}
+            refused = {
+                precision: self._refusal(n, result, precision) for precision in self.precisions
+            }
+            self.missing[n.meta[fx.OP_NAME]] = {
+                precision: why for precision, why in refused.items() if why
+            }
         return result
 
     def _refusal(self, node: Node, result: object, precision: Precision) -> str:
@@ -142,10 +146,10 @@ def _refusal(
 
     # Statistics are read and returned in float32.
     statistics = target in STATISTICS
-    kept = args[1:] if statistics else ()
-    low_args = pytree.tree_map(low, args[: len(args) - len(kept)])
+    wide_args = args[1:] if statistics else ()
+    low_args = pytree.tree_map(low, args[: len(args) - len(wide_args)])
     try:
-        result = target(*low_args, *kept, **pytree.tree_map(low, kwargs))
+        result = target(*low_args, *wide_args, **pytree.tree_map(low, kwargs))
     except (RuntimeError, TypeError, NotImplementedError) as error:
         logger.debug("%s does not run in %s", target, dtype, exc_info=True)
         return f"the runtime rejects the call: {str(error).splitlines()[0]}"
@@ -177,19 +181,19 @@ def _integer_kernel(
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
     # Weight-only quantization accumulates no INT8 products, so the full range is exact; a tied
     # weight is stored once and follows the layer that multiplies it.
-    alone = own if _is_tied(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
+    weight_only = own if _is_tied(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
     algorithms = (
         (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
     )
     is_layer = node.target is layers.LINEAR
     corrections = reasons.LAYER_CORRECTIONS if is_layer else reasons.TABLE_CORRECTIONS
     low_bits = _low_bit_specs(node)
-    others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
+    alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
     if not isinstance(low_bits, str):
         inputs = fx.arguments(node)["weight"].meta["val"].shape[1]
         symmetric = fitting_specs(inputs, scheme=Scheme.SYMMETRIC)
-        others += tuple(replace(s, corrections=c) for c in corrections for s in symmetric)
-    return IntegerKernel(own, algorithms, alone, others, low_bits, corrections)
+        alternatives += tuple(replace(s, corrections=c) for c in corrections for s in symmetric)
+    return IntegerKernel(own, algorithms, weight_only, alternatives, low_bits, corrections)
 
 
 def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
@@ -271,6 +275,6 @@ def _no_kernel(node: Node) -> str:
         return "no integer kernel for transposed convolutions"
     if "conv" in name:
         return "integer kernels require numeric padding"
-    if any(word in name for word in ("matmul", "bmm", "attention")):
+    if any(pattern in name for pattern in ("matmul", "bmm", "attention")):
         return reasons.BOTH_FACTORS_COMPUTED
     return reasons.NO_INTEGER_KERNEL

@@ -207,9 +207,9 @@ def as_linear(transposed: nn.Module) -> nn.Linear:
 
 
 def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
-    known = nn.Conv2d | nn.Conv1d | nn.Linear | nn.Embedding
+    layer_types = nn.Conv2d | nn.Conv1d | nn.Linear | nn.Embedding
     layers = (as_linear(m) if is_transposed_dense(m) else m for m in module.modules())
-    first = next((layer for layer in layers if isinstance(layer, known)), None)
+    first = next((layer for layer in layers if isinstance(layer, layer_types)), None)
     dtype = float_dtype(module)
     match first:
         case nn.Conv2d():
@@ -305,7 +305,7 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
 @contextmanager
 def quiet_export() -> Iterator[None]:
     """Hide torch's logs of failed attempts and warnings; leave out the stack trace of each op."""
-    before = logging.root.manager.disable
+    previous = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         # torch.export also prints the graph on failure.
@@ -314,7 +314,7 @@ def quiet_export() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*were assigned during export")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous)
 
 
 def _capture_error(module: nn.Module, run: TrialRun, error: Exception) -> CaptureError:

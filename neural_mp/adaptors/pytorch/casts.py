@@ -64,10 +64,10 @@ class _Caster:
                 if node.target is operator.getitem:
                     self.inherit_dtype(node)
                     continue
-                wanted = DTYPES.get(flow.effective[op])
+                requested = DTYPES.get(flow.effective[op])
                 quantized = flow.int8_reads.get(op, frozenset())
                 sources = node.all_input_nodes
-                if wanted is not None and node.target in STATISTICS:
+                if requested is not None and node.target in STATISTICS:
                     sources = sources[:1]  # the kernel takes the others in float32
                 stored = fx.arguments(node)["weight"] if op in self.integer else None
                 for source in sources:
@@ -75,8 +75,8 @@ class _Caster:
                         continue  # rounded as it is: a cast of all values takes their memory again
                     if fx.tensor_name(source) in quantized:
                         continue  # quantize accepts any float dtype
-                    self.read(node, source, wanted or self.wide(op, flow, source))
-                written = wanted or self.wide(op, flow, node)
+                    self.read(node, source, requested or self.wide(op, flow, source))
+                written = requested or self.wide(op, flow, node)
                 if written is not None and "dtype" not in node.kwargs:
                     self.dtype[node] = written
         for node, dtype in self.dtype.items():
@@ -95,23 +95,23 @@ class _Caster:
         wide = self.widen or flow.effective[op].is_integer
         return torch.float32 if wide and dtype in DTYPES.values() else dtype
 
-    def read(self, node: Node, source: Node, wanted: torch.dtype | None) -> None:
-        """Make `node` read `source` in dtype `wanted`."""
+    def read(self, node: Node, source: Node, requested: torch.dtype | None) -> None:
+        """Make `node` read `source` in dtype `requested`."""
         traced = _traced_dtype(source)
-        if traced is None or wanted is None or self.dtype.get(source, traced) == wanted:
+        if traced is None or requested is None or self.dtype.get(source, traced) == requested:
             return
-        if (source, wanted) not in self.casts:
-            self.casts[source, wanted] = self.cast(source, wanted, node)
-        node.replace_input_with(source, self.casts[source, wanted])
+        if (source, requested) not in self.casts:
+            self.casts[source, requested] = self.cast(source, requested, node)
+        node.replace_input_with(source, self.casts[source, requested])
 
-    def cast(self, source: Node, wanted: torch.dtype, before: Node) -> Node:
+    def cast(self, source: Node, requested: torch.dtype, next_node: Node) -> Node:
         weight = fx.constant(self.module, source)
         if weight is not None:
-            stored = narrowed(weight, wanted)
-            return fx.add_constant(self.module, f"{source.name}_cast", stored, before)
-        with self.module.graph.inserting_before(before):
-            cast: Node = self.module.graph.call_function(CAST, (source,), {"dtype": wanted})
-        cast.meta["val"] = source.meta["val"].to(wanted)
+            stored = narrowed(weight, requested)
+            return fx.add_constant(self.module, f"{source.name}_cast", stored, next_node)
+        with self.module.graph.inserting_before(next_node):
+            cast: Node = self.module.graph.call_function(CAST, (source,), {"dtype": requested})
+        cast.meta["val"] = source.meta["val"].to(requested)
         return cast
 
 

@@ -51,7 +51,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     from safetensors.torch import load_file
 
     try:
-        found: Mapping[str, Any] = load_file(file)
+        tensors: Mapping[str, Any] = load_file(file)
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{str(file)!r} cannot be read: {error}") from error
-    return found
+    return tensors

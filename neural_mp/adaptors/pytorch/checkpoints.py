@@ -86,13 +86,13 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
 
 def _unshared(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return weights that share no memory, as safetensors requires; only tied ones are copied."""
-    places: set[int] = set()
-    found = {}
+    pointers: set[int] = set()
+    tensors = {}
     for name, value in state.items():
-        is_tied = value.data_ptr() in places
-        places.add(value.data_ptr())
-        found[name] = value.clone().contiguous() if is_tied else value.contiguous()
-    return found
+        is_tied = value.data_ptr() in pointers
+        pointers.add(value.data_ptr())
+        tensors[name] = value.clone().contiguous() if is_tied else value.contiguous()
+    return tensors
 
 
 def _weight_node(part: Part) -> Node | None:
@@ -145,7 +145,7 @@ def _floats(path: str, part: Part, weight: Node, shell: nn.Module) -> torch.Tens
     """Return the weight of a layer that the format cannot hold, in the shape of the module."""
     restore: Any = weight.target
     values: list[Any] = _values(part, weight)
-    found: torch.Tensor = restore(*values, *weight.args[len(values) :])
+    result: torch.Tensor = restore(*values, *weight.args[len(values) :])
     own: Any = shell.get_submodule(path)
-    found = found if found.shape == own.weight.shape else found.t()
-    return found.to(own.weight.dtype)
+    result = result if result.shape == own.weight.shape else result.t()
+    return result.to(own.weight.dtype)

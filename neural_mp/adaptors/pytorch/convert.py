@@ -80,10 +80,10 @@ def _quantize(
         if name in flow.int8_outputs
         or name in flow.int8_reads.get(user.meta.get(fx.OP_NAME, ""), frozenset())
     ]
-    after = node
+    anchor = node
     if node.op == "placeholder":
-        after = [n for n in graph.nodes if n.op == "placeholder"][-1]
-    with graph.inserting_after(after):
+        anchor = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(anchor):
         quantized = graph.call_function(ops.quantize, (node, scale, zero_point))
     quantized.meta["val"] = _in_uint8(node.meta["val"])
     pairs: dict[torch.dtype, Node] = {}
@@ -113,8 +113,8 @@ def _in_uint8(value: torch.Tensor) -> torch.Tensor:
     """Return a placeholder of the same shape and strides; one with symbolic sizes takes 2 ms."""
     if value not in _IN_UINT8:
         # It holds no data; a cast would recompute its contiguity.
-        made = value.new_empty_strided(value.shape, value.stride(), dtype=torch.uint8)
-        _IN_UINT8[value] = made
+        tensor = value.new_empty_strided(value.shape, value.stride(), dtype=torch.uint8)
+        _IN_UINT8[value] = tensor
     return _IN_UINT8[value]
 
 
@@ -131,9 +131,9 @@ class IntegerWeights:
     def store(self, layer: Node, spec: QuantSpec | None) -> None:
         """Replace a layer's weight, float or quantized, by integers."""
         fx.set_arguments(layer, weight=self.dequantized(layer, fx.arguments(layer)["weight"], spec))
-        made = self.grouped.get(str(layer.meta.get(fx.OP_NAME)))
-        if made is not None and made.input_factors is not None:
-            self._scale_inputs(layer, made.input_factors)
+        grouped = self.grouped.get(str(layer.meta.get(fx.OP_NAME)))
+        if grouped is not None and grouped.input_factors is not None:
+            self._scale_inputs(layer, grouped.input_factors)
 
     def _scale_inputs(self, layer: Node, factors: NDArray[np.float32]) -> None:
         source: Any = layer.args[0]
@@ -141,9 +141,9 @@ class IntegerWeights:
         # Exact, and promoted to a wider type of the inputs.
         stored = torch.from_numpy(factors).to(torch.bfloat16)
         stored = stored.to(value.dtype) if value.dtype is torch.float16 else stored
-        read = fx.add_constant(self.module, f"{layer.name}_input_factors", stored, layer)
+        node = fx.add_constant(self.module, f"{layer.name}_input_factors", stored, layer)
         with self.module.graph.inserting_before(layer):
-            scaled = self.module.graph.call_function(torch.ops.aten.mul.Tensor, (source, read))
+            scaled = self.module.graph.call_function(torch.ops.aten.mul.Tensor, (source, node))
         scaled.meta["val"] = value
         layer.replace_input_with(source, scaled)
 
@@ -151,17 +151,17 @@ class IntegerWeights:
         """Return a dequantize node of a weight, float or quantized, stored as integers."""
         module = self.module
         in_groups = spec is not None and spec.dtype.bits < 8
-        made = self.grouped.get(str(layer.meta.get(fx.OP_NAME))) if in_groups else None
+        grouped = self.grouped.get(str(layer.meta.get(fx.OP_NAME))) if in_groups else None
         weight = fx.constant(module, source)
-        read = [source] if weight is not None else source.args
-        key = str(read[0].target), spec if in_groups else weight_qmax(spec)
+        sources = [source] if weight is not None else source.args
+        key = str(sources[0].target), spec if in_groups else weight_qmax(spec)
         if key not in self.stored:
             if weight is None:
-                weight = source.target(*(fx.attribute(module, node.target) for node in read))
-            parts = _rounded(weight, spec, made)
+                weight = source.target(*(fx.attribute(module, node.target) for node in sources))
+            parts = _rounded(weight, spec, grouped)
             self.stored[key] = tuple(
-                str(fx.add_constant(module, f"{layer.name}_weight_{word}", value, layer).target)
-                for word, value in parts.items()
+                str(fx.add_constant(module, f"{layer.name}_weight_{part}", value, layer).target)
+                for part, value in parts.items()
             )
         stored = tuple(fx.read_constant(module, name, layer) for name in self.stored[key])
         values: tuple[Any, ...] = stored
@@ -177,11 +177,11 @@ class IntegerWeights:
 
 
 def _rounded(
-    weight: torch.Tensor, spec: QuantSpec | None, made: GroupedWeight | None
+    weight: torch.Tensor, spec: QuantSpec | None, grouped: GroupedWeight | None
 ) -> dict[str, torch.Tensor]:
-    """Return the stored parts of a weight by name; of `made`, if given, instead of rounding."""
+    """Return the stored parts of a weight by name; of `grouped`, if given, instead of rounding."""
     if spec is not None and spec.dtype.bits < 8:
-        parts = ops.stored_parts(made or _nearest(weight, Quantizer(spec)))
+        parts = ops.stored_parts(grouped or _nearest(weight, Quantizer(spec)))
         return dict(zip((f"int{spec.dtype.bits}", "scales", "offsets"), parts, strict=True))
     parts = ops.quantize_weight(weight, weight_qmax(spec))
     return dict(zip(("int8", "scales"), parts, strict=True))

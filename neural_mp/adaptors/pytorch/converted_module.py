@@ -182,9 +182,9 @@ def _use_own_ops_of_torch(module: GraphModule) -> None:
             node.kwargs = {} if dtype is torch.float32 else {"out_dtype": dtype}
         elif node.target is ops.dequantize_weight:
             integers, scales = node.args
-            known = fx.constant(module, scales)
-            assert known is not None
-            zeros = torch.zeros(known.numel(), dtype=torch.long)
+            values = fx.constant(module, scales)
+            assert values is not None
+            zeros = torch.zeros(values.numel(), dtype=torch.long)
             zero_points = fx.add_constant(module, f"{node.name}_zero_points", zeros, node)
             node.target = theirs.dequantize_per_channel.default
             node.args = (integers, scales, zero_points, 0, -127, 127, torch.int8)
@@ -207,9 +207,9 @@ def _hide_unfusable(module: GraphModule) -> None:
             if any(user.target is ADD for user in activation.users):
                 pair = node.args[0]
                 with module.graph.inserting_before(node):
-                    alone = module.graph.call_function(ops.dequantize, pair.args)
-                alone.meta = {**pair.meta, _HIDDEN: True}
-                node.replace_input_with(pair, alone)
+                    duplicate = module.graph.call_function(ops.dequantize, pair.args)
+                duplicate.meta = {**pair.meta, _HIDDEN: True}
+                node.replace_input_with(pair, duplicate)
 
 
 def compiled(model: TorchModel) -> nn.Module:

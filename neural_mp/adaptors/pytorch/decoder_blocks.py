@@ -76,17 +76,17 @@ def decoder_blocks(model: TorchModel) -> tuple[Block, ...]:
     best: tuple[Block, ...] = ()
     for path, module in model.shell.named_modules():
         if isinstance(module, nn.ModuleList):
-            found = tuple(_block(f"{path}.{index}", layers) for index in range(len(module)))
-            if sum(len(b.layers) for b in found) > sum(len(b.layers) for b in best):
-                best = found
+            blocks = tuple(_block(f"{path}.{index}", layers) for index in range(len(module)))
+            if sum(len(b.layers) for b in blocks) > sum(len(b.layers) for b in best):
+                best = blocks
     return best
 
 
 def _block(path: str, layers: Mapping[str, str]) -> Block:
     inside = {
-        op: place.removeprefix(f"{path}.")
-        for op, place in layers.items()
-        if place.startswith(f"{path}.")
+        op: layer_path.removeprefix(f"{path}.")
+        for op, layer_path in layers.items()
+        if layer_path.startswith(f"{path}.")
     }
     return Block(path, inside)
 
@@ -102,8 +102,8 @@ def block_calls(
     modules = [model.shell.get_submodule(block.path) for block in blocks]
     recorder = _Recorder(len(modules))
     hooks = []
-    for place, module in enumerate(modules):
-        hooks.append(module.register_forward_pre_hook(recorder.before(place), with_kwargs=True))
+    for index, module in enumerate(modules):
+        hooks.append(module.register_forward_pre_hook(recorder.before(index), with_kwargs=True))
         hooks.append(module.register_forward_hook(recorder.after))
     try:
         for inputs in batches:
@@ -118,9 +118,9 @@ def block_calls(
 def advance(module: nn.Module, states: list[torch.Tensor], calls: list[BlockCall]) -> None:
     """Replace the inputs of a block by its results."""
     with torch.no_grad():
-        for place, call in enumerate(calls):
-            states[place] = call.run(module, states[place])
-            FREED.after(_RESULTS * states[place].nbytes)
+        for index, call in enumerate(calls):
+            states[index] = call.run(module, states[index])
+            FREED.after(_RESULTS * states[index].nbytes)
 
 
 class _Recorder:
@@ -137,17 +137,17 @@ class _Recorder:
         """Forget the tensors of the last batch."""
         self._shared.clear()
 
-    def before(self, place: int) -> Callable[..., None]:
+    def before(self, index: int) -> Callable[..., None]:
         """Return a hook that runs before a block."""
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = dict(kwargs)
-            states = given.pop(_STATES, None) if not args else args[0]
-            if place == 0:
+            arguments = dict(kwargs)
+            states = arguments.pop(_STATES, None) if not args else args[0]
+            if index == 0:
                 self.states.append(states)
             elif states is not self._last:
                 self.is_chain = False
-            self.calls[place].append(self._call(place, args[1:], given))
+            self.calls[index].append(self._call(index, args[1:], arguments))
 
         return hook
 
@@ -156,15 +156,15 @@ class _Recorder:
         self._last = _states_of(result)
         FREED.after(_RESULTS * getattr(self._last, "nbytes", 0))
 
-    def _call(self, place: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockCall:
-        earlier = self.calls[place][0] if self.calls[place] else None
-        given = (args, {name: _without_cache(value) for name, value in kwargs.items()})
-        leaves, structure = pytree.tree_flatten(given)
+    def _call(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockCall:
+        earlier = self.calls[index][0] if self.calls[index] else None
+        arguments = (args, {name: _without_cache(value) for name, value in kwargs.items()})
+        leaves, structure = pytree.tree_flatten(arguments)
         first = [] if earlier is None else pytree.tree_leaves((earlier.args, dict(earlier.kwargs)))
         if len(first) != len(leaves):
             first = leaves
-        kept = [self._alike(new, old) for new, old in zip(leaves, first, strict=True)]
-        return BlockCall(*pytree.tree_unflatten(kept, structure))
+        shared = [self._alike(new, old) for new, old in zip(leaves, first, strict=True)]
+        return BlockCall(*pytree.tree_unflatten(shared, structure))
 
     def _alike(self, new: Any, old: Any) -> Any:
         """Return the tensor of an earlier batch if it is equal."""

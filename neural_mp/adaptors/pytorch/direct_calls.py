@@ -106,10 +106,10 @@ class DirectGraph:
         forward, constants = self._code
         parts = self._parts.of(leaves) if self._parts.is_splitting else ()
         if len(parts) < 2:
-            found = forward(constants, *leaves)
+            outputs = forward(constants, *leaves)
         else:
-            found = joined([forward(constants, *part) for part in parts])
-        return found[0] if self._returns_one else pytree.tree_unflatten(found, self._returns)
+            outputs = joined([forward(constants, *part) for part in parts])
+        return outputs[0] if self._returns_one else pytree.tree_unflatten(outputs, self._returns)
 
     def order(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
         """Return the keyword values in the order of the graph."""
@@ -146,10 +146,10 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
 
 def _direct(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return the dispatcher's function of an op, with a name for the code of a graph."""
-    found = partial(op._op)
+    function = partial(op._op)
     name = f"op_{op.name().replace('::', '_').replace('.', '_')}"
-    vars(found).update(__name__=name, __qualname__=name, __module__=__name__)
-    return found
+    vars(function).update(__name__=name, __qualname__=name, __module__=__name__)
+    return function
 
 
 def _put(holder: SimpleNamespace, path: list[str], value: object) -> None:
@@ -265,24 +265,24 @@ class DirectCalls:
         arrays = any(map(is_array, leaves))
         # Detached copies have distinct ids even if the batch holds a tensor twice.
         tensors = [signature.tensor_of(leaf) for leaf in leaves]
-        if not arrays and any(one is not other for one, other in zip(tensors, leaves, strict=True)):
+        if not arrays and any(x is not y for x, y in zip(tensors, leaves, strict=True)):
             return None
-        known = [tensor.detach() for tensor in tensors]
-        given: Any = known[0]
+        copies = [tensor.detach() for tensor in tensors]
+        batch: Any = copies[0]
         if isinstance(inputs, dict):
-            given = dict(zip(inputs, known, strict=True))
+            batch = dict(zip(inputs, copies, strict=True))
         elif isinstance(inputs, tuple | list):
-            given = type(inputs)(known)
-        call = self._model.call(given)
-        places = {id(leaf): index for index, leaf in enumerate(known)}
+            batch = type(inputs)(copies)
+        call = self._model.call(batch)
+        indices = {id(leaf): index for index, leaf in enumerate(copies)}
         values = (*call.args, *call.kwargs.values())
-        if not all(id(value) in places for value in values):
+        if not all(id(value) in indices for value in values):
             return None
         assert self._target is not None
         return _Recipe(
             self._target,
-            tuple(places[id(value)] for value in call.args),
-            {name: places[id(value)] for name, value in call.kwargs.items()},
+            tuple(indices[id(value)] for value in call.args),
+            {name: indices[id(value)] for name, value in call.kwargs.items()},
             arrays,
         )
 
@@ -320,9 +320,9 @@ def _own_module(model: TorchModel) -> nn.Module | None:
     try:
         module, call = private(model.original), model.example.copied()
         with restored(module) as state, torch.no_grad():
-            before = list(_versions(call))
+            versions = list(_versions(call))
             module(*call.args, **call.kwargs)
-            is_changed = state.is_changed() or list(_versions(call)) != before
+            is_changed = state.is_changed() or list(_versions(call)) != versions
     except Exception:
         # User code may refuse to be copied or run, with any exception type.
         logger.debug("the user's own module cannot be called directly", exc_info=True)

@@ -98,16 +98,16 @@ def watch_sizes(module: GraphModule, sizes: Sizes) -> None:
 
 def sizes_of(module: GraphModule) -> Sizes:
     """Return the size bounds that torch.export found for a module's inputs."""
-    found: list[tuple[Axis, ...] | Constant | None] = []
+    sizes: list[tuple[Axis, ...] | Constant | None] = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                found.append(tuple(_axis(module, size) for size in value.shape))
+                sizes.append(tuple(_axis(module, size) for size in value.shape))
             else:
                 is_plain = isinstance(value, bool | int | float | str | None)
-                found.append(Constant(value) if is_plain else None)
-    return _with_conditions(tuple(found), module)
+                sizes.append(Constant(value) if is_plain else None)
+    return _with_conditions(tuple(sizes), module)
 
 
 def _with_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
@@ -121,9 +121,9 @@ def _with_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
     }
     of_axis: dict[tuple[int, int], list[Expression]] = {}
     for condition in _conditions(module):
-        read = symbols_of(condition)
-        if read and read <= symbols.keys():
-            of_axis.setdefault(max(symbols[symbol] for symbol in read), []).append(condition)
+        names = symbols_of(condition)
+        if names and names <= symbols.keys():
+            of_axis.setdefault(max(symbols[symbol] for symbol in names), []).append(condition)
     return tuple(
         tuple(
             replace(axis, conditions=tuple(of_axis.get((position, number), ())))
@@ -148,11 +148,11 @@ def _axis(module: GraphModule, size: int | torch.SymInt) -> Axis:
     if not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None:
         return Axis("", int(size), int(size))
     expression = size.node.expr
-    known = module.range_constraints.get(expression)
-    if known is None:
+    bounds = module.range_constraints.get(expression)
+    if bounds is None:
         return Axis()
-    least = int(known.lower)
-    largest = None if isinstance(known.upper, IntInfinity) else int(known.upper)
+    least = int(bounds.lower)
+    largest = None if isinstance(bounds.upper, IntInfinity) else int(bounds.upper)
     least = 0 if least <= _UNASKED else least
     lowest, highest = _range_of_number(size)
     if highest is not None:
@@ -202,7 +202,7 @@ def check_inputs(
     """
     if is_being_traced():
         return
-    seen: dict[str, int] = {}
+    symbol_sizes: dict[str, int] = {}
     leaves = flat_inputs(module, args, kwargs)
     for position, (leaf, axes) in enumerate(zip(leaves, module.meta[SIZES], strict=False)):
         if isinstance(axes, Constant):
@@ -219,7 +219,7 @@ def check_inputs(
                 f"got {leaf.ndim}"
             )
         for number, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
-            expected = _complaint(size, axis, seen)
+            expected = _complaint(size, axis, symbol_sizes)
             if expected:
                 if axis.exported:
                     open_axis = how_to_export_open(number)
@@ -228,15 +228,15 @@ def check_inputs(
                     f"axis {number} of input {position} has {counted(size, 'value')}; {expected}"
                 )
             for condition in axis.conditions:
-                if not holds(condition, seen):
+                if not holds(condition, symbol_sizes):
                     raise DataError(_other_path(module.meta[SIZES], position, number, condition))
 
 
 def _other_path(sizes: Sizes, position: int, number: int, condition: Expression) -> str:
     names: dict[str, str] = {}
-    for place, axes in enumerate(sizes):
+    for index, axes in enumerate(sizes):
         for count, axis in enumerate(axes if isinstance(axes, tuple) else ()):
-            names.setdefault(axis.symbol, f"the size of axis {count} of input {place}")
+            names.setdefault(axis.symbol, f"the size of axis {count} of input {index}")
     return (
         f"axis {number} of input {position} must have a size of the captured path of the model's "
         f"code: {in_words(condition, names)}; for other sizes, convert the model once more, with "
@@ -254,15 +254,15 @@ def _other_value(position: int, constant: Constant, leaf: object) -> str:
     )
 
 
-def _complaint(size: int, axis: Axis, seen: dict[str, int]) -> str:
+def _complaint(size: int, axis: Axis, symbol_sizes: dict[str, int]) -> str:
     if axis.least == axis.largest and size != axis.least:
         return f"expected {axis.least}"
     if size < axis.least:
         return f"expected at least {axis.least}"
     if axis.largest is not None and size > axis.largest:
         return f"expected at most {axis.largest}"
-    if axis.symbol and seen.setdefault(axis.symbol, size) != size:
-        return f"expected {seen[axis.symbol]}, the size of another axis"
+    if axis.symbol and symbol_sizes.setdefault(axis.symbol, size) != size:
+        return f"expected {symbol_sizes[axis.symbol]}, the size of another axis"
     return ""
 
 

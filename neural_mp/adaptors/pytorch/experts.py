@@ -65,8 +65,8 @@ class SplitExperts(nn.Module):
             if not len(tokens):
                 continue
             gate, up = expert.gate_up_proj(hidden_states[tokens]).chunk(2, dim=-1)
-            found = expert.down_proj(self.act_fn(gate) * up) * shares[tokens, None]
-            result.index_add_(0, tokens, found.to(result.dtype))
+            output = expert.down_proj(self.act_fn(gate) * up) * shares[tokens, None]
+            result.index_add_(0, tokens, output.to(result.dtype))
         return result
 
 

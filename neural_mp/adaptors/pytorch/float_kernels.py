@@ -70,8 +70,8 @@ class _PackedLayers(FusionRules[Node, Node]):
 
 
 def _groups(module: GraphModule) -> dict[Node, Group]:
-    found = [n for n in module.graph.nodes if _is_packable(module, n)] if _has_kernels() else []
-    return find_fusion_groups(found, _PackedLayers())
+    nodes = [n for n in module.graph.nodes if _is_packable(module, n)] if _has_kernels() else []
+    return find_fusion_groups(nodes, _PackedLayers())
 
 
 def _has_kernels() -> bool:
@@ -94,8 +94,8 @@ def _is_packable(module: GraphModule, node: Node) -> bool:
     value = x.meta.get("val") if isinstance(x, Node) else None
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
         return False
-    fits = value.ndim == 4 if node.target is layers.CONVOLUTION else value.ndim > 1
-    return fits and value.device.type == "cpu"
+    is_batched = value.ndim == 4 if node.target is layers.CONVOLUTION else value.ndim > 1
+    return is_batched and value.device.type == "cpu"
 
 
 def packable_ops(module: GraphModule) -> frozenset[str]:
@@ -120,16 +120,16 @@ def marked_kernels(module: GraphModule) -> dict[str, str]:
 
 def call_packed_kernels(module: GraphModule) -> None:
     """Call packed kernels instead of the marked layers, with the marked activations fused."""
-    for layer, found in _groups(module).items():
+    for layer, candidate in _groups(module).items():
         if _KERNEL not in layer.meta:
             continue
-        group = found.reduced(lambda op: _KERNEL in op.meta)
+        group = candidate.reduced(lambda op: _KERNEL in op.meta)
         shape = tuple(map(fx.likely_size, layer.args[0].meta["val"].shape))
-        call, before, after = _packed(module, group, shape)
-        weight = fx.add_constant(module, f"{layer.name}_packed", before, group.tail)
+        call, packed, trailing = _packed(module, group, shape)
+        weight = fx.add_constant(module, f"{layer.name}_packed", packed, group.tail)
         with module.graph.inserting_before(group.tail):
             bias = fx.arguments(layer)["bias"]
-            result = module.graph.call_function(call, (layer.args[0], weight, bias, *after))
+            result = module.graph.call_function(call, (layer.args[0], weight, bias, *trailing))
         result.meta = dict(group.tail.meta)
         result.meta[fx.OP_NAME] = layer.meta.get(fx.OP_NAME, layer.name)
         result.meta[fx.RESULT] = (fx.tensor_name(group.tail), None)
@@ -148,7 +148,7 @@ def _packed(
     post_op: tuple[Any, ...] = ("none", [], "")
     if activation is not None:
         args = fx.arguments(activation.ops[0])
-        bounds = [float(args[word]) for word in ("min_val", "max_val") if word in args]
+        bounds = [float(args[name]) for name in ("min_val", "max_val") if name in args]
         post_op = (activation.kind, bounds, str(args.get("approximate", "")))
     if layer.target is layers.LINEAR:
         packed = mkldnn._reorder_linear_weight(weight, max(1, math.prod(shape[:-1])))
@@ -185,7 +185,7 @@ def _reads_only(node: Node, ready: set[Node]) -> bool:
     return bool(images) and ready.issuperset(images)
 
 
-def faster(model: TorchModel, inputs: Any, wanted: Collection[str]) -> dict[str, str]:
+def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[str, str]:
     """Return op → the packed kernel, for ops that it computes faster; see `FloatKernels`."""
     shapes: dict[Node, tuple[int, ...]] = {}
 
@@ -197,9 +197,9 @@ def faster(model: TorchModel, inputs: Any, wanted: Collection[str]) -> dict[str,
 
     groups = {
         path: {
-            layer: group.reduced(lambda op: op.meta.get(fx.OP_NAME) in wanted)
+            layer: group.reduced(lambda op: op.meta.get(fx.OP_NAME) in op_names)
             for layer, group in _groups(part.portable).items()
-            if layer.meta.get(fx.OP_NAME) in wanted
+            if layer.meta.get(fx.OP_NAME) in op_names
         }
         for path, part in model.parts.items()
     }
@@ -210,12 +210,12 @@ def faster(model: TorchModel, inputs: Any, wanted: Collection[str]) -> dict[str,
     if sum(_products(layer, shapes) for layer in layers_of_all) < _LEAST_PRODUCTS:
         return {}
     verdicts: dict[Hashable, tuple[bool, bool]] = {}
-    found = {}
+    kernels = {}
     with torch.no_grad():
         for path, of_part in groups.items():
             for op in _faster_in(model.parts[path].portable, of_part, shapes, verdicts):
-                found[op] = ONEDNN
-    return found
+                kernels[op] = ONEDNN
+    return kernels
 
 
 def _products(layer: Node, shapes: _Shapes) -> int:
@@ -264,14 +264,14 @@ def _verdict(module: GraphModule, group: Group, shape: tuple[int, ...]) -> tuple
         result: torch.Tensor = op.target(value, *op.args[1:], **op.kwargs)
         return result
 
-    alone, weight, after = _packed(module, Group(layer), shape)
+    unfused, weight, trailing = _packed(module, Group(layer), shape)
     variants: list[Callable[[], torch.Tensor]] = [
         lambda: apply(layer.target(x, *constants[1:], **_values(module, layer))),
-        lambda: apply(alone(ordered, weight, stored, *after)),
+        lambda: apply(unfused(ordered, weight, stored, *trailing)),
     ]
     if activation is not None:
-        fused, _, fused_after = _packed(module, group, shape)
-        variants.append(lambda: fused(ordered, weight, stored, *fused_after))
+        fused, _, fused_trailing = _packed(module, group, shape)
+        variants.append(lambda: fused(ordered, weight, stored, *fused_trailing))
     own, packed, *fused_seconds = fastest_runs(variants)
     best = min(packed, *fused_seconds) if fused_seconds else packed
     gains = own > _LEAST_GAIN * best
@@ -280,6 +280,6 @@ def _verdict(module: GraphModule, group: Group, shape: tuple[int, ...]) -> tuple
 
 def _values(module: GraphModule, layer: Node) -> dict[str, Any]:
     return {
-        word: fx.constant(module, value) if isinstance(value, Node) else value
-        for word, value in layer.kwargs.items()
+        name: fx.constant(module, value) if isinstance(value, Node) else value
+        for name, value in layer.kwargs.items()
     }

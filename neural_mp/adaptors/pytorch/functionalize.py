@@ -31,17 +31,17 @@ _ASKED = (aten.sym_size.int, aten.sym_numel.default)
 
 def sizes_from_inputs(module: GraphModule) -> None:
     """Replace size queries by sizes of the inputs, in place; keep data-dependent sizes."""
-    asked = [node for node in module.graph.nodes if node.target in _ASKED]
-    known = _of_inputs(module.graph) if asked else {}
-    for node in asked:
+    queries = [node for node in module.graph.nodes if node.target in _ASKED]
+    sizes = _of_inputs(module.graph) if queries else {}
+    for node in queries:
         value = node.meta["val"]
         if not isinstance(value, torch.SymInt):
             node.replace_all_uses_with(value)
-        elif value.node.expr.free_symbols <= known.keys():
+        elif value.node.expr.free_symbols <= sizes.keys():
             expression = value.node.expr
-            if expression not in known:
-                known[expression] = _worked_out(node, expression, known)
-            node.replace_all_uses_with(known[expression])
+            if expression not in sizes:
+                sizes[expression] = _worked_out(node, expression, sizes)
+            node.replace_all_uses_with(sizes[expression])
         else:
             continue
         module.graph.erase_node(node)
@@ -50,7 +50,7 @@ def sizes_from_inputs(module: GraphModule) -> None:
 def _of_inputs(graph: Graph) -> dict[Any, Node]:
     """Return size symbol → node that reads the size from an input."""
     inputs = graph.find_nodes(op="placeholder")
-    known: dict[Any, Node] = {}
+    sizes: dict[Any, Node] = {}
     # At the top, so that every size can be computed from these nodes.
     at = inputs[-1] if inputs else None
     for source in reversed(inputs):
@@ -60,8 +60,8 @@ def _of_inputs(graph: Graph) -> dict[Any, Node]:
                 with graph.inserting_after(at):
                     node = graph.call_function(aten.sym_size.int, (source, axis))
                 node.meta["val"] = size
-                known[size.node.expr] = node
-    return known
+                sizes[size.node.expr] = node
+    return sizes
 
 
 def _worked_out(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
@@ -73,7 +73,7 @@ def _worked_out(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
         result = sympy_interp(PythonReferenceAnalysis, symbols, expression).node
     while last.next is not node:
         last = last.next
-        values = torch.fx.map_arg((last.args, last.kwargs), lambda read: read.meta["val"])
+        values = torch.fx.map_arg((last.args, last.kwargs), lambda operand: operand.meta["val"])
         target: Any = last.target
         last.meta["val"] = target(*values[0], **values[1])
     assert isinstance(result, Node)
@@ -168,7 +168,7 @@ def is_expandable(target: Any) -> bool:
 def _aliased(target: OpOverload) -> list[int]:
     """Return the indices of an op's arguments whose memory its result may share."""
     schema = target._schema.arguments
-    return [place for place, argument in enumerate(schema) if argument.alias_info is not None]
+    return [index for index, argument in enumerate(schema) if argument.alias_info is not None]
 
 
 def _is_composite(target: OpOverload) -> bool:
@@ -243,8 +243,8 @@ def _retraced(node: Node) -> None:
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
 
     def run(*values: object) -> Any:
-        given = iter(values)
-        called = [next(given) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        arguments = iter(values)
+        called = [next(arguments) if isinstance(leaf, Node) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(called, structure)
         return target(*args, **kwargs)
 
@@ -277,16 +277,16 @@ def _without_updates(module: GraphModule) -> None:
     Raises:
         _NeedsTraceError: if an updated tensor is visible through another one.
     """
-    order = {node: place for place, node in enumerate(module.graph.nodes)}
+    order = {node: index for index, node in enumerate(module.graph.nodes)}
     memory: dict[Node, Node] = {}
     views: set[Node] = set()
     sharing: dict[Node, list[Node]] = {}
     for node in list(module.graph.nodes):
         if node.target in OUT_OF_PLACE:
             updated = node.args[0]
-            others = (o for o in sharing[memory[updated]] if o is not updated)
-            seen = any(order[user] >= order[node] for other in others for user in other.users)
-            if seen or updated in views or memory[updated].op != "call_function":
+            aliases = (o for o in sharing[memory[updated]] if o is not updated)
+            visible = any(order[user] >= order[node] for alias in aliases for user in alias.users)
+            if visible or updated in views or memory[updated].op != "call_function":
                 raise _NeedsTraceError(f"{node.target} of a tensor with other readers")
             node = _recomputed(node, order)
         source = _shares_with(node)
@@ -301,10 +301,10 @@ def _shares_with(node: Node) -> Node | None:
     target: Any = node.target
     if target is operator.getitem:
         return node.all_input_nodes[0]
-    places = _aliased(target) if isinstance(target, OpOverload) else []
-    if places and places != [0]:
+    indices = _aliased(target) if isinstance(target, OpOverload) else []
+    if indices and indices != [0]:
         raise _NeedsTraceError(f"{target} with memory of more than one tensor")
-    return node.all_input_nodes[0] if places else None
+    return node.all_input_nodes[0] if indices else None
 
 
 def _recomputed(node: Node, order: dict[Node, int]) -> Node:

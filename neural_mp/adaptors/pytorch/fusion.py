@@ -104,21 +104,21 @@ class _IntegerLayers(_FloatLayers):
         if step.operand.meta["val"].dtype is not torch.float32:
             return None
         if group.head.target is layers.LINEAR:
-            fits = is_node(group.head.args[0], ops.dequantize)
+            supported = is_node(group.head.args[0], ops.dequantize)
         else:
             last = self.activation(Group(group.head, (step,))) or step
             stored = quantizer(last.ops[-1]) is not None
             quantized = is_node(step.operand, ops.dequantize)
-            fits = quantized if stored else _is_own_float(step.operand)
-        return step if fits else None
+            supported = quantized if stored else _is_own_float(step.operand)
+        return step if supported else None
 
 
 def fused_layers(module: GraphModule) -> dict[str, str]:
     """Return op → layer whose integer kernel can run it: residual sum, then activation."""
-    found = [
+    nodes = [
         node for node in fx.op_nodes(module).values() if layers.has_integer_kernel(module, node)
     ]
-    heads = fused_into(find_fusion_groups(found, _FloatLayers()).values())
+    heads = fused_into(find_fusion_groups(nodes, _FloatLayers()).values())
     return {op.meta[fx.OP_NAME]: head.meta[fx.OP_NAME] for op, head in heads.items()}
 
 

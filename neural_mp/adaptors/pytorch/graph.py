@@ -55,7 +55,7 @@ def build_graph(model: TorchModel) -> OpGraph:
 
 def _source_precision(node: Node) -> Precision:
     """Return the precision of the first float tensor that a node reads, else of its result."""
-    values = (each.meta.get("val") for each in (*node.all_input_nodes, node))
+    values = (item.meta.get("val") for item in (*node.all_input_nodes, node))
     dtypes = (leaf.dtype for leaf in pytree.tree_leaves(tuple(values)) if fx.is_float(leaf))
     return PRECISIONS.get(next(dtypes, None), Precision.FP32)
 
@@ -71,12 +71,12 @@ def _shape(node: Node) -> tuple[int | None, ...] | None:
 
 def _sources(node: Node) -> tuple[str, ...]:
     """Return the ops and graph inputs that a node reads, skipping conversions."""
-    found: dict[str, None] = {}
+    sources: dict[str, None] = {}
     for source in node.all_input_nodes:
         if source.op == "get_attr" or not fx.has_tensors(source):
             continue
         if source.op == "placeholder" or fx.OP_NAME in source.meta:
-            found[fx.tensor_name(source)] = None
+            sources[fx.tensor_name(source)] = None
         else:
-            found.update(dict.fromkeys(_sources(source)))
-    return tuple(found)
+            sources.update(dict.fromkeys(_sources(source)))
+    return tuple(sources)

@@ -65,9 +65,9 @@ def arguments(node: Node) -> dict[str, Any]:
     """Return all arguments of an op by schema name, defaults included."""
     target: Any = node.target
     schema = target._schema.arguments
-    given = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
-    given.update(node.kwargs)
-    return {argument.name: given.get(argument.name, argument.default_value) for argument in schema}
+    values = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
+    values.update(node.kwargs)
+    return {argument.name: values.get(argument.name, argument.default_value) for argument in schema}
 
 
 def set_arguments(node: Node, **changes: object) -> None:
@@ -106,27 +106,27 @@ def has_tensors(node: Node) -> bool:
     return any(isinstance(v, torch.Tensor) for v in values)
 
 
-def add_constant(module: GraphModule, name: str, value: torch.Tensor, before: Node) -> Node:
+def add_constant(module: GraphModule, name: str, value: torch.Tensor, next_node: Node) -> Node:
     """Register a buffer under a numbered name, and read the buffer right before a node."""
     number = 0
     while hasattr(module, f"{name}_{number}"):
         number += 1
     module.register_buffer(f"{name}_{number}", value)
-    return read_constant(module, f"{name}_{number}", before)
+    return read_constant(module, f"{name}_{number}", next_node)
 
 
-def put_constant(module: GraphModule, layer: Node, word: str, values: NDArray[Any]) -> None:
+def put_constant(module: GraphModule, layer: Node, name: str, values: NDArray[Any]) -> None:
     """Replace a layer's `weight` or `bias` by an array, in the dtype of its weight."""
     weight = constant(module, arguments(layer)["weight"])
     assert weight is not None
     stored = torch.from_numpy(values).to(weight.dtype)
-    added = add_constant(module, f"{layer.name}_new_{word}", stored, layer)
-    set_arguments(layer, **{word: added})
+    added = add_constant(module, f"{layer.name}_new_{name}", stored, layer)
+    set_arguments(layer, **{name: added})
 
 
-def read_constant(module: GraphModule, target: str, before: Node) -> Node:
+def read_constant(module: GraphModule, target: str, next_node: Node) -> Node:
     """Read a parameter or buffer right before a node."""
-    with module.graph.inserting_before(before):
+    with module.graph.inserting_before(next_node):
         node: Node = module.graph.get_attr(target)
     value = constant(module, node)
     node.meta["val"] = None if value is None else described(value.shape, value.dtype)
@@ -163,8 +163,8 @@ def finish(module: GraphModule) -> GraphModule:
     called = tuple(f"{n.target}." for n in module.graph.nodes if n.op == "call_module")
     for name, _ in [*module.named_parameters(), *module.named_buffers()]:
         if name not in used and not name.startswith(called):
-            owner, _, leaf = name.rpartition(".")
-            holder = module.get_submodule(owner)
+            parent, _, leaf = name.rpartition(".")
+            holder = module.get_submodule(parent)
             holder._parameters.pop(leaf, None)
             holder._buffers.pop(leaf, None)
     _delete_unused(module, used)
@@ -185,18 +185,18 @@ def _read_attributes(module: GraphModule, prefix: str = "") -> Iterator[str]:
             yield from _read_attributes(inner, f"{path}.")
 
 
-def _delete_unused(module: GraphModule, read: set[str]) -> None:
+def _delete_unused(module: GraphModule, used: set[str]) -> None:
     """Delete submodules without anything that a graph reads or calls.
 
     `GraphModule.delete_all_unused_submodules` deletes those of nested graphs, too.
     """
     called = [str(n.target) for n in module.graph.nodes if n.op == "call_module"]
-    kept = {
+    retained = {
         path.rsplit(".", parts)[0]
-        for path in [*read, *called]
+        for path in [*used, *called]
         for parts in range(path.count(".") + 1)
     }
     below = tuple(f"{path}." for path in called)
     for path, _ in [*module.named_modules()]:
-        if path and path not in kept and not path.startswith(below):
+        if path and path not in retained and not path.startswith(below):
             module.delete_submodule(path)

@@ -53,8 +53,8 @@ def input_moments(
     run = visited(model, visit, portable=True)
     for inputs in batches:
         run(model.call(inputs))
-    means = {node: found.moments() for node, found in sums.items()}
-    return {name: found for node, found in means.items() for name in readers[node]}
+    means = {node: statistics.moments() for node, statistics in sums.items()}
+    return {name: statistics for node, statistics in means.items() for name in readers[node]}
 
 
 def block_moments(
@@ -65,23 +65,25 @@ def block_moments(
 ) -> Iterator[dict[str, InputMoments]]:
     """Yield the moments of the inputs of dense layers, block by block; see `Blocks.moments`."""
     blocks = decoder_blocks(model)
-    wanted = {block.path: [op for op in block.layers if op in ops] for block in blocks}
-    wanted = {path: found for path, found in wanted.items() if found and not is_kept(found)}
-    calls = block_calls(model, blocks, batches()) if wanted else None
+    remaining = {block.path: [op for op in block.layers if op in ops] for block in blocks}
+    remaining = {
+        path: op_names for path, op_names in remaining.items() if op_names and not is_kept(op_names)
+    }
+    calls = block_calls(model, blocks, batches()) if remaining else None
     if calls is None:
         return
     assert model.shell is not None
-    for block, given in zip(blocks, calls.calls, strict=True):
+    for block, recorded in zip(blocks, calls.calls, strict=True):
         module = model.shell.get_submodule(block.path)
-        found = wanted.pop(block.path, [])
+        op_names = remaining.pop(block.path, [])
         FREED.now()  # of a run of the model, or of the block before
-        if found:
-            yield moments_of_layers(module, block, found, calls.states, given)
-        if not wanted:
+        if op_names:
+            yield moments_of_layers(module, block, op_names, calls.states, recorded)
+        if not remaining:
             return
         FREED.now()
-        advance(module, calls.states, given)
-        given.clear()
+        advance(module, calls.states, recorded)
+        recorded.clear()
 
 
 def moments_of_layers(
@@ -95,20 +97,20 @@ def moments_of_layers(
 
     Layers that read the same tensors share their moments.
     """
-    seen: dict[str, torch.Tensor] = {}
+    inputs: dict[str, torch.Tensor] = {}
     sums: dict[str, MomentSums] = {}
     alike: dict[str, str] = {}
 
     def hook_of(op: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
         return lambda _, args: _note(op, args[0])
 
-    def _note(op: str, read: torch.Tensor) -> None:
-        first = next((other for other, value in seen.items() if value is read), op)
-        seen[op] = read
-        FREED.after(_RESULTS * read.nbytes)
+    def _note(op: str, tensor: torch.Tensor) -> None:
+        first = next((name for name, value in inputs.items() if value is tensor), op)
+        inputs[op] = tensor
+        FREED.after(_RESULTS * tensor.nbytes)
         # The first run decides which layers share: experts read other rows in every run.
         if alike.setdefault(op, first) == op:
-            rows = read.detach().float().numpy()
+            rows = tensor.detach().float().numpy()
             if op not in sums:
                 sums[op] = MomentSums.of_size(rows.shape[-1])
             sums[op].add(rows)
@@ -117,14 +119,14 @@ def moments_of_layers(
         module.get_submodule(block.layers[op]).register_forward_pre_hook(hook_of(op)) for op in ops
     ]
     try:
-        for given, call in zip(states, calls, strict=True) if ops else ():
-            seen.clear()
+        for state, call in zip(states, calls, strict=True) if ops else ():
+            inputs.clear()
             with torch.no_grad():
-                call.run(module, given)
+                call.run(module, state)
     finally:
         for hook in hooks:
             hook.remove()
-    means = {op: found.moments() for op, found in sums.items()}
+    means = {op: statistics.moments() for op, statistics in sums.items()}
     return {op: means[first] for op, first in alike.items()}
 
 

@@ -28,21 +28,21 @@ def hessian_traces(
     weights = {name: node for name, (_, node) in _weight_nodes(model).items() if name in ops}
 
     def differentiated(inputs: Any) -> tuple[list[torch.Size], Squares]:
-        given = pytree.tree_leaves(run(model.call(inputs)))
-        outputs = [y for y in given if getattr(y, "requires_grad", False)]
-        read = {name: leaves[node] for name, node in weights.items() if node in leaves}
+        results = pytree.tree_leaves(run(model.call(inputs)))
+        outputs = [y for y in results if getattr(y, "requires_grad", False)]
+        parameters = {name: leaves[node] for name, node in weights.items() if node in leaves}
 
         def squares(signs: list[Array]) -> dict[str, float]:
             gradients = torch.autograd.grad(
                 outputs,
-                list(read.values()),
+                list(parameters.values()),
                 [torch.from_numpy(v).to(y.dtype) for v, y in zip(signs, outputs, strict=True)],
                 retain_graph=True,
                 allow_unused=True,
             )
             return {
                 name: float(gradient.square().sum())
-                for name, gradient in zip(read, gradients, strict=True)
+                for name, gradient in zip(parameters, gradients, strict=True)
                 if gradient is not None
             }
 
@@ -75,12 +75,12 @@ class _WeightsInFloat32(Mapping[str, Array]):
 
 def weights(model: TorchModel) -> Mapping[str, Array]:
     """Return op → its constant weight, for dense layers and tables."""
-    found = {}
+    constants = {}
     for name, (module, node) in _weight_nodes(model).items():
         value = fx.constant(module, node)
         if value is not None and value.ndim == 2:
-            found[name] = value
-    return _WeightsInFloat32(found)
+            constants[name] = value
+    return _WeightsInFloat32(constants)
 
 
 def weight_gradients(
@@ -90,21 +90,21 @@ def weight_gradients(
     run, leaves = _differentiable(model)
     returned = run(model.call(inputs))
     named = returned if isinstance(returned, Mapping) else {}
-    given = [named["logits"]] if "logits" in named else pytree.tree_leaves(returned)
-    outputs = [y for y in given if getattr(y, "requires_grad", False)]
+    results = [named["logits"]] if "logits" in named else pytree.tree_leaves(returned)
+    outputs = [y for y in results if getattr(y, "requires_grad", False)]
     if not outputs:
         return {}
     along = direction([as_numpy(y.detach().float()) for y in outputs], "logits" in named)
     nodes = {name: node for name, (_, node) in _weight_nodes(model).items() if name in ops}
-    read = {name: leaves[node] for name, node in nodes.items() if node in leaves}
+    parameters = {name: leaves[node] for name, node in nodes.items() if node in leaves}
     gradients = torch.autograd.grad(
         outputs,
-        list(read.values()),
+        list(parameters.values()),
         [torch.from_numpy(v).to(y.dtype) for v, y in zip(along, outputs, strict=True)],
         allow_unused=True,
     )
-    found = zip(read, gradients, strict=True)
-    return {name: as_numpy(gradient.float()) for name, gradient in found if gradient is not None}
+    pairs = zip(parameters, gradients, strict=True)
+    return {name: as_numpy(gradient.float()) for name, gradient in pairs if gradient is not None}
 
 
 def _differentiable(

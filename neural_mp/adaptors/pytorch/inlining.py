@@ -86,10 +86,10 @@ def _drop_views(graph: Graph, images: set[Node]) -> None:
 
 
 def _inline(graph: Graph, node: Node) -> Node:
-    before, kernel, tracer = node.prev, cast(Any, node.target), GraphAppendingTracer(graph)
+    previous, kernel, tracer = node.prev, cast(Any, node.target), GraphAppendingTracer(graph)
     with graph.inserting_before(node):
-        result = kernel(*map_arg(node.args, lambda read: Proxy(read, tracer))).node
-    first = before.next
+        result = kernel(*map_arg(node.args, lambda operand: Proxy(operand, tracer))).node
+    first = previous.next
     if first.target is aten.to.dtype and _dtype(first.args[0]) is first.args[1]:
         first.replace_all_uses_with(cast(Node, first.args[0]))
         graph.erase_node(first)
@@ -112,46 +112,46 @@ def overwrite_dead(module: GraphModule) -> None:
     order = {node: index for index, node in enumerate(module.graph.nodes)}
     own = {node for node in order if node.target in _OWN_RESULT}
     for node in order:
-        place = 1 if node.target in _WITH_OUTPUT else 0
+        position = 1 if node.target in _WITH_OUTPUT else 0
         if node.target is not aten.mul.Tensor and node.target not in {**_WITH_OUTPUT, **_IN_PLACE}:
             continue
-        read: Any = node.args[place]
-        if read not in own or not _dies(read, node, order):
+        operand: Any = node.args[position]
+        if operand not in own or not _dies(operand, node, order):
             continue
         if node.target in _IN_PLACE:
             node.target = _IN_PLACE[node.target]
-        elif place == 0 and _is_alike(node, read):
+        elif position == 0 and _is_alike(node, operand):
             node.target = aten.mul_.Tensor
         elif (
-            place == 1
-            and _is_number(module, node.args[0], _dtype(read))
-            and all(_takes_shape(factor, read) for factor in node.args[2:])
+            position == 1
+            and _is_number(module, node.args[0], _dtype(operand))
+            and all(_takes_shape(factor, operand) for factor in node.args[2:])
         ):
-            node.target, node.kwargs = _WITH_OUTPUT[node.target], {**node.kwargs, "out": read}
+            node.target, node.kwargs = _WITH_OUTPUT[node.target], {**node.kwargs, "out": operand}
 
 
-def _dies(read: Node, op: Node, order: dict[Node, int]) -> bool:
+def _dies(operand: Node, op: Node, order: dict[Node, int]) -> bool:
     """Whether no op but this one needs the memory of a tensor from then on."""
     return all(
         reader is op or (order[reader] < order[op] and reader.target in _OWN_RESULT)
-        for reader in read.users
+        for reader in operand.users
     )
 
 
-def _is_alike(node: Node, read: Node) -> bool:
+def _is_alike(node: Node, operand: Node) -> bool:
     """Whether a result has the shape and dtype of a tensor that its op reads."""
     dtype = _dtype(node)
-    same = dtype is not None and dtype is _dtype(read)
-    return same and sizes_of_result(node) == sizes_of_result(read)
+    same = dtype is not None and dtype is _dtype(operand)
+    return same and sizes_of_result(node) == sizes_of_result(operand)
 
 
-def _takes_shape(factor: Any, read: Node) -> bool:
+def _takes_shape(factor: Any, operand: Node) -> bool:
     """Whether a product of a tensor and a factor has the shape and dtype of the tensor."""
-    if not isinstance(factor, Node) or None in (_dtype(factor), _dtype(read)):
+    if not isinstance(factor, Node) or None in (_dtype(factor), _dtype(operand)):
         return False
-    sizes, whole = sizes_of_result(factor), sizes_of_result(read)
-    same = _dtype(factor) is _dtype(read) and len(sizes) == len(whole)
-    return same and all(one in (1, other) for one, other in zip(sizes, whole, strict=True))
+    sizes, whole = sizes_of_result(factor), sizes_of_result(operand)
+    same = _dtype(factor) is _dtype(operand) and len(sizes) == len(whole)
+    return same and all(size in (1, full) for size, full in zip(sizes, whole, strict=True))
 
 
 def _is_number(module: GraphModule, node: Any, dtype: torch.dtype | None) -> bool:

@@ -86,8 +86,8 @@ def pixel_product(
     """Run a 1×1 convolution of images of one pixel as a product; the weight is [in, out]."""
     rows = aten.reshape.default(x, [-1, inputs])
     plain = bias is None
-    found = aten.mm.default(rows, weight) if plain else aten.addmm.default(bias, rows, weight)
-    images: torch.Tensor = aten.view.default(found, [-1, outputs, 1, 1])
+    product = aten.mm.default(rows, weight) if plain else aten.addmm.default(bias, rows, weight)
+    images: torch.Tensor = aten.view.default(product, [-1, outputs, 1, 1])
     return images
 
 
@@ -145,12 +145,12 @@ def _largest(
         x = F.pad(x, (0, 0, sides, sides) if axis == -2 else (sides, sides))
         return _largest(x, axis, window, step, 0, gap)
     # Padding would copy all images: the windows with padding get their maxima in place instead.
-    found = reduce(torch.maximum, whole)
+    maxima = reduce(torch.maximum, whole)
     for low, values in parts:
         if values.shape[axis] < count:
-            place = found.narrow(axis, low, values.shape[axis])
-            torch.maximum(place, values, out=place)
-    return found
+            view = maxima.narrow(axis, low, values.shape[axis])
+            torch.maximum(view, values, out=view)
+    return maxima
 
 
 def weight_only_linear(
@@ -292,8 +292,8 @@ def low_bit_embedding(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     """Return rows of a table of packed weights, as float32."""
-    found = (F.embedding(indices, values) for values in (q, scales, offsets))
-    rows: torch.Tensor = ops.dequantize_grouped(*found, bits)
+    gathered = (F.embedding(indices, values) for values in (q, scales, offsets))
+    rows: torch.Tensor = ops.dequantize_grouped(*gathered, bits)
     return rows
 
 

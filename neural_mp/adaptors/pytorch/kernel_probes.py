@@ -33,8 +33,8 @@ def multiplies_bfloat16_fast() -> bool:
     x = torch.ones(4, 128, 64)
 
     def product(dtype: torch.dtype) -> Callable[[], Any]:
-        left = x.to(dtype)
-        return lambda: torch.bmm(left, left.transpose(1, 2))
+        matrix = x.to(dtype)
+        return lambda: torch.bmm(matrix, matrix.transpose(1, 2))
 
     with torch.no_grad():
         float32, bfloat16 = fastest_runs([product(torch.float32), product(torch.bfloat16)])
@@ -63,10 +63,10 @@ def writes_fast(layer: Any, dtype: torch.dtype) -> bool:
             run = unscaled_kernel(x, weight, geometry)
             if run(dtype).dtype is not dtype:
                 return False
-            float32, other = fastest_runs([lambda: run(torch.float32), lambda: run(dtype)])
+            float32, half = fastest_runs([lambda: run(torch.float32), lambda: run(dtype)])
     except RuntimeError:
         return False
-    return other < float32 * _MAX_SLOWDOWN_RATIO
+    return half < float32 * _MAX_SLOWDOWN_RATIO
 
 
 def unscaled_kernel(
@@ -86,8 +86,8 @@ def unscaled_kernel(
     else:
         packed = onednn.qlinear_prepack(weight, list(x.shape))
         kernel = onednn.qlinear_pointwise.default
-    before = (x, 1.0, 0, packed, scales, zeros, None, *geometry, 1.0, 0)
-    return lambda dtype: kernel(*before, dtype, "none", [], "")
+    operands = (x, 1.0, 0, packed, scales, zeros, None, *geometry, 1.0, 0)
+    return lambda dtype: kernel(*operands, dtype, "none", [], "")
 
 
 def fastest_runs(variants: Sequence[Callable[[], object]]) -> list[float]:
@@ -98,8 +98,8 @@ def fastest_runs(variants: Sequence[Callable[[], object]]) -> list[float]:
         for index, run in enumerate(variants):
             started = time.perf_counter()
             run()
-            taken = time.perf_counter() - started
-            seconds[index] = min(seconds[index], taken) if number else math.inf
+            elapsed = time.perf_counter() - started
+            seconds[index] = min(seconds[index], elapsed) if number else math.inf
         if number > 1 and time.perf_counter() - begun > _SECONDS:
             break
     return seconds

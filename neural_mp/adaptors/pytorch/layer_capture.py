@@ -30,12 +30,12 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMod
         CaptureError: if no layer runs.
         DataError: if the module does not run on these inputs.
     """
-    seen = watch_calls(shell, call, lambda part: _as_layer(part) is not None)
+    watched = watch_calls(shell, call, lambda part: _as_layer(part) is not None)
     graphs: dict[Hashable, GraphModule] = {}
     calls: dict[Hashable, CallArgs] = {}
-    found = {}
+    captured = {}
     for path, module in shell.named_modules():
-        layer, recorded = _as_layer(module), seen.get(module)
+        layer, recorded = _as_layer(module), watched.get(module)
         if layer is None or recorded is None or not recorded.is_alike or recorded.call.kwargs:
             continue
         key = _form(layer, recorded.call)
@@ -43,13 +43,13 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMod
             graphs[key] = capture.capture(layer, recorded.call)
         # One example for equal layers: those of all layers take more memory than a block.
         example = calls.setdefault((key, recorded.call.args[0].shape), recorded.call)
-        found[path] = _with_parameters(graphs[key], layer), example
-    if not found:
+        captured[path] = _with_parameters(graphs[key], layer), example
+    if not captured:
         raise CaptureError(
             f"{type(shell).__name__} must run a dense layer or an embedding on the inputs, found "
             f"none; set capture = 'whole' or 'modules'"
         )
-    return found
+    return captured
 
 
 def _as_layer(module: nn.Module) -> nn.Module | None:
@@ -62,10 +62,10 @@ def _as_layer(module: nn.Module) -> nn.Module | None:
 
 def _form(layer: nn.Module, call: CallArgs) -> Hashable:
     """Return the properties of a layer that decide on its graph."""
-    (given,) = call.args
+    (tensor,) = call.args
     options = getattr(layer, "padding_idx", None)
     shapes = ((name, value.shape, value.dtype) for name, value in layer.named_parameters())
-    return type(layer), options, *shapes, given.dtype, given.ndim
+    return type(layer), options, *shapes, tensor.dtype, tensor.ndim
 
 
 def _with_parameters(graph: GraphModule, layer: nn.Module) -> GraphModule:

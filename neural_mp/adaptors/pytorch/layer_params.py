@@ -30,8 +30,8 @@ def layer_params(model: TorchModel) -> dict[str, LayerParams]:
 
 
 def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
-    known = has_integer_kernel(module, node)
-    if not known and node.target is not _LAYER_NORM:
+    has_kernel = has_integer_kernel(module, node)
+    if not has_kernel and node.target is not _LAYER_NORM:
         return None
     args = fx.arguments(node)
     weight = fx.constant(module, args["weight"])
@@ -41,7 +41,7 @@ def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
     def read() -> Array:
         return as_numpy(weight)
 
-    if known:
+    if has_kernel:
         axes = CONVOLUTIONS.get(node.target, 0)
         if not axes:
             return LayerParams(name, read, 0, 1)

@@ -76,8 +76,8 @@ def save(model: TorchModel, folder: Path) -> None:
             forms[key] = len(forms), path
             program = _program_folder(folder, forms[key][0])
             program.mkdir()
-            alone = TorchModel({WHOLE: part}, part.example, call_signature(part.portable))
-            storage.save(alone, program)
+            standalone = TorchModel({WHOLE: part}, part.example, call_signature(part.portable))
+            storage.save(standalone, program)
         else:
             stored = _constants(part.portable) | _offset_bytes(part.portable)
             constants |= {f"{path}/{n}": value.contiguous() for n, value in stored.items()}
@@ -102,10 +102,10 @@ def restore(folder: Path) -> TorchModel:
     """
     details = read_details(folder / LAYERS_FILE, _DETAILS)
     sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    kept = read_weights(folder / _WEIGHTS_FILE)
-    shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes), kept))
+    weights = read_weights(folder / _WEIGHTS_FILE)
+    shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes), weights))
     split_experts(shell)
-    _set_weights(shell, kept)
+    _set_weights(shell, weights)
     constants = read_weights(folder / _CONSTANTS_FILE)
     programs: dict[int, Part] = {}
     parts = {}
@@ -122,8 +122,8 @@ def restore(folder: Path) -> TorchModel:
         parts[path] = _filled(programs[number], path, like, constants)
     # Expanded, as a file may name any size.
     kwargs = {
-        name: fx.described(found["shape"], found["dtype"])
-        for name, found in details["example"].items()
+        name: fx.described(entry["shape"], entry["dtype"])
+        for name, entry in details["example"].items()
     }
     signature = call_signature(shell, tuple(details["inputs"]))
     return TorchModel(parts, CallArgs((), kwargs), signature, shell)
@@ -134,19 +134,19 @@ def _filled(part: Part, path: str, like: str, constants: Mapping[str, torch.Tens
     if path == like:
         return replace(part, is_converted=True)
     portable = fx.shallow_copy(part.portable)
-    wanted = _constants(part.portable)
-    keys = {name: f"{path}/{name}" for name in wanted}
-    given = {name: constants[key] for name, key in keys.items() if key in constants}
-    _restore_offsets(portable, given)
-    for name, stored in wanted.items():
-        value = given.get(name)
+    expected = _constants(part.portable)
+    keys = {name: f"{path}/{name}" for name in expected}
+    available = {name: constants[key] for name, key in keys.items() if key in constants}
+    _restore_offsets(portable, available)
+    for name, stored in expected.items():
+        value = available.get(name)
         if value is None or (value.shape, value.dtype) != (stored.shape, stored.dtype):
             raise ModelLoadError(
                 f"{_CONSTANTS_FILE} must contain {keys[name]!r} as {stored.dtype} "
                 f"{list(stored.shape)}; the folder is incomplete or damaged"
             )
-        owner, _, leaf = name.rpartition(".")
-        holder = portable.get_submodule(owner)
+        parent, _, leaf = name.rpartition(".")
+        holder = portable.get_submodule(parent)
         holder._parameters.pop(leaf, None)
         holder._buffers[leaf] = value
     for node in portable.graph.nodes:
@@ -181,24 +181,24 @@ def _offset_bytes(module: GraphModule) -> dict[str, torch.Tensor]:
 
     They take as many bytes as the scales otherwise: a sixth of a layer in 2 bits.
     """
-    found = {}
+    result = {}
     for name, (scales, bits) in _grouped_offsets(module).items():
         offsets, steps = fx.attribute(module, name), fx.attribute(module, scales)
         parts = held_offsets((offsets.float() / steps.float()).numpy(), bits)
-        held = torch.from_numpy(parts).round().to(torch.int8)
-        if torch.equal(_offsets_of(held, steps, bits), offsets):
-            found[name] = held
-    return found
+        integers = torch.from_numpy(parts).round().to(torch.int8)
+        if torch.equal(_offsets_of(integers, steps, bits), offsets):
+            result[name] = integers
+    return result
 
 
 def _restore_offsets(module: GraphModule, given: dict[str, torch.Tensor]) -> None:
     """Replace the int8 offsets among the constants of a layer by those of the scales' type."""
     for name, (scales, bits) in _grouped_offsets(module).items():
-        held, steps = given.get(name), given.get(scales)
-        if held is None or steps is None or held.shape != steps.shape:
+        integers, steps = given.get(name), given.get(scales)
+        if integers is None or steps is None or integers.shape != steps.shape:
             continue
-        if held.dtype is torch.int8:
-            given[name] = _offsets_of(held, steps, bits)
+        if integers.dtype is torch.int8:
+            given[name] = _offsets_of(integers, steps, bits)
 
 
 def _offsets_of(held: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
@@ -230,11 +230,11 @@ def _shape_of(value: object) -> dict[str, Any]:
 
 def _kept_weights(shell: nn.Module, layers: Mapping[str, object]) -> dict[str, torch.Tensor]:
     """Return the weights outside of converted layers, each once."""
-    kept: dict[int, tuple[str, torch.Tensor]] = {}
+    weights: dict[int, tuple[str, torch.Tensor]] = {}
     for name, value in shell.state_dict().items():
         if name.rpartition(".")[0] not in layers:
-            kept.setdefault(value.data_ptr(), (name, value))
-    return {name: value.contiguous() for name, value in kept.values()}
+            weights.setdefault(value.data_ptr(), (name, value))
+    return {name: value.contiguous() for name, value in weights.values()}
 
 
 def _set_weights(shell: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

@@ -32,9 +32,9 @@ def layer_run(model: TorchModel, op: str, rows: int) -> Callable[[], object]:
     Raises:
         ConversionError: no part of the model holds the layer.
     """
-    given = _part_of(model, op).example.args[0]
-    shape = (*(1 for _ in given.shape[:-2]), rows, given.shape[-1])
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(given.dtype)
+    example = _part_of(model, op).example.args[0]
+    shape = (*(1 for _ in example.shape[:-2]), rows, example.shape[-1])
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(example.dtype)
     return partial(DirectGraph(_part_of(model, op).runnable), values)
 
 

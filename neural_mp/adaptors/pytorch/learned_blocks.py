@@ -57,29 +57,29 @@ def learned_weights(
         return
     weights = hessian.weights(model)
     exact, rounded = calls.states, list(calls.states)
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         assert model.shell is not None
         module = model.shell.get_submodule(block.path)
         ops = [op for op in block.layers if op in quantizers]
-        made = recall(ops) if ops else {}
+        learned = recall(ops) if ops else {}
         first: dict[str, GroupedWeight] = {}
-        if made is None and options.limit.ends():
+        if learned is None and options.limit.ends():
             return  # the caller corrects the other layers by themselves
-        if made is None:
+        if learned is None:
             informed = [op for op in ops if quantizers[op].unlearned.spec.needs_data]
-            moments = moments_of_layers(module, block, informed, exact, calls.calls[place])
+            moments = moments_of_layers(module, block, informed, exact, calls.calls[index])
             first = {op: start(op, moments.pop(op, None)) for op in ops}
-        advance(module, exact, calls.calls[place])
+        advance(module, exact, calls.calls[index])
         student = _Student.of(module, block, {op: weights[op] for op in ops})
-        if made is None:
+        if learned is None:
             learning = {op: LearnedRounding(weights[op], quantizers[op], first[op]) for op in ops}
-            random = np.random.default_rng([options.seed, place])
-            made = student.learned(learning, rounded, exact, calls.calls[place], options, random)
-        student.set_weights(made)
-        advance(student.module, rounded, calls.calls[place])
-        calls.calls[place].clear()
+            random = np.random.default_rng([options.seed, index])
+            learned = student.learned(learning, rounded, exact, calls.calls[index], options, random)
+        student.set_weights(learned)
+        advance(student.module, rounded, calls.calls[index])
+        calls.calls[index].clear()
         if ops:
-            yield dict(made)
+            yield dict(learned)
 
 
 class _Student:
@@ -120,7 +120,7 @@ class _Student:
         random: np.random.Generator,
     ) -> dict[str, GroupedWeight]:
         """Return the weights with the least error among those before, during and after descent."""
-        best = {op: found.start for op, found in learning.items()}
+        best = {op: rounding.start for op, rounding in learning.items()}
         self.set_weights(best)
         tried = range(0, len(inputs), -(-len(inputs) // _BATCHES_TRIED))
         least = self.error(tried, inputs, targets, calls)
@@ -129,7 +129,7 @@ class _Student:
             gradients = self._gradients(chosen, inputs, targets, calls)
             for op, gradient in gradients.items():
                 learning[op].descend(gradient, options.rate(step - 1))
-            now = {op: found.rounded() for op, found in learning.items()}
+            now = {op: rounding.rounded() for op, rounding in learning.items()}
             self.set_weights(now)
             ends = options.limit.ends()
             if step % _STEPS_PER_TRIAL and step < options.steps and not ends:
@@ -149,30 +149,30 @@ class _Student:
         calls: Sequence[BlockCall],
     ) -> dict[str, Array]:
         """Return op → gradient of the error on some batches, for the layers that ran."""
-        read = [layer.weight.requires_grad_() for layer in self.layers.values()]
+        weights = [layer.weight.requires_grad_() for layer in self.layers.values()]
         losses = (
-            F.mse_loss(calls[place].run(self.module, inputs[place]).float(), targets[place].float())
-            for place in chosen
+            F.mse_loss(calls[index].run(self.module, inputs[index]).float(), targets[index].float())
+            for index in chosen
         )
-        gradients = torch.autograd.grad(sum(losses, torch.zeros(())), read, allow_unused=True)
-        for weight in read:
+        gradients = torch.autograd.grad(sum(losses, torch.zeros(())), weights, allow_unused=True)
+        for weight in weights:
             weight.requires_grad_(False)
         pairs = zip(self.layers, gradients, strict=True)
         return {op: gradient.numpy() for op, gradient in pairs if gradient is not None}
 
     def error(
         self,
-        places: Iterable[int],
+        indices: Iterable[int],
         inputs: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
         calls: Sequence[BlockCall],
     ) -> float:
         """Return the squared error of the results on some batches."""
         with torch.no_grad():
-            results = ((calls[place].run(self.module, inputs[place]), place) for place in places)
+            results = ((calls[index].run(self.module, inputs[index]), index) for index in indices)
             return sum(
-                float((result.float() - targets[place].float()).square().sum())
-                for result, place in results
+                float((result.float() - targets[index].float()).square().sum())
+                for result, index in results
             )
 
 

@@ -79,29 +79,29 @@ def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
                     yield from _inner(body, inner)
 
 
-def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
+def load(source: object, spec: InputSpec, how: Capture) -> TorchModel:
     """Capture a module, or load an exported program or its file."""
     if isinstance(source, str | Path):
         path, source = Path(source), sources.read(Path(source))
         if isinstance(source, ExportedProgram):
             with storage.taken_from(path):
-                return _from_program(source, wanted.example)
+                return _from_program(source, spec.example)
     if isinstance(source, ExportedProgram):
-        return _from_program(source, wanted.example)
+        return _from_program(source, spec.example)
     if isinstance(source, torch.jit.ScriptModule):
         raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
     if isinstance(source, ConvertedModule):
         raise ModelLoadError("the model is already converted; give the original model")
     _require_values(source)
-    signature = call_signature(source, wanted.names)
-    unknown = [name for name in wanted.names if name not in signature.parameters]
+    signature = call_signature(source, spec.names)
+    unknown = [name for name in spec.names if name not in signature.parameters]
     if unknown:
         raise ConfigurationError(
             f"inputs must name parameters of {type(source).__name__}.forward "
             f"({', '.join(signature.parameters)}), got {unknown[0]!r}"
         )
     module = _without_inference_tensors(source)
-    call, inferred = _example_call(module, signature, wanted.example)
+    call, inferred = _example_call(module, signature, spec.example)
     if how == Capture.MODULES:
         model = _in_parts(module, call, signature, capture_modules, "module")
     elif how == Capture.LAYERS:
@@ -118,8 +118,8 @@ def _without_inference_tensors(source: nn.Module) -> nn.Module:
 
     Such tensors can be neither exported nor saved.
     """
-    held = (*source.parameters(), *source.buffers())
-    memo: dict[int, Any] = {id(value): value.clone() for value in held if value.is_inference()}
+    tensors = (*source.parameters(), *source.buffers())
+    memo: dict[int, Any] = {id(value): value.clone() for value in tensors if value.is_inference()}
     for value in source.parameters():
         if id(value) in memo:
             memo[id(value)] = nn.Parameter(memo[id(value)], requires_grad=False)
@@ -152,11 +152,11 @@ def _example_call(
     if example is not None:
         return signature.call(example), ()
     call = capture.guess_call(source)
-    words = (
+    warning = (
         f"without data, the model was captured with an inferred input, {call}; set inputs to an "
         f"example tensor for other inputs"
     )
-    return call, (words,)
+    return call, (warning,)
 
 
 def _in_parts(
@@ -190,10 +190,10 @@ def _in_parts(
             ", ".join(whole) if len(whole) <= _MAX_NAMED_PARTS else counted(len(whole), "weight")
         )
         warnings.append(f"the weights of experts in a form of their own stay as they are: {shown}")
-    kept, buffers = _state_between(shell, call, parts) if kind == "module" else ([], [])
-    warnings += [*_without_changes(kept), *map(kept_buffer, buffers)]
+    attributes, buffers = _state_between(shell, call, parts) if kind == "module" else ([], [])
+    warnings += [*_without_changes(attributes), *map(kept_buffer, buffers)]
     model = TorchModel(parts, call, signature, shell, source, tuple(warnings))
-    return replace(model, keeps_state=bool(kept or buffers))
+    return replace(model, keeps_state=bool(attributes or buffers))
 
 
 def _state_between(
@@ -202,10 +202,10 @@ def _state_between(
     """Return the attributes and buffers outside of parts that carry state from call to call."""
     run = try_out(shell, call)
     inside = tuple(f"{path}." for path in parts)
-    kept, buffers = (
+    attributes, buffers = (
         [name for name in names if not name.startswith(inside)] for names in (run.kept, run.buffers)
     )
-    return kept, buffers
+    return attributes, buffers
 
 
 def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
@@ -214,8 +214,8 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
     notes = module.meta.get(capture.NOTES, ())
-    kept = [f"{path}.{n}" if path else n for n in module.meta.get(capture.KEPT_STATE, ())]
-    warnings = [*notes, *drop_updates(module), *_without_changes(kept)]
+    attributes = [f"{path}.{n}" if path else n for n in module.meta.get(capture.KEPT_STATE, ())]
+    warnings = [*notes, *drop_updates(module), *_without_changes(attributes)]
     prepared = prepare(module, path)
     floats: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():
@@ -275,14 +275,14 @@ def _assemble(
             )
         else:
             warnings.append(f"the batch size is fixed to {sizes}, as torch.export captured it")
-    alone = resized(call, 1)
-    got = result_of(module, alone)
+    single = resized(call, 1)
+    got = result_of(module, single)
     small = resized(call, 2) if call.batch_size is not None else call
     # A graph that fails for one sample may still run for two.
     if not fixed and (got is not None or result_of(module, small) is not None):
         call = small
     if original is not None:
-        warnings.extend(other_ways(original, alone, got))
+        warnings.extend(other_ways(original, single, got))
     whole = Part(module, module, call)
     return TorchModel({WHOLE: whole}, call, signature, original=original, warnings=tuple(warnings))
 

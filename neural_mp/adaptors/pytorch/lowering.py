@@ -64,11 +64,11 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
     return replace(model, parts=parts, original=None)
 
 
-def _are_alike(module: GraphModule, other: GraphModule) -> bool:
+def _are_alike(first: GraphModule, second: GraphModule) -> bool:
     """Whether two graphs with shared weights run the same calls on the same constants."""
     calls = [
         [(node.op, node.target, str(node.args), str(node.kwargs)) for node in graph.nodes]
-        for graph in (module.graph, other.graph)
+        for graph in (first.graph, second.graph)
     ]
     return calls[0] == calls[1]
 
@@ -118,16 +118,18 @@ def _lower_layer(module: GraphModule, layer: Node) -> None:
 def _lower_low_bits(module: GraphModule, node: Node) -> None:
     """Call the kernel of a layer with a weight in 4 bits or less."""
     weight = fx.arguments(node)["weight"]
-    read, bits = weight.args[:3], weight.args[3] if len(weight.args) > 3 else 4
+    constants, bits = weight.args[:3], weight.args[3] if len(weight.args) > 3 else 4
     if node.target is layers.EMBEDDING:
-        _call_instead(node, kernels.low_bit_embedding, (*read, bits, node.args[1]))
+        _call_instead(node, kernels.low_bit_embedding, (*constants, bits, node.args[1]))
     elif node.target is layers.LINEAR and bits != 4:
-        _call_instead(node, kernels.low_bit_linear, (node.args[0], *read, bits, _bias(node)))
+        _call_instead(node, kernels.low_bit_linear, (node.args[0], *constants, bits, _bias(node)))
     elif node.target is layers.LINEAR:
         name = f"{node.name}_kernel_weight"
         module.add_submodule(name, kernels.KernelWeight())
         weight = fx.read_constant(module, name, node)
-        _call_instead(node, kernels.four_bit_linear, (node.args[0], weight, *read, _bias(node)))
+        _call_instead(
+            node, kernels.four_bit_linear, (node.args[0], weight, *constants, _bias(node))
+        )
 
 
 def _call_instead(
@@ -148,15 +150,15 @@ def _replace(module: GraphModule, group: Group) -> None:
     else:
         replaced, dtype = group.tail, torch.float32
         cast = only_user(replaced)
-        wanted = cast_dtype(cast)
+        requested = cast_dtype(cast)
         floats = _FLOAT_OUTPUTS[layer.target] if group.residual_sum is None else ()
-        if cast is not None and wanted in floats and writes_fast(layer.target, wanted):
-            replaced, dtype = cast, wanted
+        if cast is not None and requested in floats and writes_fast(layer.target, requested):
+            replaced, dtype = cast, requested
         output = (1.0, 0, dtype)
-    before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
+    operands = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
     with module.graph.inserting_before(replaced):
-        called = module.graph.call_function(*_call(group, before, output))
-        result = _with_all_axes(called, layer, before[0])
+        called = module.graph.call_function(*_call(group, operands, output))
+        result = _with_all_axes(called, layer, operands[0])
     encoding = QuantParams(*output[:2]) if output[2] is torch.uint8 else None
     result.meta = {"val": replaced.meta["val"]}
     called.meta = {
@@ -193,10 +195,10 @@ def _size(source: Node, axis: int, expected: torch.Tensor) -> Node:
     return size
 
 
-def _call(group: Group, before: tuple[Any, ...], output: _Output) -> tuple[Any, tuple[Any, ...]]:
+def _call(group: Group, operands: tuple[Any, ...], output: _Output) -> tuple[Any, tuple[Any, ...]]:
     """Return the integer kernel of a fusion group and its arguments.
 
-    `before` are integers, scale and zero point of the input, then those of the weight.
+    `operands` are integers, scale and zero point of the input, then those of the weight.
     """
     layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation, output)
     bias = _bias(layer)
@@ -206,23 +208,23 @@ def _call(group: Group, before: tuple[Any, ...], output: _Output) -> tuple[Any, 
             # The kernel ignores the strides of the summand, so make it contiguous.
             summand = layer.graph.call_function(aten.contiguous.default, (summed.operand,))
             added = (summand, bias, *output, 1.0, 0, "add", 1.0)
-            return product.binary, (*before, *added, *post_op)
-        target = product.tensor if isinstance(before[1], Node) else product.default
-        return target, (*before, bias, *output, *post_op)
+            return product.binary, (*operands, *added, *post_op)
+        target = product.tensor if isinstance(operands[1], Node) else product.default
+        return target, (*operands, bias, *output, *post_op)
     inside = (bias, *layers.geometry(layer), *output)
     if summed is None:
         kernel = integer_convolution(layers.CONVOLUTIONS[layer.target])
-        return kernel, (*before, *inside, *post_op)
+        return kernel, (*operands, *inside, *post_op)
     accumulator: Any = summed.operand
     stored = [1.0, 0]
     if output[2] is torch.uint8:
         accumulator, *stored = accumulator.args[:3]
-        if not _may_overwrite(accumulator, summed.ops[0], before[0]):
+        if not _may_overwrite(accumulator, summed.ops[0], operands[0]):
             accumulator = layer.graph.call_function(
                 aten.clone.default, (accumulator,), {"memory_format": torch.channels_last}
             )
     added = (accumulator, *inside, *stored, "sum", 1.0)
-    return onednn.qconv2d_pointwise.binary, (*before, *added, *post_op)
+    return onednn.qconv2d_pointwise.binary, (*operands, *added, *post_op)
 
 
 def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
@@ -243,7 +245,7 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
     )
 
 
-def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node, Node]:
+def _weights(module: GraphModule, layer: Node, next_node: Node) -> tuple[Node, Node, Node]:
     """Return the packed weight, its scales and its zero points (all zero) as graph nodes."""
     integers_node, scales_node = layer.args[1].args
     integers = fx.attribute(module, integers_node.target)
@@ -260,9 +262,9 @@ def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node
         )
     zeros = torch.zeros(scales.numel(), dtype=torch.long)
     return (
-        fx.add_constant(module, f"{layer.name}_packed", packed, before),
+        fx.add_constant(module, f"{layer.name}_packed", packed, next_node),
         scales_node,
-        fx.add_constant(module, f"{layer.name}_zero_points", zeros, before),
+        fx.add_constant(module, f"{layer.name}_zero_points", zeros, next_node),
     )
 
 
@@ -284,7 +286,7 @@ def _post_op(activation: Step[Node, Node] | None, output: _Output) -> tuple[str,
 
 def _bounds(activation: Step[Node, Node]) -> list[float]:
     args = fx.arguments(activation.ops[0])
-    return [float(args[word]) for word in ("min_val", "max_val") if word in args]
+    return [float(args[name]) for name in ("min_val", "max_val") if name in args]
 
 
 def _saturates(activation: Step[Node, Node], output: _Output) -> bool:
@@ -342,9 +344,9 @@ def _call_conversion(module: GraphModule, node: Node) -> None:
         node.target = kernels.dequantize_uint8
 
 
-def _call_quantization(module: GraphModule, node: Node, kernel: Any, *read: Any) -> None:
+def _call_quantization(module: GraphModule, node: Node, kernel: Any, *operands: Any) -> None:
     _, scale, zero_point = node.args
-    node.args = (*read, _stored(module, node, zero_point + 0.5), 1 / scale)
+    node.args = (*operands, _stored(module, node, zero_point + 0.5), 1 / scale)
     node.target = kernel
 
 

@@ -109,8 +109,8 @@ class TorchModel:
         """Return `make(self)`, cached for later calls."""
         if make not in self._made:
             self._made[make] = make(self)
-        made: T = self._made[make]
-        return made
+        result: T = self._made[make]
+        return result
 
     @cached_property
     def _made(self) -> dict[Callable[[TorchModel], Any], Any]:
@@ -175,8 +175,8 @@ def fingerprint(model: TorchModel) -> str:
 
 def _feed_graph(digest: hashlib._Hash, module: GraphModule) -> None:
     for node in module.graph.nodes:
-        given = f"{node.args} {node.kwargs}"
-        digest.update(f"{node.op} {node.target} {node.name} {given};".encode())
+        arguments = f"{node.args} {node.kwargs}"
+        digest.update(f"{node.op} {node.target} {node.name} {arguments};".encode())
         if node.op != "get_attr":
             continue
         # Constants in code are not buffers, and branches are graphs.

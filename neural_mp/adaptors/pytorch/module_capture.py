@@ -166,25 +166,25 @@ def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMo
 
 
 def watch_calls(
-    module: nn.Module, call: CallArgs, wanted: Callable[[nn.Module], bool] = lambda _: True
+    module: nn.Module, call: CallArgs, predicate: Callable[[nn.Module], bool] = lambda _: True
 ) -> dict[nn.Module, RecordedCall]:
     """Run a model once; return submodule → its recorded call, for submodules that are wanted."""
-    seen: dict[nn.Module, RecordedCall] = {}
+    calls: dict[nn.Module, RecordedCall] = {}
 
     def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        given = CallArgs(args, kwargs)
-        if part not in seen:
-            seen[part] = RecordedCall(given.copied())
-        elif _fixed_properties(given) != _fixed_properties(seen[part].call):
-            seen[part].is_alike = False
+        arguments = CallArgs(args, kwargs)
+        if part not in calls:
+            calls[part] = RecordedCall(arguments.copied())
+        elif _fixed_properties(arguments) != _fixed_properties(calls[part].call):
+            calls[part].is_alike = False
 
     with restored(module):  # also without the hooks, which are not the user's
         for part in module.modules():
             is_scripted = isinstance(part, torch.jit.ScriptModule)
-            if part is not module and not is_scripted and wanted(part):
+            if part is not module and not is_scripted and predicate(part):
                 part.register_forward_pre_hook(note, with_kwargs=True)
         run_in_place(module, call)
-    return seen
+    return calls
 
 
 def _fixed_properties(call: CallArgs) -> Any:
@@ -196,8 +196,8 @@ def _fixed_properties(call: CallArgs) -> Any:
 
 def _is_packed(call: CallArgs) -> bool:
     """Whether a call holds a `PackedSequence`: torch.export would fix all lengths."""
-    given = (call.args, dict(call.kwargs))
-    leaves = pytree.tree_leaves(given, is_leaf=lambda value: isinstance(value, PackedSequence))
+    arguments = (call.args, dict(call.kwargs))
+    leaves = pytree.tree_leaves(arguments, is_leaf=lambda value: isinstance(value, PackedSequence))
     return any(isinstance(leaf, PackedSequence) for leaf in leaves)
 
 
@@ -217,24 +217,24 @@ class _ModuleCapturer:
             if child in self.known or not any(isinstance(m, _LAYERS) for m in child.modules()):
                 continue
             self.known.add(child)
-            place = f"{path}.{name}" if path else name
-            captured = self.capture_alone(child, place)
+            child_path = f"{path}.{name}" if path else name
+            captured = self.capture_alone(child, child_path)
             if captured is None:
-                self.descend(child, place)
+                self.descend(child, child_path)
             else:
-                self.found[place] = captured
+                self.found[child_path] = captured
 
     def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, CallArgs] | None:
         """Return the graph of one module, if the model runs with the graph in its place."""
-        seen = self.seen.get(child)
-        if seen is None or not seen.is_alike or _is_packed(seen.call):
+        recorded = self.seen.get(child)
+        if recorded is None or not recorded.is_alike or _is_packed(recorded.call):
             return None
         try:
-            graph = capture.capture(child, seen.call)
+            graph = capture.capture(child, recorded.call)
             stand_in = assembled(self.shell, {path: _Interpreted(Interpreter(graph))})
             run_once(stand_in, self.call)
         except NeuralMPError:
             # The user's code may do more than call the module, e.g. iterate over its layers.
             logger.debug("the module %s cannot be captured", path, exc_info=True)
             return None
-        return graph, seen.call
+        return graph, recorded.call

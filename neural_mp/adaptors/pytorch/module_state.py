@@ -100,10 +100,10 @@ class _Tensor:
         return self._differs()
 
     def _differs(self) -> bool:
-        value, before = self.value, self.before
+        value, original = self.value, self.before
         if isinstance(value, np.ndarray):
-            return not np.array_equal(value, before)
-        return value.shape != before.shape or not torch.equal(value, before)
+            return not np.array_equal(value, original)
+        return value.shape != original.shape or not torch.equal(value, original)
 
     def restore(self) -> None:
         """Give the tensor its earlier values, if they changed."""
@@ -278,13 +278,13 @@ class ModuleState:
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject or not value.flags.writeable:
                 return
-            before, version = value.copy(), None
+            original, version = value.copy(), None
         elif type(value) in (torch.Tensor, nn.Parameter) and _has_values(value):
-            before = value.detach().clone()
+            original = value.detach().clone()
             version = None if value.is_inference() else value._version
         else:
             return
-        self._tensors[id(value)] = _Tensor(value, name, is_buffer, before, version)
+        self._tensors[id(value)] = _Tensor(value, name, is_buffer, original, version)
 
 
 @contextmanager
@@ -314,29 +314,31 @@ def _values_of(holder: Any) -> Any:
     return set(holder) if isinstance(holder, set) else list(holder)
 
 
-def _is_identical(before: Any, now: Any) -> bool:
+def _is_identical(original: Any, current: Any) -> bool:
     """Whether two containers hold the same objects in the same order."""
-    if isinstance(before, set):
-        return bool(before == now)
-    sides = ([*map(id, side), *map(id, _items(side))] for side in (before, now))
-    return len(before) == len(now) and next(sides) == next(sides)
+    if isinstance(original, set):
+        return bool(original == current)
+    sides = ([*map(id, side), *map(id, _items(side))] for side in (original, current))
+    return len(original) == len(current) and next(sides) == next(sides)
 
 
 def _items(values: object) -> Any:
     return values.values() if isinstance(values, dict) else ()
 
 
-def _is_same(before: Any, now: Any) -> bool:
+def _is_same(original: Any, current: Any) -> bool:
     """Whether two values are the same object, or equal and without parts that may change."""
-    if before is now:
+    if original is current:
         return True
-    if isinstance(before, _ATOMS) or type(before) is not type(now):
-        return type(before) is type(now) and bool(before == now)
-    if isinstance(before, dict):
-        return before.keys() == now.keys() and all(_is_same(before[k], now[k]) for k in before)
-    if isinstance(before, list | tuple):
-        return len(before) == len(now) and all(map(_is_same, before, now))
-    return isinstance(before, set) and before == now
+    if isinstance(original, _ATOMS) or type(original) is not type(current):
+        return type(original) is type(current) and bool(original == current)
+    if isinstance(original, dict):
+        return original.keys() == current.keys() and all(
+            _is_same(original[k], current[k]) for k in original
+        )
+    if isinstance(original, list | tuple):
+        return len(original) == len(current) and all(map(_is_same, original, current))
+    return isinstance(original, set) and original == current
 
 
 def _is_stateful(value: object) -> bool:

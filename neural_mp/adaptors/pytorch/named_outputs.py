@@ -95,13 +95,13 @@ def _is_foreign(spec: pytree.TreeSpec) -> bool:
 
 def names(spec: pytree.TreeSpec) -> list[str] | None:
     """Return the names of a container's values, in order; None without names."""
-    found = spec.context
+    context = spec.context
     if spec.type is namedtuple:
-        found = list(found._fields)
+        context = list(context._fields)
     # A dataclass registered with torch also keeps the names of its fields that are None.
-    if isinstance(found, list) and len(found) == 2 and isinstance(found[0], list):
-        found = found[0]
-    listed = list(found) if isinstance(found, list | tuple) else []
+    if isinstance(context, list) and len(context) == 2 and isinstance(context[0], list):
+        context = context[0]
+    listed = list(context) if isinstance(context, list | tuple) else []
     right = len(listed) == len(child_specs(spec)) and all(isinstance(name, str) for name in listed)
     return listed if right else None
 
@@ -110,14 +110,14 @@ def _with_outputs(
     module: GraphModule, chosen: Callable[[pytree.TreeSpec], bool], kind: type
 ) -> tuple[GraphModule, bool]:
     """Return the graph with the chosen output containers replaced by `kind`."""
-    before = module.graph._codegen.pytree_info.out_spec
-    assert before is not None
-    after = _changed(before, chosen, kind)
-    if after == before:
+    original = module.graph._codegen.pytree_info.out_spec
+    assert original is not None
+    changed = _changed(original, chosen, kind)
+    if changed == original:
         return module, False
     rewritten = shallow_copy(module)
     codegen = copy.copy(rewritten.graph._codegen)
-    codegen.pytree_info = codegen.pytree_info._replace(out_spec=after)
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=changed)
     rewritten.graph.set_codegen(codegen)
     rewritten.recompile()
     return rewritten, True

@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 def observable_ops(model: TorchModel) -> OpGraph:
     """Return the ops whose outputs a run can return; see `OpOutputs`."""
-    found = {
-        place[0]
+    names = {
+        location[0]
         for part in model.parts.values()
         for node in part.runnable.graph.nodes
-        if (place := _place(node)) is not None
+        if (location := _place(node)) is not None
     }
     graph = build_graph(model)
-    return graph.with_only({op.name: op for op in graph if op.name in found})
+    return graph.with_only({op.name: op for op in graph if op.name in names})
 
 
 def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
@@ -44,23 +44,23 @@ def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[
 
     For an op that runs several times per run, the first result is returned.
     """
-    wanted, found = frozenset(ops), dict[str, OpOutput]()
+    requested, outputs = frozenset(ops), dict[str, OpOutput]()
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
-        result, place = run(), _place(node)
-        if place is None or place[0] not in wanted or place[0] in found:
+        result, location = run(), _place(node)
+        if location is None or location[0] not in requested or location[0] in outputs:
             return result
-        value = _value(result, place[1]) if isinstance(result, torch.Tensor) else None
+        value = _value(result, location[1]) if isinstance(result, torch.Tensor) else None
         if value is not None:
-            found[place[0]] = value
+            outputs[location[0]] = value
         return result
 
     run = visited(model, visit)
 
     def called(inputs: Any) -> dict[str, OpOutput]:
-        found.clear()
+        outputs.clear()
         run(model.call(inputs))
-        return dict(found)
+        return dict(outputs)
 
     return called
 
@@ -131,9 +131,9 @@ def _pack(module: GraphModule, layer: Node) -> None:
     order = (padding, stride, dilation, groups)
     likely = [fx.likely_size(size) for size in image.shape]
     packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *order, likely)
-    read = fx.add_constant(module, f"{layer.name}_packed", packed, layer)
+    constant = fx.add_constant(module, f"{layer.name}_packed", packed, layer)
     layer.target = _PACKED
-    layer.args = (args["input"], read, args["bias"], *order, "none", [], "")
+    layer.args = (args["input"], constant, args["bias"], *order, "none", [], "")
     layer.kwargs = {}
 
 
@@ -148,9 +148,9 @@ def _may_overwrite(operand: object, node: Node) -> bool:
     """Whether a node is the only reader of an operand and fits its result into the memory."""
     if not isinstance(operand, Node) or operand.target not in _FRESH:
         return False
-    alone = len(operand.users) == 1 and node.args.count(operand) == 1
+    exclusive = len(operand.users) == 1 and node.args.count(operand) == 1
     old, new = operand.meta.get("val"), node.meta.get("val")
-    if not alone or not fx.is_float(old) or not fx.is_float(new) or old.dtype != new.dtype:
+    if not exclusive or not fx.is_float(old) or not fx.is_float(new) or old.dtype != new.dtype:
         return False
     return fx.sizes_of_result(operand) == fx.sizes_of_result(node)
 
@@ -180,17 +180,17 @@ def _watched(
     tensors: Collection[str],
     reduced: Callable[[Array, Node], T | None],
 ) -> Iterator[tuple[str, T]]:
-    found: list[tuple[str, T]] = []
+    records: list[tuple[str, T]] = []
     nodes = (node for part in model.parts.values() for node in part.portable.graph.nodes)
     computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
-    wanted = {fx.tensor_name(node): node for node in computed if fx.tensor_name(node) in tensors}
+    requested = {fx.tensor_name(node): node for node in computed if fx.tensor_name(node) in tensors}
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
         result, name = run(), fx.tensor_name(node)
-        if node.op != "get_attr" and name in wanted and fx.is_float(result):
+        if node.op != "get_attr" and name in requested and fx.is_float(result):
             # Immediately: the next op may overwrite the memory.
-            seen = reduced(as_numpy(result.float()), wanted[name])
-            found.extend([(name, seen)] if seen is not None else [])
+            record = reduced(as_numpy(result.float()), requested[name])
+            records.extend([(name, record)] if record is not None else [])
         return result
 
     run = visited(calibration_graph(model), visit, portable=True)
@@ -198,8 +198,8 @@ def _watched(
         call = model.call(inputs)
         run(call)
         accept(model, call)
-        yield from found
-        found.clear()
+        yield from records
+        records.clear()
 
 
 def inferred_counts(
@@ -211,7 +211,7 @@ def inferred_counts(
     """
     if model.shell is not None:
         return None
-    nodes, found = model.portable.graph.nodes, dict[str, float]()
+    nodes, counts = model.portable.graph.nodes, dict[str, float]()
     symbols = _sizes_of_symbols(nodes, model.call(inputs).leaves())
     # Most results of a model share a few sizes, and each substitution takes half a millisecond.
     size_of = cache(partial(_size, known=symbols))
@@ -225,18 +225,18 @@ def inferred_counts(
             count = math.prod(map(size_of, fx.sizes_of_result(node)))
             if math.isnan(count):
                 return None
-            found[name] = found.get(name, 0.0) + float(count)
-    return {name: count for name, count in found.items() if count}
+            counts[name] = counts.get(name, 0.0) + float(count)
+    return {name: count for name, count in counts.items() if count}
 
 
 def _sizes_of_symbols(nodes: Iterable[Node], leaves: Iterable[Any]) -> dict[Any, int]:
     """Return symbol → its value, for the sizes of inputs."""
-    found: dict[Any, int] = {}
+    bindings: dict[Any, int] = {}
     for node, leaf in zip((n for n in nodes if n.op == "placeholder"), leaves, strict=False):
         if isinstance(node.meta.get("val"), torch.Tensor) and isinstance(leaf, torch.Tensor):
             sizes = zip(fx.sizes_of_result(node), leaf.shape, strict=True)
-            found.update({size: now for size, now in sizes if getattr(size, "is_Symbol", False)})
-    return found
+            bindings.update({size: now for size, now in sizes if getattr(size, "is_Symbol", False)})
+    return bindings
 
 
 def _size(size: Any, known: Mapping[Any, int]) -> float:
@@ -257,15 +257,15 @@ def _channel_axis(node: Node, axes: int) -> int:
 
 def first_non_finite(model: TorchModel, inputs: Any) -> str | None:
     """Return the first op whose result holds NaN or Inf; None if there is none."""
-    found: list[str] = []
+    names: list[str] = []
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
         result = run()
         if fx.OP_NAME in node.meta:
             floats = filter(fx.is_float, pytree.tree_leaves(result))
             if any(not torch.isfinite(leaf).all() for leaf in floats):
-                found.append(str(node.meta[fx.OP_NAME]))
+                names.append(str(node.meta[fx.OP_NAME]))
         return result
 
     visited(model, visit)(model.call(inputs))
-    return found[0] if found else None
+    return names[0] if names else None

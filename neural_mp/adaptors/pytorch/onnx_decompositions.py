@@ -21,8 +21,8 @@ _aten = torch.ops.aten
 _Rewrite = Callable[..., tuple[Any, tuple[Any, ...]] | None]
 
 
-def _both(one: Any, other: Any) -> tuple[Any, tuple[Any, ...]]:
-    return _aten.bitwise_and.Tensor, (one, other)
+def _both(lhs: Any, rhs: Any) -> tuple[Any, tuple[Any, ...]]:
+    return _aten.bitwise_and.Tensor, (lhs, rhs)
 
 
 def _mean_of_images(x: Any, size: Any) -> tuple[Any, tuple[Any, ...]] | None:
@@ -78,9 +78,9 @@ def translatable(module: GraphModule) -> GraphModule:
         rewrite = _REWRITES.get(node.target)
         if rewrite is None or node.kwargs:
             continue
-        found = rewrite(*node.args)
-        if found is not None:
-            node.target, node.args = found
+        replacement = rewrite(*node.args)
+        if replacement is not None:
+            node.target, node.args = replacement
     copied.recompile()
     return copied
 
@@ -92,8 +92,8 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
     def run_decompositions(
         decomp_table: dict[Any, Callable[..., Any]] | None = None, *more: Any, **options: Any
     ) -> ExportedProgram:
-        known = decomp_table or {}
-        if not known or any(op in known or _writes(op) for op in _ops(program)):
+        table = decomp_table or {}
+        if not table or any(op in table or _writes(op) for op in _ops(program)):
             return decompose(decomp_table, *more, **options)
         return program
 

@@ -44,10 +44,10 @@ def name_axes(model: onnx_ir.Model, sizes: Sizes) -> None:
 
 
 def _renamed(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
-    word = getattr(size, "value", None)
-    if not isinstance(word, str):
+    symbol = getattr(size, "value", None)
+    if not isinstance(symbol, str):
         return size
-    text = _SYMBOL.sub(lambda found: names.get(found[0], found[0]), word)
+    text = _SYMBOL.sub(lambda match: names.get(match[0], match[0]), symbol)
     return int(text) if text.isdigit() else type(size)(text)
 
 
@@ -69,12 +69,12 @@ def _names(inputs: Any) -> Mapping[str, str]:
 def _fixed(inputs: Any, sizes: Sizes) -> dict[str, str]:
     """Return symbol → the size of an axis that has no other."""
     shapes = [value.shape or () for value in inputs]
-    known = [axes for axes in sizes if isinstance(axes, tuple)]
-    if len(shapes) != len(known):
+    tensor_sizes = [axes for axes in sizes if isinstance(axes, tuple)]
+    if len(shapes) != len(tensor_sizes):
         return {}
     return {
         size.value: str(axis.least)
-        for shape, axes in zip(shapes, known, strict=True)
+        for shape, axes in zip(shapes, tensor_sizes, strict=True)
         for size, axis in zip(shape, axes, strict=False)
         if isinstance(getattr(size, "value", None), str) and axis.least == axis.largest
     }
@@ -123,9 +123,9 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
     except Exception as error:
         # The exporter has one type for untranslatable ops; internal errors are of any type.
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-        words = text.splitlines() or ["unknown reason"]
+        lines = text.splitlines() or ["unknown reason"]
         raise ConversionError(
-            f"the model cannot be written as {str(path)!r}: {type(error).__name__}: {words[0]}"
+            f"the model cannot be written as {str(path)!r}: {type(error).__name__}: {lines[0]}"
         ) from error
 
 
@@ -139,11 +139,11 @@ def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
     nodes = list(model.graph)
     origins = [_op_of(node.meta.get("node"), ops, id(module.graph)) for node in nodes]
     last = {op: index for index, op in enumerate(origins)}
-    taken: set[str] = {node.name or "" for node in nodes}
+    reserved: set[str] = {node.name or "" for node in nodes}
     for index, (node, op) in enumerate(zip(nodes, origins, strict=True)):
         if op is not None:
             is_last = last[op] == index
-            node.name = reserve_name(op if is_last else f"{op}/{node.op_type}", taken)
+            node.name = reserve_name(op if is_last else f"{op}/{node.op_type}", reserved)
 
 
 def _op_of(node: Any, ops: Mapping[str, str], graph: int) -> str | None:
@@ -163,8 +163,8 @@ def output_names(module: GraphModule) -> list[str]:
     assert spec is not None
     counted = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     paths, _ = pytree.tree_flatten_with_path(counted)
-    words = [".".join(re.findall(r"\w+", pytree.keystr(keys))) for keys, _ in paths]
-    return [f"output_{word}" if word.isdigit() else word or "output" for word in words]
+    names = [".".join(re.findall(r"\w+", pytree.keystr(keys))) for keys, _ in paths]
+    return [f"output_{name}" if name.isdigit() else name or "output" for name in names]
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -198,19 +198,19 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def dequantize_grouped(q, scales, offsets, bits: int = 4):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         last = op.Constant(value_ints=[-1])
-        words, width = q, 8
+        packed, width = q, 8
         if bits == 3:  # three bytes hold eight codes
             rows = op.Concat(op.Shape(q, start=0, end=1), op.Constant(value_ints=[-1, 3]), axis=0)
             triples = op.Reshape(op.Cast(q, to=onnx.TensorProto.INT32), rows)
-            places = op.Cast(
+            factors = op.Cast(
                 op.Constant(value_ints=[1 << 16, 1 << 8, 1]), to=onnx.TensorProto.INT32
             )
-            words, width = op.ReduceSum(op.Mul(triples, places), last, keepdims=0), 24
-        words = op.Cast(words, to=onnx.TensorProto.UINT32)
+            packed, width = op.ReduceSum(op.Mul(triples, factors), last, keepdims=0), 24
+        packed = op.Cast(packed, to=onnx.TensorProto.UINT32)
         parts = [
             op.Unsqueeze(
                 op.BitwiseAnd(
-                    op.BitShift(words, wide(shift), direction="RIGHT"), wide(2**bits - 1)
+                    op.BitShift(packed, wide(shift), direction="RIGHT"), wide(2**bits - 1)
                 ),
                 last,
             )

@@ -141,6 +141,6 @@ def _assembled(form: object, values: list[object]) -> object:
     content: dict[Any, object] = dict(zip(form.names, items, strict=True))
     if issubclass(form.kind, dict):
         return form.kind(content)
-    made: object = form.kind.__new__(form.kind)
-    vars(made).update(content)
-    return made
+    instance: object = form.kind.__new__(form.kind)
+    vars(instance).update(content)
+    return instance

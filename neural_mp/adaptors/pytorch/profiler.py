@@ -98,13 +98,13 @@ class _Event:
 
     def kernels(self, idle: frozenset[str]) -> list[_Event]:
         """Return the innermost nested events that did work; events in `idle` did none."""
-        found = []
+        events = []
         for child in self.children:
             if _is_integer(child.name):
-                found.append(child)  # its children only view its inputs
+                events.append(child)  # its children only view its inputs
             elif child.name not in idle:
-                found += child.kernels(idle | _BOOKKEEPING | _COPIES) or [child]
-        return found
+                events += child.kernels(idle | _BOOKKEEPING | _COPIES) or [child]
+        return events
 
 
 def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
@@ -121,26 +121,26 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         run(call)
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "trace.json"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    found: dict[str, list[TracedKernel]] = {}
+    traced: dict[str, list[TracedKernel]] = {}
     bytes_read: set[str] = set()
     for root in _nested(events):
         op = root.name.removeprefix(_MARK)
         # The events that did the work; if there are none, conversions and copies, then views.
         tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
-        found.setdefault(op, []).extend(map(_kernel, next(filter(None, tried), [])))
+        traced.setdefault(op, []).extend(map(_kernel, next(filter(None, tried), [])))
         if any(kind in _BYTES for event in root.everything() for kind in event.types):
             bytes_read.add(op)
     ran = {
         op: replace(op_trace(kernels), reads_int8=op in bytes_read)
-        for op, kernels in found.items()
+        for op, kernels in traced.items()
         if kernels
     }
     ops = (op for part in model.parts.values() for op in op_nodes(part.runnable))
-    return {**{op: NOT_REACHED for op in ops if op not in found}, **ran}
+    return {**{op: NOT_REACHED for op in ops if op not in traced}, **ran}
 
 
 def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
@@ -150,15 +150,15 @@ def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
     timed = [event for event in events if event.get("cat") in ("cpu_op", "user_annotation")]
     for event in sorted(timed, key=lambda event: (event["ts"], -event["dur"])):
         types = tuple(event.get("args", {}).get("Input type", ()))
-        found = _Event(event["name"], types, event["ts"] + event["dur"])
+        entry = _Event(event["name"], types, event["ts"] + event["dur"])
         stack = within.setdefault(event["tid"], [])
         while stack and stack[-1].end <= event["ts"]:
             stack.pop()
-        if found.name.startswith(_MARK):
-            roots.append(found)
+        if entry.name.startswith(_MARK):
+            roots.append(entry)
         elif stack:
-            stack[-1].children.append(found)
-        stack.append(found)
+            stack[-1].children.append(entry)
+        stack.append(entry)
     return roots
 
 

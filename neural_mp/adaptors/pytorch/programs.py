@@ -110,10 +110,10 @@ def _typed(value: Any, module: GraphModule, node: Node) -> Any:
 def _call(graph: Any, node: Node, lookup: _Lookup) -> Any:
     """Append the call of an op to a program's graph."""
     schema: Any = node.target._schema
-    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
-    given.update(node.kwargs)
+    arguments = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+    arguments.update(node.kwargs)
     values = [
-        _value(graph, given.get(argument.name, argument.default_value), argument.type, lookup)
+        _value(graph, arguments.get(argument.name, argument.default_value), argument.type, lookup)
         for argument in schema.arguments
     ]
     called = graph.create(schema.name, values, 1)
@@ -148,8 +148,8 @@ def _is_sizes(value: Any) -> bool:
 def _replace(module: GraphModule, run: list[Node], name: str) -> None:
     """Call a program instead of a run of ops."""
     inside = set(run)
-    read = dict.fromkeys(source for node in run for source in node.all_input_nodes)
-    inputs = [source for source in read if source not in inside and source.op != "get_attr"]
+    sources = dict.fromkeys(source for node in run for source in node.all_input_nodes)
+    inputs = [source for source in sources if source not in inside and source.op != "get_attr"]
     results = [node for node in run if not inside.issuperset(node.users)]
     program = _program(module, run, inputs, results)
     program.__name__ = program.__qualname__ = name
@@ -158,8 +158,8 @@ def _replace(module: GraphModule, run: list[Node], name: str) -> None:
     with module.graph.inserting_after(returned):
         for number, node in enumerate(results):
             values = (returned, number)
-            one = returned if len(results) == 1 else module.graph.call_function(getitem, values)
-            node.replace_all_uses_with(one, lambda user: user not in inside)
+            output = returned if len(results) == 1 else module.graph.call_function(getitem, values)
+            node.replace_all_uses_with(output, lambda user: user not in inside)
     for node in reversed(run):
         module.graph.erase_node(node)
 
@@ -173,13 +173,13 @@ def _program(
     would be converted in every call.
     """
     graph, constants = _C.Graph(), _C.ScriptModule("constants", _C.CompilationUnit(), True)
-    held = graph.addInput("constants")
+    container = graph.addInput("constants")
     values = {node: _typed(graph.addInput(), module, node) for node in inputs}
 
     def value_of(node: Node) -> Any:
         if node not in values:
             value = attribute(module, str(node.target))
-            values[node] = _constant(graph, held, constants, f"value_{len(values)}", value)
+            values[node] = _constant(graph, container, constants, f"value_{len(values)}", value)
         return values[node]
 
     for node in run:
@@ -191,17 +191,17 @@ def _program(
         joined.output().setType(_C.TupleType([value.type() for value in returned]))
         returned = [joined.output()]
     graph.registerOutput(*returned)
-    held.setType(constants._type())
+    container.setType(constants._type())
     function = _C._create_function_from_graph("run", graph)
     optimizes, optimize = _C._get_graph_executor_optimize, _C._set_graph_executor_optimize
 
     def run_program(*given: Any) -> Any:
-        before = optimizes()
+        previous = optimizes()
         optimize(False)
         try:
             return function(constants, *given)
         finally:
-            optimize(before)
+            optimize(previous)
 
     return run_program
 
@@ -213,8 +213,8 @@ def _constant(graph: Any, held: Any, constants: Any, name: str, value: Any) -> A
         return graph.insertConstant(value.detach())
     kind = _C.TensorType.get() if is_tensor else value._type()
     constants._register_attribute(name, kind, value.detach() if is_tensor else value)
-    read = graph.create("prim::GetAttr", [held], 1)
-    read.s_("name", name)
-    read.output().setType(kind)
-    graph.insertNode(read)
-    return read.output()
+    node = graph.create("prim::GetAttr", [held], 1)
+    node.s_("name", name)
+    node.output().setType(kind)
+    graph.insertNode(node)
+    return node.output()

@@ -70,10 +70,10 @@ def to_uint8(values: torch.Tensor) -> torch.Tensor:
     if _BYTES is torch.int8:
         # The same bytes without a copy; torch's interpreter has no view as another dtype.
         nothing = aten.new_empty.default(values, [0], dtype=torch.uint8)
-        made: torch.Tensor = aten.set_.source_Tensor(nothing, narrow)
+        result: torch.Tensor = aten.set_.source_Tensor(nothing, narrow)
     else:
-        made = aten._to_copy.default(narrow, dtype=torch.uint8)
-    return made
+        result = aten._to_copy.default(narrow, dtype=torch.uint8)
+    return result
 
 
 def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:

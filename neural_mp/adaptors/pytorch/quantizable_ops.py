@@ -77,7 +77,7 @@ def geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
     """Return stride, padding, dilation and groups of a convolution."""
     args, axes = arguments(layer), CONVOLUTIONS[layer.target]
     stride, padding, dilation = (
-        per_axis(args[word], axes) for word in ("stride", "padding", "dilation")
+        per_axis(args[name], axes) for name in ("stride", "padding", "dilation")
     )
     return stride, padding, dilation, int(args["groups"])
 

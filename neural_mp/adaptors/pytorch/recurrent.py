@@ -39,14 +39,14 @@ def free_lengths() -> Iterator[None]:
         for kind in RECURRENT_TYPES
         for overload in ("input", "data")
     ]
-    before = {op: (op.py_kernels[_STEPS], decomposition_table[op]) for op in ops}
+    originals = {op: (op.py_kernels[_STEPS], decomposition_table[op]) for op in ops}
     try:
-        for op, (unrolled, _) in before.items():
+        for op, (unrolled, _) in originals.items():
             shaped = partial(_shaped, op, unrolled)
             _trace_as(op, shaped, shaped)
         yield
     finally:
-        for op, kernels in before.items():
+        for op, kernels in originals.items():
             _trace_as(op, *kernels)
 
 
@@ -69,7 +69,7 @@ def _shaped(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) ->
     states = state if isinstance(state, list | tuple) else (state,)
     width = states[0].shape[-1] * (2 if bidirectional else 1)
     result = sequence.new_empty((*sequence.shape[:-1], width))
-    return result, *(each.new_empty(each.shape) for each in states)
+    return result, *(tensor.new_empty(tensor.shape) for tensor in states)
 
 
 LSTM, GRU = aten.lstm.input, aten.gru.input

@@ -103,14 +103,14 @@ def computes_samples_alone(portable: GraphModule) -> bool:
         if node.op == "output":
             leaves = pytree.tree_leaves(node.args[0])
             return bool(leaves) and all(leaf in samples for leaf in leaves)
-        read = set(node.all_input_nodes)
+        sources = set(node.all_input_nodes)
         if _is_size(node):
             if batch in _symbols(expressions([node.meta["val"]])):
                 of_size.add(node)
-        elif read.isdisjoint(samples):
-            if not read.isdisjoint(of_size):
+        elif sources.isdisjoint(samples):
+            if not sources.isdisjoint(of_size):
                 of_size.add(node)
-        elif _keeps_samples(node, samples, batch) and _may_read(node, read & of_size):
+        elif _keeps_samples(node, samples, batch) and _may_read(node, sources & of_size):
             samples.add(node)
         else:
             return False
@@ -131,8 +131,8 @@ def _is_batch(node: Node, batch: Any) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not value.ndim:
         return False
-    first, *others = sizes_of_result(node)
-    return bool(first == batch) and batch not in _symbols(others)
+    first, *remaining = sizes_of_result(node)
+    return bool(first == batch) and batch not in _symbols(remaining)
 
 
 def _symbols(sizes: Iterable[Any]) -> set[Any]:
@@ -151,11 +151,11 @@ def _keeps_samples(node: Node, samples: set[Node], batch: Any) -> bool:
     target, sources = node.target, node.all_input_nodes
     if target in _ON_VALUES:
         return all(_is_broadcast(source, node, samples) for source in sources)
-    read = [source for source in sources if source in samples]
-    axes = read[0].meta["val"].ndim
+    batched = [source for source in sources if source in samples]
+    axes = batched[0].meta["val"].ndim
     if target in _ON_BATCHES:
-        fits = axes >= 2 and _ON_BATCHES[target] in (None, axes)
-        return fits and read == [node.args[0]] and not _expands_weight(node)
+        supported = axes >= 2 and _ON_BATCHES[target] in (None, axes)
+        return supported and batched == [node.args[0]] and not _expands_weight(node)
     if target in _ALONG_AXES:
         axes = max(axes, node.meta["val"].ndim)  # `unsqueeze` counts those of its result
         return all(axis % axes for axis in _axes(node))
@@ -169,7 +169,7 @@ def _axes(node: Node) -> list[int]:
         return list(range(-len(args["normalized_shape"]), 0))
     if node.target is aten.permute.default:
         axes = len(args["dims"])
-        return [axis for place, axis in enumerate(args["dims"]) if axis % axes != place]
+        return [axis for position, axis in enumerate(args["dims"]) if axis % axes != position]
     named = [args[name] for name in ("dim", "dim0", "dim1") if name in args]
     return list(pytree.tree_leaves(named))
 

@@ -34,25 +34,25 @@ def fold_scales(module: GraphModule) -> None:
 
 
 def _fold(module: GraphModule, kernel: Node) -> None:
-    given = fx.arguments(kernel)
-    scales, name = fx.constant(module, given["w_scale"]), given["w_scale"].name
+    arguments = fx.arguments(kernel)
+    scales, name = fx.constant(module, arguments["w_scale"]), arguments["w_scale"].name
     assert scales is not None
-    factors = scales * given["x_scale"]
+    factors = scales * arguments["x_scale"]
     changes: dict[str, Any] = {"x_scale": 1.0}
-    if _is_linear(given) and kernel.target is not onednn.qlinear_pointwise.binary:
-        factors = factors / given["output_scale"]
-        stored = fx.constant(module, given["bias"])
+    if _is_linear(arguments) and kernel.target is not onednn.qlinear_pointwise.binary:
+        factors = factors / arguments["output_scale"]
+        stored = fx.constant(module, arguments["bias"])
         bias = torch.zeros_like(scales) if stored is None else stored
-        bias = bias.float() / given["output_scale"] + given["output_zero_point"]
+        bias = bias.float() / arguments["output_scale"] + arguments["output_zero_point"]
         changes["bias"] = fx.add_constant(module, f"{name}_bias", bias, kernel)
         changes |= {"output_scale": 1.0, "output_zero_point": 0}
         if kernel.target is _SUMMING:
-            changes["accum_scale"] = given["accum_scale"] / given["output_scale"]
+            changes["accum_scale"] = arguments["accum_scale"] / arguments["output_scale"]
     changes["w_scale"] = fx.add_constant(module, f"{name}_folded", factors, kernel)
     fx.set_arguments(kernel, **changes)
 
 
 def _is_linear(given: dict[str, Any]) -> bool:
     """Whether a kernel writes integers and applies no activation."""
-    applied = {given.get(word) for word in _ACTIVATIONS} - {None, "none"}
+    applied = {given.get(name) for name in _ACTIVATIONS} - {None, "none"}
     return given["output_dtype"] is torch.uint8 and not applied

@@ -48,7 +48,7 @@ def _call_product(module: GraphModule, layer: Node) -> None:
     weight = fx.constant(module, layer.args[1])
     assert weight is not None
     outputs, inputs = weight.shape[:2]
-    turned = fx.add_constant(module, f"{layer.name}_turned", weight.flatten(1).t(), layer)
-    layer.args = (layer.args[0], turned, fx.arguments(layer)["bias"], inputs, outputs)
+    transposed = fx.add_constant(module, f"{layer.name}_turned", weight.flatten(1).t(), layer)
+    layer.args = (layer.args[0], transposed, fx.arguments(layer)["bias"], inputs, outputs)
     layer.kwargs = {}
     layer.target = kernels.pixel_product

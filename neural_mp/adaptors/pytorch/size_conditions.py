@@ -123,8 +123,8 @@ def _symbols(expression: Expression) -> Iterator[str]:
 
 def in_words(expression: Expression, names: Mapping[str, str]) -> str:
     """Write an expression in Python's operators, with names for its symbols."""
-    words = _words(expression, names)
-    return words[1:-1] if words.startswith("(") else words
+    text = _words(expression, names)
+    return text[1:-1] if text.startswith("(") else text
 
 
 def _words(expression: Expression, names: Mapping[str, str]) -> str:

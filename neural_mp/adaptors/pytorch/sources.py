@@ -34,9 +34,9 @@ def read(path: Path) -> ExportedProgram | nn.Module:
 
 def _why_not(path: Path) -> str:
     if path.suffix == ".safetensors":
-        words = "contains weights without a model; give the nn.Module"
+        reason = "contains weights without a model; give the nn.Module"
         config = path.with_name(CONFIG)
-        return f"{words}, or the folder with {CONFIG}" if config.exists() else words
+        return f"{reason}, or the folder with {CONFIG}" if config.exists() else reason
     if _is_torchscript(path):
         return (
             "is TorchScript, compiled code without a convertible graph; give the nn.Module of its "

@@ -67,10 +67,10 @@ def save(model: TorchModel, folder: Path) -> None:
         ConversionError: if the model cannot be written.
     """
     output = next(node for node in model.portable.graph.nodes if node.op == "output")
-    words = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, str)]
-    if words:
+    texts = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, str)]
+    if texts:
         raise ConversionError(
-            f"outputs must be tensors in torch.export's format, got the text {words[0]!r}; do not "
+            f"outputs must be tensors in torch.export's format, got the text {texts[0]!r}; do not "
             f"return texts"
         )
     try:
@@ -162,14 +162,14 @@ def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
     Export keeps the order of ops but renumbers some nodes: additions share a counter with size
     arithmetic.
     """
-    before, after = ([n for n in g.nodes if n.op == "call_function"] for g in (graph, exported))
-    before, after = ([n for n in nodes if fx.has_tensors(n)] for nodes in (before, after))
-    kinds, others = (
-        [_RESHAPED.get(fx.op_type(n), fx.op_type(n)) for n in ns] for ns in (before, after)
+    source, target = ([n for n in g.nodes if n.op == "call_function"] for g in (graph, exported))
+    source, target = ([n for n in nodes if fx.has_tensors(n)] for nodes in (source, target))
+    kinds, target_kinds = (
+        [_RESHAPED.get(fx.op_type(n), fx.op_type(n)) for n in ns] for ns in (source, target)
     )
-    blocks = SequenceMatcher(None, kinds, others, autojunk=False).get_matching_blocks()
-    pairs = ((before[b.a + i], after[b.b + i]) for b in blocks for i in range(b.size))
-    return {found.name: node.meta[fx.OP_NAME] for node, found in pairs if fx.OP_NAME in node.meta}
+    blocks = SequenceMatcher(None, kinds, target_kinds, autojunk=False).get_matching_blocks()
+    pairs = ((source[b.a + i], target[b.b + i]) for b in blocks for i in range(b.size))
+    return {copied.name: node.meta[fx.OP_NAME] for node, copied in pairs if fx.OP_NAME in node.meta}
 
 
 def dump_graph(model: TorchModel, path: Path) -> tuple[Path, ...]:
@@ -202,12 +202,12 @@ def restore(folder: Path) -> TorchModel:
         portable.recompile()
         if details.get("named_outputs"):
             portable = with_named_outputs(portable, details.get("absent_outputs", []))
-        known = call_signature(portable, details["inputs"])
+        base = call_signature(portable, details["inputs"])
         example = example_of(program)
-        listed = details.get("parameters") or known.parameters
+        listed = details.get("parameters") or base.parameters
         # Keywords that a forward takes by `**kwargs` are not among its parameters.
         parameters = tuple(dict.fromkeys((*listed, *example.kwargs)))
-        signature = replace(known, dtype=details["dtype"], parameters=parameters)
+        signature = replace(base, dtype=details["dtype"], parameters=parameters)
         whole = Part(portable, runnable_form(portable), example)
         values = details.get("config")
         config = None if values is None else stored_config(values, len(portable.state_dict()))
@@ -217,10 +217,10 @@ def restore(folder: Path) -> TorchModel:
 
 def dtype(value: object) -> torch.dtype:
     """Validate the name of a `torch.dtype`."""
-    found = getattr(torch, string(value), None)
-    if not isinstance(found, torch.dtype):
+    result = getattr(torch, string(value), None)
+    if not isinstance(result, torch.dtype):
         raise invalid("the name of a torch.dtype", value)
-    return found
+    return result
 
 
 _DETAILS = record(

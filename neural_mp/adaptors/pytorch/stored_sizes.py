@@ -88,8 +88,8 @@ def _integer_quotient(value: Node) -> tuple[Any, Any] | None:
     """Return dividend and divisor of a quotient of integers; None for any other value."""
     if value.target is not operator.truediv:
         return None
-    known = [arg.meta.get("val") if isinstance(arg, Node) else arg for arg in value.args]
-    if not all(isinstance(part, int | torch.SymInt) for part in known):
+    operands = [arg.meta.get("val") if isinstance(arg, Node) else arg for arg in value.args]
+    if not all(isinstance(part, int | torch.SymInt) for part in operands):
         return None
     dividend, divisor = value.args
     return dividend, divisor

@@ -57,9 +57,9 @@ def _axes(sizes: Sizes) -> Iterator[Axis]:
             yield from axes
 
 
-def _with_conditions(sizes: Sizes, wanted: set[Expression]) -> Sizes:
+def _with_conditions(sizes: Sizes, conditions: set[Expression]) -> Sizes:
     def narrowed(axis: Axis) -> Axis:
-        return replace(axis, conditions=tuple(c for c in axis.conditions if c in wanted))
+        return replace(axis, conditions=tuple(c for c in axis.conditions if c in conditions))
 
     return tuple(tuple(map(narrowed, axes)) if isinstance(axes, tuple) else axes for axes in sizes)
 
@@ -69,11 +69,11 @@ def _is_needless(
 ) -> bool:
     """Whether the graph agrees with the model on sizes that violate a condition."""
     compared = 0
-    for other in _violating_calls(condition, graph, call):
-        expected = _expected(original, other)
+    for candidate in _violating_calls(condition, graph, call):
+        expected = _expected(original, candidate)
         if expected is None:
             continue
-        results = result_of(graph, other)
+        results = result_of(graph, candidate)
         if results is None or not _agree(results, expected):
             return False
         compared += 1
@@ -128,11 +128,11 @@ def _symbols_of_inputs(graph: GraphModule, call: CallArgs) -> dict[str, _Symbol]
     return symbols
 
 
-def _with_length(call: CallArgs, places: Mapping[int, list[int]], size: int) -> CallArgs:
+def _with_length(call: CallArgs, axes: Mapping[int, list[int]], size: int) -> CallArgs:
     """Repeat or cut the inputs, id of an input → axes, to another length of some axes."""
 
     def resize(leaf: Any) -> Any:
-        for axis in places.get(id(leaf), ()):
+        for axis in axes.get(id(leaf), ()):
             leaf = leaf.index_select(axis, torch.arange(size) % leaf.shape[axis])
         return leaf
 

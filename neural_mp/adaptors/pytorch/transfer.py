@@ -76,36 +76,36 @@ def _require_plain(model: TorchModel, module: nn.Module) -> None:
 
 def _inputs(model: TorchModel) -> tuple[TensorSpec, ...]:
     """Return the inputs in the order of a batch."""
-    call, known = model.example, model.signature
+    call, signature = model.example, model.signature
     if not all(isinstance(value, torch.Tensor) for value in (*call.args, *call.kwargs.values())):
         raise ConversionError(f"{_STAYS}: its inputs are nested, or not only tensors")
-    if len(call.args) > len(known.parameters):
+    if len(call.args) > len(signature.parameters):
         raise ConversionError(f"{_STAYS}: its forward takes a variable number of inputs")
-    taken = [*known.parameters[: len(call.args)], *call.kwargs]
-    order = [*known.names, *known.parameters, *taken]
-    return tuple(_port(name, taken.index(name)) for name in sorted(taken, key=order.index))
+    provided = [*signature.parameters[: len(call.args)], *call.kwargs]
+    order = [*signature.names, *signature.parameters, *provided]
+    return tuple(_port(name, provided.index(name)) for name in sorted(provided, key=order.index))
 
 
 def _port(name: str, position: int) -> TensorSpec:
     return TensorSpec(name, f"#{position}", None, None)
 
 
-def _containers(spec: pytree.TreeSpec, leaves: list[Any], seen: list[int]) -> Containers:
-    """Return the containers of the outputs; consume leaves, and count tensors in `seen`."""
+def _containers(spec: pytree.TreeSpec, leaves: list[Any], counter: list[int]) -> Containers:
+    """Return the containers of the outputs; consume leaves, and count tensors in `counter`."""
     if spec.is_leaf():
         leaf = leaves.pop(0)
         if leaf is None:
             return None
         if not isinstance(leaf, Node):
             raise ConversionError(f"{_STAYS}: it returns {leaf!r}, which is not a tensor")
-        seen[0] += 1
-        return seen[0] - 1
-    parts = [_containers(child, leaves, seen) for child in child_specs(spec)]
+        counter[0] += 1
+        return counter[0] - 1
+    parts = [_containers(child, leaves, counter) for child in child_specs(spec)]
     kind = spec.type
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], parts]
-    found = names(spec)
-    if found is None or kind is namedtuple or not isinstance(kind, type):
+    keys = names(spec)
+    if keys is None or kind is namedtuple or not isinstance(kind, type):
         raise ConversionError(f"{_STAYS}: it returns a {getattr(kind, '__name__', kind)}")
     is_plain = kind in (dict, OrderedDict)
-    return [DICT if is_plain else NAMED, dict(zip(found, parts, strict=True))]
+    return [DICT if is_plain else NAMED, dict(zip(keys, parts, strict=True))]

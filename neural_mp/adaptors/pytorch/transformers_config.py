@@ -70,7 +70,7 @@ def stored_config(values: Mapping[str, Any], weights: int) -> StoredConfig:
     Raises:
         ModelLoadError: if an entry refers to code, or counts more layers than the model can have.
     """
-    kept = {key: value for key, value in values.items() if key != _FOREIGN_CODE}
-    for fault in entry_faults(kept, weights):
+    entries = {key: value for key, value in values.items() if key != _FOREIGN_CODE}
+    for fault in entry_faults(entries, weights):
         raise ModelLoadError(f"the configuration of the saved model is refused: {fault}")
-    return StoredConfig(kept)
+    return StoredConfig(entries)

@@ -152,15 +152,15 @@ def _completed(kind: Any, folder: Path, state: Mapping[str, torch.Tensor]) -> _S
     floats = (value.dtype for value in state.values() if value.is_floating_point())
     dtype = getattr(config, "dtype", None) or next(floats, torch.float32)
     # A weight under several names is tied where only one of them is present.
-    missing = {key: found[0] for key, found in names.items() if state.keys().isdisjoint(found)}
+    missing = {key: tied[0] for key, tied in names.items() if state.keys().isdisjoint(tied)}
     return {**state, **{name: _zeros(shapes[key], dtype) for key, name in missing.items()}}
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """Return zeros on pages of their own, which the system provides at the first write."""
     size = shape.numel() * dtype.itemsize
-    held = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
-    return held[:size].view(dtype).view(shape)
+    pages = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
+    return pages[:size].view(dtype).view(shape)
 
 
 def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
@@ -170,12 +170,12 @@ def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
         ValueError: if the name is not a model class.
     """
     named = config.get("architectures") or [None]
-    found = getattr(transformers, str(named[0]), None)
-    if found is None:
+    kind = getattr(transformers, str(named[0]), None)
+    if kind is None:
         return transformers.AutoModel
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise ValueError(f"{CONFIG} must name a model class, got {preview(named[0])}")
-    return found
+    return kind
 
 
 def _faults(
@@ -234,22 +234,22 @@ def _stored(folder: Path) -> _Stored:
     Raises:
         ModelLoadError: if a file is damaged.
     """
-    found = _Stored()
+    total = _Stored()
     for file in sorted(folder.glob(_SAFETENSORS)):
-        found += _of_header(file)
+        total += _of_header(file)
     for file in sorted(folder.glob("*.bin")):
         # torch 2.6 takes tensor sizes from the pickle without checking the file.
         if zipfile.is_zipfile(file):
             with file.open("rb") as opened:
                 value = read_plain(opened)
             values = value.values() if isinstance(value, dict) else ()
-            tensors = [each for each in values if isinstance(each, torch.Tensor)]
-            found += _Stored(len(tensors), sum(t.numel() for t in tensors))
+            tensors = [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
+            total += _Stored(len(tensors), sum(t.numel() for t in tensors))
         else:
             # Weights of torch < 1.6, which are read with weights_only.
             size = file.stat().st_size
-            found += _Stored(size // MAX_DEPTH, size)
-    return found
+            total += _Stored(size // MAX_DEPTH, size)
+    return total
 
 
 def _of_header(file: Path) -> _Stored:
@@ -318,16 +318,16 @@ def _at_most(stored: _Stored) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide reports of missing weights, which are set afterwards, and progress bars."""
-    words: Any = importlib.import_module("transformers.utils.logging")
-    level, shows_progress = words.get_verbosity(), words.is_progress_bar_enabled()
-    words.set_verbosity_error()
-    words.disable_progress_bar()
+    hf_logging: Any = importlib.import_module("transformers.utils.logging")
+    level, shows_progress = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
     try:
         yield
     finally:
-        words.set_verbosity(level)
+        hf_logging.set_verbosity(level)
         if shows_progress:
-            words.enable_progress_bar()
+            hf_logging.enable_progress_bar()
 
 
 @contextmanager
@@ -336,13 +336,13 @@ def _offline() -> Iterator[None]:
     constants: Any = importlib.import_module("huggingface_hub.constants")
     hub: Any = importlib.import_module("transformers.utils.hub")
     switches = [(constants, "HF_HUB_OFFLINE"), (hub, "_is_offline_mode")]
-    before = [
+    originals = [
         (where, name, getattr(where, name)) for where, name in switches if hasattr(where, name)
     ]
     try:
-        for where, name, _ in before:
+        for where, name, _ in originals:
             setattr(where, name, True)
         yield
     finally:
-        for where, name, value in before:
+        for where, name, value in originals:
             setattr(where, name, value)

@@ -96,8 +96,8 @@ def _run(module: nn.Module, call: CallArgs) -> TrialRun:
         outputs = run_in_place(module, call)
         changed, written = tuple(state.changed_names()), tuple(state.written())
         buffers = tuple(state.changed_names(of_buffers=True))
-    kept = _kept_state(module, call, changed) if changed else ()
-    return TrialRun(call, outputs, changed, buffers, written, kept)
+    retained = _kept_state(module, call, changed) if changed else ()
+    return TrialRun(call, outputs, changed, buffers, written, retained)
 
 
 def run_in_place(module: nn.Module, call: CallArgs) -> Any:
@@ -152,11 +152,11 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
     """Return an explanation if a dict went to a single parameter, perhaps unintentionally."""
     if call.kwargs or len(call.args) != 1 or not isinstance(call.args[0], dict):
         return ""
-    taken = ", ".join(inspect.signature(module.forward).parameters)
+    parameters = ", ".join(inspect.signature(module.forward).parameters)
     keys = ", ".join(map(str, call.args[0]))
     return (
         f". The batch was passed as one argument, as none of its keys ({keys}) is a parameter of "
-        f"forward ({taken})"
+        f"forward ({parameters})"
     )
 
 
@@ -178,15 +178,15 @@ def exceeded_limits(module: nn.Module, call: CallArgs) -> str:
     )
     if config is None or ids is None or ids.ndim != 2 or not ids.numel():
         return ""
-    words, context = (
+    vocabulary, context = (
         getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings")
     )
-    found = []
-    if isinstance(words, int) and int(ids.max()) >= words:
-        found.append(f"the vocabulary has {words} words, got token id {int(ids.max())}")
+    messages = []
+    if isinstance(vocabulary, int) and int(ids.max()) >= vocabulary:
+        messages.append(f"the vocabulary has {vocabulary} words, got token id {int(ids.max())}")
     if isinstance(context, int) and ids.shape[1] > context:
-        found.append(f"the context has {context} tokens, got {ids.shape[1]}")
-    return "; ".join(found)
+        messages.append(f"the context has {context} tokens, got {ids.shape[1]}")
+    return "; ".join(messages)
 
 
 def _limits(module: nn.Module, call: CallArgs) -> str:

@@ -39,12 +39,14 @@ def convolution_takes_activations(axes: int) -> bool:
 
     Tried once and cached: torch 2.6 does not support one axis.
     """
-    one, steps = torch.ones([1] * (axes + 2), dtype=torch.uint8), torch.ones(1)
+    tensor, steps = torch.ones([1] * (axes + 2), dtype=torch.uint8), torch.ones(1)
     geometry = ([1] * axes, [0] * axes, [1] * axes, 1)
     try:
-        packed = onednn.qconv_prepack(one.to(torch.int8), steps, 1.0, 0, *geometry, list(one.shape))
-        before = (one, 1.0, 0, packed, steps, torch.zeros(1, dtype=torch.long), None)
-        integer_convolution(axes)(*before, *geometry, 1.0, 0, torch.float32, "relu", [], "")
+        packed = onednn.qconv_prepack(
+            tensor.to(torch.int8), steps, 1.0, 0, *geometry, list(tensor.shape)
+        )
+        operands = (tensor, 1.0, 0, packed, steps, torch.zeros(1, dtype=torch.long), None)
+        integer_convolution(axes)(*operands, *geometry, 1.0, 0, torch.float32, "relu", [], "")
     except RuntimeError:
         return False
     return True
@@ -81,15 +83,15 @@ def without_stack_traces() -> Iterator[None]:
 
     Before torch 2.13, there was no such option.
     """
-    before = getattr(torch.fx.config, "do_not_emit_stack_traces", None)
-    if before is None:
+    previous = getattr(torch.fx.config, "do_not_emit_stack_traces", None)
+    if previous is None:
         yield
         return
     torch.fx.config.do_not_emit_stack_traces = True
     try:
         yield
     finally:
-        torch.fx.config.do_not_emit_stack_traces = before
+        torch.fx.config.do_not_emit_stack_traces = previous
 
 
 @contextmanager
@@ -101,15 +103,15 @@ def assignable_attributes() -> Iterator[None]:
     """
     from torch.export import _trace  # imports torch's compiler
 
-    before = getattr(_trace, "_detect_attribute_assignment", None)
-    if before is None:
+    original = getattr(_trace, "_detect_attribute_assignment", None)
+    if original is None:
         yield
         return
     _trace._detect_attribute_assignment = nullcontext
     try:
         yield
     finally:
-        _trace._detect_attribute_assignment = before
+        _trace._detect_attribute_assignment = original
 
 
 def is_being_traced() -> bool:

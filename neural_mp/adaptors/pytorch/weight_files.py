@@ -31,8 +31,8 @@ def write_weights(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
         dict(weights), filename_pattern=pattern, max_shard_size=MAX_SHARD_BYTES
     )
     for shard, names in (split.filename_to_tensors or {file.name: []}).items():
-        held = {name: weights[name] for name in names}
-        save_file(held, file.with_name(shard), metadata={"format": "pt"})
+        tensors = {name: weights[name] for name in names}
+        save_file(tensors, file.with_name(shard), metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         _index_of(file).write_text(json.dumps(index, indent=2), encoding="utf-8")
@@ -47,13 +47,13 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     for shard in _shards(file):
         try:
-            found |= load_file(shard)
+            weights |= load_file(shard)
         except (OSError, SafetensorError) as error:
             raise ModelLoadError(f"{str(shard)!r} cannot be read: {error}") from error
-    return found
+    return weights
 
 
 def _shards(file: Path) -> list[Path]:

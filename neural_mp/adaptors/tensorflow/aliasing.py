@@ -78,10 +78,10 @@ def _is_safe(
     sharing = _sharing_memory(graph, consumers, summand)
     if not sharing.isdisjoint(outputs) or any(not graph.nodes[n].input for n in sharing):
         return False
-    before = set(graph.pruned([kernel]).nodes) - {kernel}
-    readers = {read for name in sharing for read in consumers[name]} - {(kernel, _SUMMAND)}
+    ancestors = set(graph.pruned([kernel]).nodes) - {kernel}
+    readers = {edge for name in sharing for edge in consumers[name]} - {(kernel, _SUMMAND)}
     # An alias that is no ancestor of the kernel would be read, or kept, later.
-    return sharing <= before and all(reader in before for reader, _ in readers)
+    return sharing <= ancestors and all(reader in ancestors for reader, _ in readers)
 
 
 def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:

@@ -73,8 +73,8 @@ def run_pass(
     Raises:
         tf.errors.OpError: the pass refuses the graph.
     """
-    name, wanted = PASSES[precision]
-    with _environment({**wanted, **(variables or {})}):
+    name, settings = PASSES[precision]
+    with _environment({**settings, **(variables or {})}):
         return offline_passes(graph, [name], inputs, outputs)
 
 
@@ -102,14 +102,14 @@ def _parsed(text: str) -> FourLists:
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the context, hiding the user's settings of the pass."""
     touched = {key for key in os.environ if key.startswith(PREFIX)} | set(values)
-    before = {key: os.environ.pop(key) for key in touched if key in os.environ}
+    previous = {key: os.environ.pop(key) for key in touched if key in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
         for key in values:
             os.environ.pop(key, None)
-        os.environ.update(before)
+        os.environ.update(previous)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,13 +165,13 @@ def enabled(precision: Precision, amp: AmpSettings) -> Iterator[None]:
 def _apply() -> None:
     names = [name for name, _ in PASSES.values()]
     if not _switches:
-        found = dict(tf.config.optimizer.get_experimental_options())
-        _switches.update({name: found.get(name, False) for name in names})
+        options = dict(tf.config.optimizer.get_experimental_options())
+        _switches.update({name: options.get(name, False) for name in names})
     if _requests:
-        wanted = _requests[-1]
-        override_variables(PREFIX, wanted.variables)
-        name, _ = PASSES[wanted.precision]
-        tf.config.optimizer.set_experimental_options({other: other == name for other in names})
+        request = _requests[-1]
+        override_variables(PREFIX, request.variables)
+        name, _ = PASSES[request.precision]
+        tf.config.optimizer.set_experimental_options({option: option == name for option in names})
         return
     restore_variables(PREFIX)
     tf.config.optimizer.set_experimental_options(dict(_switches))
@@ -185,7 +185,7 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
     if lists is None:
         raise UnsupportedPrecisionError(_no_pass(precision))
     lists.edited(amp.edits)  # the pass itself fails silently on a type that is on two lists
-    found = {
+    variables = {
         f"{PREFIX}{option.upper()}": ",".join(
             edit.op_type for edit in amp.edits if (edit.list, edit.adds) == which
         )
@@ -197,13 +197,13 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
                 f"{amp.origins['unsafe_force_all']} is set, but not supported by TensorFlow's pass "
                 f"for bf16; add the op types to the allow list instead"
             )
-        found[LEVEL] = FORCE_ALL
+        variables[LEVEL] = FORCE_ALL
     elif amp.infer_as_deny:
-        found[LEVEL] = INFER_AS_DENY
+        variables[LEVEL] = INFER_AS_DENY
     folder = writable_folder(amp.log_path)
     if folder is not None:
-        found[f"{PREFIX}LOG_PATH"] = str(folder)
-    return {key: value for key, value in found.items() if value}
+        variables[f"{PREFIX}LOG_PATH"] = str(folder)
+    return {key: value for key, value in variables.items() if value}
 
 
 def _no_pass(precision: Precision) -> str:

@@ -33,9 +33,9 @@ def recording(model: Any, record: Callable[[Any], None]) -> Iterator[None]:
         )
 
     def before(_: Any, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
-        given = _inputs(args, kwargs)
-        if given is not None:
-            record(given)
+        inputs = _inputs(args, kwargs)
+        if inputs is not None:
+            record(inputs)
         return call(*args, **kwargs)
 
     with _without_compilation(model), calls_wrapped([model], before):
@@ -44,16 +44,16 @@ def recording(model: Any, record: Callable[[Any], None]) -> Iterator[None]:
 
 @contextmanager
 def _without_compilation(model: Any) -> Iterator[None]:
-    before = {name: getattr(model, name, None) for name in _COMPILED}
+    original = {name: getattr(model, name, None) for name in _COMPILED}
     eager = model.run_eagerly
     model.run_eagerly = True
-    for name in before:
+    for name in original:
         setattr(model, name, None)
     try:
         yield
     finally:
         model.run_eagerly = eager
-        for name, function in before.items():
+        for name, function in original.items():
             setattr(model, name, function)
 
 

@@ -84,25 +84,25 @@ def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
             _untransposed(graph, node)
     if not any(node.op in ("Reshape", *_PRODUCTS) for node in graph.nodes.values()):
         return
-    known, before = shapes(graph), len(graph.nodes)
+    inferred, count = shapes(graph), len(graph.nodes)
     for node in list(graph.nodes.values()):
         if node.op in _PRODUCTS and dtype_attribute(node) is tf.float32:
             rewrite = _from_einsum if node.op == "Einsum" else _from_batches
-            rewrite(graph, node, known)
+            rewrite(graph, node, inferred)
     if not any(node.op == "Reshape" for node in graph.nodes.values()):
         return
-    if len(graph.nodes) > before:  # products were rewritten
-        known = shapes(graph)
-    _fix_reshapes(graph, known)
-    _join_reshapes(graph, outputs, _sink_reshapes(graph, outputs, known))
+    if len(graph.nodes) > count:  # products were rewritten
+        inferred = shapes(graph)
+    _fix_reshapes(graph, inferred)
+    _join_reshapes(graph, outputs, _sink_reshapes(graph, outputs, inferred))
 
 
 def _untransposed(graph: TensorGraph, node: NodeDef) -> None:
     weight = graph.constant(node.input[1])
     if weight is None or not node.attr["transpose_b"].b:
         return
-    edited, turned = graph.edit(node.name), np.ascontiguousarray(weight.T)
-    edited.input[1] = graph.put_constant(f"{node.name}/transposed", turned)
+    edited, transposed = graph.edit(node.name), np.ascontiguousarray(weight.T)
+    edited.input[1] = graph.put_constant(f"{node.name}/transposed", transposed)
     edited.attr["transpose_b"].b = False
 
 
@@ -126,22 +126,22 @@ def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     if weight is None or "->" not in equation or shape is None:
         return
     factors, _, result = equation.partition("->")
-    left, _, right = factors.partition(",")
+    lhs, _, rhs = factors.partition(",")
     # An ellipsis stands for the unlabelled axes, which only the input has.
     unnamed = [letter for letter in ascii_letters if letter not in equation]
-    left, result = (
-        text.replace("...", "".join(unnamed[: len(shape) - len(left.replace("...", ""))]))
-        for text in (left, result)
+    lhs, result = (
+        text.replace("...", "".join(unnamed[: len(shape) - len(lhs.replace("...", ""))]))
+        for text in (lhs, result)
     )
-    if "." in left + right + result or len(left) != len(shape):
+    if "." in lhs + rhs + result or len(lhs) != len(shape):
         return
-    summed = [label for label in left if label in right]
-    kept = [label for label in right if label not in left]
-    outer = [label for label in left if label not in right]
-    proper = len(set(left)) == len(left) and len(set(right)) == len(right) and summed and kept
-    if not proper or list(left) != outer + summed or list(result) != outer + kept:
+    summed = [label for label in lhs if label in rhs]
+    produced = [label for label in rhs if label not in lhs]
+    outer = [label for label in lhs if label not in rhs]
+    proper = len(set(lhs)) == len(lhs) and len(set(rhs)) == len(rhs) and summed and produced
+    if not proper or list(lhs) != outer + summed or list(result) != outer + produced:
         return
-    ordered = weight.transpose([right.index(label) for label in (*summed, *kept)])
+    ordered = weight.transpose([rhs.index(label) for label in (*summed, *produced)])
     columns = ordered.shape[len(summed) :]
     _put_product(graph, node, ordered.reshape(-1, int(np.prod(columns))), columns, known)
 
@@ -176,12 +176,12 @@ def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
     Separate matrices would be quantized and corrected separately.
     """
     source, rows = node.input[0], np.array([-1, width], np.int32)
-    for other in graph.nodes.values():
+    for candidate in graph.nodes.values():
         # A Reshape with control inputs may wait for this very product.
-        if other.op == "Reshape" and len(other.input) == 2 and other.input[0] == source:
-            sizes = graph.constant(other.input[1])
+        if candidate.op == "Reshape" and len(candidate.input) == 2 and candidate.input[0] == source:
+            sizes = graph.constant(candidate.input[1])
             if sizes is not None and np.array_equal(sizes, rows):
-                return str(other.name)
+                return str(candidate.name)
     target = graph.put_constant(f"{node.name}/rows", rows)
     types = {"T": tf.float32, "Tshape": tf.int32}
     return graph.put("Reshape", f"{node.name}/matrix", [source, target], **types)
@@ -190,14 +190,14 @@ def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
 def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]) -> str:
     """Return a new tensor: the shape of a product with several sizes unknown before the run."""
     name, whole = node.name, {"Index": tf.int32, "T": tf.int32}
-    read = graph.put("Shape", f"{name}/shape", [node.input[0]], T=tf.float32, out_type=tf.int32)
+    shape = graph.put("Shape", f"{name}/shape", [node.input[0]], T=tf.float32, out_type=tf.int32)
     begin = graph.put_constant(f"{name}/first", np.array([0], np.int32))
     count = graph.put_constant(f"{name}/outer", np.array([outer], np.int32))
-    kept = graph.put("Slice", f"{name}/outer_sizes", [read, begin, count], **whole)
-    made = graph.put_constant(f"{name}/columns", np.array(columns, np.int32))
+    outer_sizes = graph.put("Slice", f"{name}/outer_sizes", [shape, begin, count], **whole)
+    inner_sizes = graph.put_constant(f"{name}/columns", np.array(columns, np.int32))
     axis = graph.put_constant(f"{name}/axis", np.int32(0))
     joined = {"N": 2, "T": tf.int32, "Tidx": tf.int32}
-    return graph.put("ConcatV2", f"{name}/sizes", [kept, made, axis], **joined)
+    return graph.put("ConcatV2", f"{name}/sizes", [outer_sizes, inner_sizes, axis], **joined)
 
 
 def _constant_shape(shape: Shape) -> Array | None:
@@ -226,7 +226,7 @@ def _sink_reshapes(
 
     Return node → the shape of its first result afterwards.
     """
-    now = {name: found[0] for name, found in known.fixed.items() if found}
+    now = {name: results[0] for name, results in known.fixed.items() if results}
     # Matrix → its product: all matrices of a product have the same number of rows.
     flat = {node.name: node.name for node in graph.nodes.values() if node.op == "MatMul"}
     moved: dict[str, str] = {}
@@ -312,8 +312,8 @@ def _join_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Mapping[s
         if node.op != "Reshape" or node.name in outputs or not graph.is_constant(node.input[1]):
             continue
         source = plain(node.input[0])
-        after = known[node.name]
-        if ":" not in source and known[source] == after and _constant_shape(after) is not None:
+        shape = known[node.name]
+        if ":" not in source and known[source] == shape and _constant_shape(shape) is not None:
             replaced[node.name] = source
     graph.redirect(replaced)
 
@@ -333,17 +333,17 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
             f"constants of the graph are not folded, because TensorFlow's passes failed: "
             f"{str(error).splitlines()[0]}"
         )
-    kept = frozenset(map(node_of, outputs))
+    protected = frozenset(map(node_of, outputs))
     take_constant_branches(graph)
     read_constants(graph)
     graph = graph.pruned(outputs, inputs)
-    compute_constants(graph, kept)
-    strip_identities(graph, kept)
+    compute_constants(graph, protected)
+    strip_identities(graph, protected)
     graph = graph.pruned(outputs, inputs)
-    merge_duplicates(graph, kept)
-    canonical_dense_layers(graph, kept)
+    merge_duplicates(graph, protected)
+    canonical_dense_layers(graph, protected)
     graph = graph.pruned(outputs, inputs)
-    fold_affine_chains(graph, kept)
+    fold_affine_chains(graph, protected)
     fold_paddings(graph)
     tie_constants(graph)
     name_every_result(graph)
@@ -357,9 +357,9 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
     for name, node in graph.nodes.items():
         if not _returns_input(node) or name in outputs or len(node.input) != 1:
             continue
-        near = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
-        controls = any(is_control(graph.nodes[r].input[place]) for r, place in consumers[name])
-        if not controls and not any(other.op in CONTROL_FLOW for other in near):
+        neighbours = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
+        controls = any(is_control(graph.nodes[r].input[index]) for r, index in consumers[name])
+        if not controls and not any(neighbour.op in CONTROL_FLOW for neighbour in neighbours):
             replaced[name] = plain(node.input[0])
     for name in replaced:
         while replaced[name] in replaced:

@@ -42,8 +42,8 @@ _UNOBSERVED = "lies in or behind a branch or loop inside a loop, where calibrati
 
 def kernels(model: TensorFlowModel, products: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels, given the accumulation of the integer kernels."""
-    found = _Kernels(model, products)
-    return {node.name: found.of(node) for node in model.op_nodes}
+    builder = _Kernels(model, products)
+    return {node.name: builder.of(node) for node in model.op_nodes}
 
 
 class _Kernels:
@@ -53,8 +53,8 @@ class _Kernels:
         self.model, self.structure, self.accumulation = model, model.structure, accumulation
         self.loops, self.bodies = in_loops(model.graph), in_bodies(model.graph)
         self.members = model.structure.layer_of
-        read = (t for node in model.graph.nodes.values() for t in data_inputs(node))
-        read_or_returned = (*read, *model.signature.output_tensors)
+        operands = (t for node in model.graph.nodes.values() for t in data_inputs(node))
+        read_or_returned = (*operands, *model.signature.output_tensors)
         self.several = {node_of(tensor) for tensor in read_or_returned if output_of(tensor)}
 
     def of(self, node: NodeDef) -> OpKernels:

@@ -70,13 +70,13 @@ def _channels_last(graph: TensorGraph, inputs: list[str], outputs: list[str]) ->
     for name in placed:
         free.edit(name).device = ""
     try:
-        found = optimized(free, ["layout"], inputs, outputs, device=CPU)
+        converted = optimized(free, ["layout"], inputs, outputs, device=CPU)
     except (tf.errors.OpError, ValueError):
         logger.debug("the layout of images is kept", exc_info=True)
         return graph
-    for name, node in found.nodes.items():
+    for name, node in converted.nodes.items():
         node.device = placed.get(name, "")
-    return found.pruned(outputs, inputs)
+    return converted.pruned(outputs, inputs)
 
 
 def _folded_by_runtime(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
@@ -84,15 +84,15 @@ def _folded_by_runtime(graph: TensorGraph, inputs: list[str], outputs: list[str]
 
     A placeholder in place of an input keeps the pass from computing large results.
     """
-    held, sources = graph.copy(), dict[str, str]()
+    bounded, sources = graph.copy(), dict[str, str]()
     for name in unbounded(graph, frozenset()):
         source = plain(graph.nodes[name].input[0])
         dtype = result_dtypes(graph[source])[output_of(source)]
-        placeholder = held.put("Placeholder", f"{name}/held", dtype=dtype)
-        held.edit(name).input[0] = placeholder
+        placeholder = bounded.put("Placeholder", f"{name}/held", dtype=dtype)
+        bounded.edit(name).input[0] = placeholder
         sources[placeholder] = source
     ports = [*outputs, *dict.fromkeys(sources.values())]
-    passed = optimized(held, _FOLDING, [*inputs, *sources], ports)
+    passed = optimized(bounded, _FOLDING, [*inputs, *sources], ports)
     controls = {f"^{name}": f"^{node_of(source)}" for name, source in sources.items()}
     passed.redirect({**sources, **controls})
     return passed.pruned(outputs, inputs)
@@ -104,12 +104,12 @@ def _without_reserved_names(graph: TensorGraph, ports: Iterable[str]) -> TensorG
     A later run of the pass would tie a node with a reserved name to its input as soon as another
     node lies between the Switch and the node: a cycle that may crash the runtime.
     """
-    kept = set(map(node_of, ports))
+    protected = set(map(node_of, ports))
     return graph.renamed(
         {
             name: graph.unused(name.removeprefix(_RESERVED))
             for name in graph.nodes
-            if name.startswith(_RESERVED) and name not in kept
+            if name.startswith(_RESERVED) and name not in protected
         }
     )
 
@@ -179,9 +179,9 @@ def _constants(
         if name in outputs or name in unsafe or not _is_foldable(node):
             continue
         if all(node_of(tensor) in waits for tensor in node.input):
-            found = {tuple(waits[node_of(tensor)]) for tensor in node.input} - {()}
-            if len(found) <= 1:
-                waits[name] = list(found.pop()) if found else []
+            controls = {tuple(waits[node_of(tensor)]) for tensor in node.input} - {()}
+            if len(controls) <= 1:
+                waits[name] = list(controls.pop()) if controls else []
     return waits
 
 
@@ -195,49 +195,49 @@ def _part(graph: TensorGraph, waits: Mapping[str, list[str]]) -> TensorGraph:
 
 def _sizes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | None]:
     """Return node → bytes of its results by TensorFlow's shape inference; None if unknown."""
-    found: dict[str, int | None] = {}
+    sizes: dict[str, int | None] = {}
     for name in names:
         results = graph.get_operation_by_name(name).outputs
         counts = [result.shape.num_elements() for result in results]
         widths = [result.dtype.size for result in results]
-        known = None not in counts
-        found[name] = (
+        static = None not in counts
+        sizes[name] = (
             sum(count * width for count, width in zip(counts, widths, strict=True))
-            if known
+            if static
             else None
         )
-    return found
+    return sizes
 
 
 def _fold(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
     """Replace nodes computed from constants by their values; return whether there were any."""
     inner = {name for name in waits if graph.nodes[name].op != CONSTANT}
-    wanted = dict.fromkeys(
+    tensors = dict.fromkeys(
         plain(tensor)
         for name, node in graph.nodes.items()
         if name not in inner
         for tensor in node.input
         if node_of(tensor) in inner and not is_control(tensor)
     )
-    if not wanted:
+    if not tensors:
         return False
-    part, most = _part(graph, waits).pruned(wanted), _most(graph)
+    part, most = _part(graph, waits).pruned(tensors), _most(graph)
     try:
-        values = Runner(runnable(part.to_graph_def()))({}, list(wanted))
+        values = Runner(runnable(part.to_graph_def()))({}, list(tensors))
     except ConversionError:
         logger.debug("constant folding failed; constants are kept", exc_info=True)
         return False
     replaced: dict[str, str] = {}
-    for tensor, value in zip(wanted, values, strict=True):
+    for tensor, value in zip(tensors, values, strict=True):
         if np.asarray(value).nbytes > most:
             continue
         node = graph[tensor]
-        alone = len(result_dtypes(node)) == 1
-        name = node.name if alone else graph.unused(f"{node.name}/result_{output_of(tensor)}")
+        single = len(result_dtypes(node)) == 1
+        name = node.name if single else graph.unused(f"{node.name}/result_{output_of(tensor)}")
         constant = make_constant(name, value)
         constant.input.extend(waits[node.name])
         graph.add(constant)
-        if not alone:
+        if not single:
             replaced[tensor] = name
     graph.redirect(replaced)
     return True
@@ -254,7 +254,7 @@ def _is_foldable(node: NodeDef) -> bool:
     )
 
 
-def merge_duplicates(graph: TensorGraph, kept: Iterable[str]) -> None:
+def merge_duplicates(graph: TensorGraph, protected: Iterable[str]) -> None:
     """Merge nodes that compute the same result.
 
     The runtime does so at startup. Merging here converts the graph that actually runs, in which a
@@ -262,7 +262,7 @@ def merge_duplicates(graph: TensorGraph, kept: Iterable[str]) -> None:
     """
     first: dict[bytes, str] = {}
     replaced: dict[str, str] = {}
-    stay = frozenset(kept)
+    stay = frozenset(protected)
     for name, node in graph.nodes.items():
         if node.op in PLACEHOLDERS or name in stay or not is_pure(node):
             continue
@@ -276,14 +276,14 @@ def merge_duplicates(graph: TensorGraph, kept: Iterable[str]) -> None:
             if not key.startswith("_"):
                 digest.update(key.encode())
                 digest.update(node.attr[key].SerializeToString(deterministic=True))
-        known = first.setdefault(digest.digest(), name)
-        if known != name:
-            replaced[name] = known
-    read = {tensor for node in graph.nodes.values() for tensor in node.input}
+        original = first.setdefault(digest.digest(), name)
+        if original != name:
+            replaced[name] = original
+    operands = {tensor for node in graph.nodes.values() for tensor in node.input}
     graph.redirect(
         {
             plain(tensor): tensor.replace(source, replaced[source], 1)
-            for tensor in read
+            for tensor in operands
             if (source := node_of(tensor)) in replaced
         }
     )

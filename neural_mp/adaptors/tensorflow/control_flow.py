@@ -78,9 +78,9 @@ def reached(
 ) -> tuple[set[str], set[str]]:
     """Return the nodes of a graph and functions of its library that run if the given ones run."""
     by_name = {node.name: node for node in graph.node}
-    found = closure(nodes, by_name, lambda name: map(node_of, by_name[name].input))
-    calls = [*functions, *(name for node in found for name in called(by_name[node]))]
-    return found, _run(graph.library, calls)
+    live = closure(nodes, by_name, lambda name: map(node_of, by_name[name].input))
+    calls = [*functions, *(name for node in live for name in called(by_name[node]))]
+    return live, _run(graph.library, calls)
 
 
 def _run(library: FunctionDefLibrary, calls: Iterable[str]) -> set[str]:
@@ -102,14 +102,14 @@ def closure(
     roots: Iterable[str], known: Container[str], needed: Callable[[str], Iterable[str]]
 ) -> set[str]:
     """Return all known names that the roots lead to, directly or not, roots included."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
-        if name not in found and name in known:
-            found.add(name)
+        if name not in names and name in known:
+            names.add(name)
             waiting += needed(name)
-    return found
+    return names
 
 
 def used_functions(library: FunctionDefLibrary, nodes: Iterable[NodeDef]) -> FunctionDefLibrary:
@@ -129,11 +129,11 @@ def drop_unreachable(graph: GraphDef, roots: Iterable[str]) -> None:
         roots: tensors whose nodes stay, with all nodes these depend on; if empty, or if any is
             missing, every node with an unread result is a root.
     """
-    known = {node.name for node in graph.node}
-    kept = set(map(node_of, roots))
-    if not kept or not kept <= known:
-        kept = _loose(graph)
-    needed, _ = reached(graph, kept)
+    names = {node.name for node in graph.node}
+    sinks = set(map(node_of, roots))
+    if not sinks or not sinks <= names:
+        sinks = _loose(graph)
+    needed, _ = reached(graph, sinks)
     nodes = [node for node in graph.node if node.name in needed]
     if len(nodes) < len(graph.node):
         del graph.node[:]
@@ -143,13 +143,13 @@ def drop_unreachable(graph: GraphDef, roots: Iterable[str]) -> None:
 
 def _loose(graph: GraphDef) -> set[str]:
     """Return the nodes with unread results; nodes of unknown op types count."""
-    read = {node_of(t) for node in graph.node for t in node.input if not is_control(t)}
-    found = set()
+    consumed = {node_of(t) for node in graph.node for t in node.input if not is_control(t)}
+    sinks = set()
     for node in graph.node:
         definition = op_def_registry.get(node.op)
-        if node.name not in read and (definition is None or definition.output_arg):
-            found.add(node.name)
-    return found
+        if node.name not in consumed and (definition is None or definition.output_arg):
+            sinks.add(node.name)
+    return sinks
 
 
 ENTERS = ("Enter", "RefEnter")
@@ -176,37 +176,37 @@ def frames(graph: TensorGraph) -> dict[str, str]:
 
     The results of an Exit belong to the frame around the loop.
     """
-    found = {
+    loops = {
         name: node.attr["frame_name"].s.decode()
         for name, node in graph.nodes.items()
         if node.op in ENTERS
     }
-    if not found:
+    if not loops:
         return {}
     consumers = graph.consumers()
     around: dict[str, str] = {}  # loop → enclosing loop
-    waiting = list(found)
+    waiting = list(loops)
     ends: list[str] = []
     while waiting:
         name = waiting.pop()
         for reader, _ in consumers[name]:
             op = graph.nodes[reader].op
             if op in ENTERS:
-                around[found[reader]] = found[name]
+                around[loops[reader]] = loops[name]
             elif op in EXITS:
                 ends.append(reader)
-            elif reader not in found:
-                found[reader] = found[name]
+            elif reader not in loops:
+                loops[reader] = loops[name]
                 waiting.append(reader)
         if not waiting:
-            known = [e for e in ends if e not in found and _loop_of(graph, e, found) in around]
-            found.update({end: around[_loop_of(graph, end, found)] for end in known})
-            waiting.extend(known)
-    return found
+            resolved = [e for e in ends if e not in loops and _loop_of(graph, e, loops) in around]
+            loops.update({end: around[_loop_of(graph, end, loops)] for end in resolved})
+            waiting.extend(resolved)
+    return loops
 
 
-def _loop_of(graph: TensorGraph, end: str, found: Mapping[str, str]) -> str:
-    return found[node_of(graph.nodes[end].input[0])]
+def _loop_of(graph: TensorGraph, end: str, loops: Mapping[str, str]) -> str:
+    return loops[node_of(graph.nodes[end].input[0])]
 
 
 @dataclass(frozen=True)
@@ -242,8 +242,8 @@ def in_bodies(graph: TensorGraph) -> frozenset[str]:
         reader
         for name, node in graph.nodes.items()
         if node.op in SWITCHES and graph[node.input[1]].op == "LoopCond"
-        for reader, place in consumers[name]
-        if output_of(graph.nodes[reader].input[place]) == 1
+        for reader, position in consumers[name]
+        if output_of(graph.nodes[reader].input[position]) == 1
     ]
     inner = {name for name in within if graph.nodes[name].op not in CONTROL_FLOW}
     return frozenset(closure(starts, inner, lambda name: (r for r, _ in consumers[name])))
@@ -285,21 +285,21 @@ def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str
 def _with_short_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
     """Return the graph with short names, which mention each body once; ports keep their names."""
     names: dict[str, str] = {}
-    taken, kept = set(graph.nodes), set(map(node_of, ports))
+    used, protected = set(graph.nodes), set(map(node_of, ports))
     for name in graph.nodes:
         short = _short(name)
-        if short != name and short not in taken and name not in kept:
+        if short != name and short not in used and name not in protected:
             names[name] = short
-            taken.add(short)
+            used.add(short)
     return graph.renamed(names)
 
 
 def _short(name: str) -> str:
     """Shorten `a/while/body/_1/a/while/cell/MatMul` to `a/while/body/cell/MatMul`, recursively."""
-    found = _BODY.match(name)
-    if found is None:
+    match = _BODY.match(name)
+    if match is None:
         return name
-    caller, inner = found["caller"], found["rest"]
+    caller, inner = match["caller"], match["rest"]
     around = "/".join(part for part in caller.split("/") if part not in ("body", "cond"))
     rest = _short(inner.removeprefix(f"{around}/"))
-    return f"{caller}/{found['part']}/{rest}"
+    return f"{caller}/{match['part']}/{rest}"

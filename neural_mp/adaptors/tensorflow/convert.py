@@ -54,10 +54,10 @@ def write_table(forms: Forms, model: TensorFlowModel, node: NodeDef, weight_limi
         scales = weight_scales(table, (1,), weight_limit)
     integers = round_to_int8(table, scales, weight_limit)
 
-    def read(constant: str, kind: tf.DType, word: str) -> str:
+    def read(constant: str, kind: tf.DType, suffix: str) -> str:
         inputs = [constant, *(forms.real(tensor) for tensor in node.input[1:])]
         types = {"Tparams": kind, **{key: node.attr[key] for key in ("Tindices", "Taxis")}}
-        put = forms.graph.put(node.op, f"{name}/{word}", inputs, **types)
+        put = forms.graph.put(node.op, f"{name}/{suffix}", inputs, **types)
         forms.helpers[put] = name
         return put
 
@@ -187,8 +187,8 @@ class _Writer:
         written, typed = copied(node), typed_inputs(node)
         for position, tensor in enumerate(node.input):
             if not is_control(tensor):
-                wanted = form if position in typed else FP32
-                written.input[position] = self.forms.real(tensor, wanted)
+                target = form if position in typed else FP32
+                written.input[position] = self.forms.real(tensor, target)
         written.attr["T"].type = DTYPES[form].as_datatype_enum
         written.name = self.forms.graph.unused(f"{node.name}/{form}")  # after names for casts
         self.forms.put(node.name, form, self.forms.graph.add(written))
@@ -196,7 +196,7 @@ class _Writer:
 
     def _write_as_it_is(self, node: NodeDef) -> None:
         real = {tensor: self.forms.real(tensor) for tensor in data_inputs(node)}
-        if any(tensor != found for tensor, found in real.items()):
+        if any(tensor != converted for tensor, converted in real.items()):
             edited = self.forms.graph.edit(node.name)
             edited.input[:] = [real.get(plain(tensor), tensor) for tensor in node.input]
 
@@ -218,14 +218,14 @@ class _Writer:
 
     def _results(self, graph: TensorGraph) -> dict[str, OutputLocation]:
         """Return op of the original graph → the location of its result."""
-        found = {}
+        locations = {}
         for node in self.model.op_nodes:
             if node.name in self.inner and node.name not in self.layers:
                 continue  # fused into a layer's kernel
             tensor, encoding = self.forms.result_of(node.name)
             if node_of(tensor) in graph:
-                found[node.name] = OutputLocation(tensor, node.op, encoding)
-        return found
+                locations[node.name] = OutputLocation(tensor, node.op, encoding)
+        return locations
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
         """Return node of the converted graph → the op that its time counts for."""
@@ -239,8 +239,8 @@ class _Writer:
 
     def _written_for(self, graph: TensorGraph) -> dict[str, str]:
         """Return node of the converted graph → its op (see `TensorFlowModel.written`)."""
-        found = dict.fromkeys((*self.standing_for, *self.inner), "")
-        found.update(self.forms.helpers)
+        ops = dict.fromkeys((*self.standing_for, *self.inner), "")
+        ops.update(self.forms.helpers)
         for name, written in self.standing_for.items():
-            found[written] = self.layers[name].head if name in self.layers else name
-        return {name: op for name, op in found.items() if name in graph and name != op}
+            ops[written] = self.layers[name].head if name in self.layers else name
+        return {name: op for name, op in ops.items() if name in graph and name != op}

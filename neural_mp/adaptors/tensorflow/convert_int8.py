@@ -138,12 +138,12 @@ def int8_layers(model: TensorFlowModel, effective: Mapping[str, Precision]) -> d
     """Return last node fused into the kernel of an INT8 layer → the layer."""
     consumers = model.graph.consumers()
     groups = model.structure.fusion_groups.items()
-    found = (
+    layers = (
         Layer.of(model.graph, consumers, group, effective)
         for head, group in groups
         if effective.get(head) is Precision.INT8
     )
-    return {layer.tail: layer for layer in found}
+    return {layer.tail: layer for layer in layers}
 
 
 @dataclass(frozen=True)
@@ -287,8 +287,8 @@ def pad_stored(
     last = graph.put("PadV2", f"{name}/padded", [last, paddings, value], T=kind, Tpaddings=tf.int32)
     if width > 1:
         last = graph.put("Bitcast", f"{name}/bytes", [last], T=kind, type=tf.uint8)
-        after = [size + int(amounts[axis].sum()) for axis, size in enumerate(sizes)]
-        last = _reshaped(graph, last, f"{name}/joined", [-1, *after[1:3], sizes[3]])
+        padded = [size + int(amounts[axis].sum()) for axis, size in enumerate(sizes)]
+        last = _reshaped(graph, last, f"{name}/joined", [-1, *padded[1:3], sizes[3]])
     return graph.put("Bitcast", name, [last], T=tf.uint8, type=U8)
 
 

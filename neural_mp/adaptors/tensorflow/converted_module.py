@@ -63,12 +63,12 @@ class ConvertedModel(tf.Module):
         if training:
             raise ValueError("a converted model cannot be trained; train the original model")
         inputs = kwargs or (args[0] if len(args) == 1 else list(args))
-        given = self.signature.assigned(inputs)
-        if not any(tf.is_tensor(value) for value in given):
-            given = list(self.signature.bind(inputs).values())
+        assigned = self.signature.assigned(inputs)
+        if not any(tf.is_tensor(value) for value in assigned):
+            assigned = list(self.signature.bind(inputs).values())
         values = [
             tf.cast(value, port.dtype) if tf.is_tensor(value) else tf.constant(value, port.dtype)
-            for value, port in zip(given, self.signature.inputs, strict=True)
+            for value, port in zip(assigned, self.signature.inputs, strict=True)
         ]
         results = self._run(*values)
         return self.signature.packed([results[port.name] for port in self.signature.outputs])

@@ -50,21 +50,21 @@ def in_float32(
     names = sorted({_16_BITS[kind].name for node in _all_nodes(needed) for kind in _kinds(node)})
     if not names:
         return None, []
-    words = " and ".join(names)
+    dtypes = " and ".join(names)
     reason = _obstacle(needed, signature)
     if reason is None:
-        found = with_functions_of_its_own(_rewritten(needed, signature))
+        rewritten = with_functions_of_its_own(_rewritten(needed, signature))
         try:
-            runnable(without_large(found))
+            runnable(without_large(rewritten))
         except (ValueError, ModelLoadError, tf.errors.OpError) as error:
             logger.debug("re-declaring the graph failed", exc_info=True)
             reason = one_line(error)
         else:
-            return found, [
-                f"ops in {words} are re-declared in float32 in converted models, as integer "
-                f"kernels return float32; an unchanged model keeps {words}"
+            return rewritten, [
+                f"ops in {dtypes} are re-declared in float32 in converted models, as integer "
+                f"kernels return float32; an unchanged model keeps {dtypes}"
             ]
-    return None, [f"ops in {words} stay as they are and get no INT8: {reason}"]
+    return None, [f"ops in {dtypes} stay as they are and get no INT8: {reason}"]
 
 
 def _all_nodes(graph: TensorGraph) -> Iterator[NodeDef]:
@@ -97,20 +97,20 @@ def _rewritten(graph: TensorGraph, signature: ServedSignature) -> TensorGraph:
     inner = {name: graph.unused(f"{name}/float32") for name in halves}
     graph = graph.renamed(inner)
     fed = set(map(node_of, signature.input_tensors))
-    found = TensorGraph(
+    rewritten = TensorGraph(
         {name: node if name in fed else _widened(node) for name, node in graph.nodes.items()},
         graph.versions,
         FunctionDefLibrary(function=map(_widened_function, graph.library.function)),
     )
     for name, kind in halves.items():
-        found.add(_cast(name, inner[name], tf.float32, kind))
-    starts = {name: kind for name in fed if (kind := _half_result(found.nodes[name]))}
+        rewritten.add(_cast(name, inner[name], tf.float32, kind))
+    starts = {name: kind for name in fed if (kind := _half_result(rewritten.nodes[name]))}
     casts = {
-        name: found.add(_cast(found.unused(f"{name}/float32"), name, kind, tf.float32))
+        name: rewritten.add(_cast(rewritten.unused(f"{name}/float32"), name, kind, tf.float32))
         for name, kind in starts.items()
     }
-    found.redirect(casts, unless=casts.values())
-    return found
+    rewritten.redirect(casts, unless=casts.values())
+    return rewritten
 
 
 def _half_result(node: NodeDef) -> tf.DType | None:
@@ -119,8 +119,8 @@ def _half_result(node: NodeDef) -> tf.DType | None:
     return kinds[0] if kinds and kinds[0].as_datatype_enum in _16_BITS else None
 
 
-def _cast(name: str, source: str, read: tf.DType, written: tf.DType) -> NodeDef:
-    return make_node("Cast", name, [source], SrcT=read, DstT=written, Truncate=False)
+def _cast(name: str, source: str, source_type: tf.DType, target_type: tf.DType) -> NodeDef:
+    return make_node("Cast", name, [source], SrcT=source_type, DstT=target_type, Truncate=False)
 
 
 def _widened(node: NodeDef) -> NodeDef:
@@ -132,24 +132,24 @@ def _widened(node: NodeDef) -> NodeDef:
         constant = make_constant(node.name, value)
         constant.input[:] = node.input
         return constant
-    found = copied(node)
-    for value in found.attr.values():
+    widened = copied(node)
+    for value in widened.attr.values():
         # An assignment to one kind of value would clear another.
         if value.type in _16_BITS:
             value.type = _FLOAT32
         for index, kind in enumerate(value.list.type):
             if kind in _16_BITS:
                 value.list.type[index] = _FLOAT32
-    return found
+    return widened
 
 
 def _widened_function(function: FunctionDef) -> FunctionDef:
-    found = FunctionDef()
-    found.CopyFrom(function)
-    for argument in (*found.signature.input_arg, *found.signature.output_arg):
+    widened = FunctionDef()
+    widened.CopyFrom(function)
+    for argument in (*widened.signature.input_arg, *widened.signature.output_arg):
         if argument.type in _16_BITS:
             argument.type = _FLOAT32
     nodes = [_widened(node) for node in function.node_def]
-    del found.node_def[:]
-    found.node_def.extend(nodes)
-    return found
+    del widened.node_def[:]
+    widened.node_def.extend(nodes)
+    return widened

@@ -129,9 +129,9 @@ def _without_effects(
     for node in graph.nodes.values():
         if node.name not in handles and any(handles.get(node_of(t)) in written for t in node.input):
             raise _kept_state(node.name)
-    given = {*captured, *map(node_of, names)}
+    placeholders = {*captured, *map(node_of, names)}
     rest = TensorGraph(
-        {name: node for name, node in graph.nodes.items() if name not in given},
+        {name: node for name, node in graph.nodes.items() if name not in placeholders},
         graph.versions,
         graph.library,
     )
@@ -141,16 +141,16 @@ def _without_effects(
         autograph=False,
     )
     def run(*values: tf.Tensor) -> Any:
-        known = dict(zip(names, values, strict=True))
+        input_map = dict(zip(names, values, strict=True))
         capture = tf.compat.v1.get_default_graph().capture
-        known |= {f"{name}:0": capture(captured[name]) for name in captured if name in graph}
+        input_map |= {f"{name}:0": capture(captured[name]) for name in captured if name in graph}
         return tf.graph_util.import_graph_def(
-            rest.to_graph_def(), input_map=known, return_elements=outputs, name=""
+            rest.to_graph_def(), input_map=input_map, return_elements=outputs, name=""
         )
 
-    found = run.get_concrete_function()
-    found.graph.variables = function.graph.variables
-    return found
+    concrete = run.get_concrete_function()
+    concrete.graph.variables = function.graph.variables
+    return concrete
 
 
 def _must_inline_loops(function: ConcreteFunction) -> bool:
@@ -184,15 +184,15 @@ def _frozen(
     graph = graph.pruned(outputs, [t.op.name for t in inputs])
     values: dict[str, str] = {}
     for node in list(graph.nodes.values()):
-        known = (handles.get(node_of(tensor)) for tensor in data_inputs(node))
-        read = [name for name in known if name and captured[name].dtype is tf.resource]
-        if node.name in handles or not read:
+        sources = (handles.get(node_of(tensor)) for tensor in data_inputs(node))
+        resources = [name for name in sources if name and captured[name].dtype is tf.resource]
+        if node.name in handles or not resources:
             continue
         if node.op not in _READS:
             return None
-        if read[0] in written:
+        if resources[0] in written:
             raise _kept_state(node.name)
-        _replace_read(graph, node, captured[read[0]], values)
+        _replace_read(graph, node, captured[resources[0]], values)
     for name in handles:
         if name in captured and captured[name].dtype is not tf.resource:
             graph.add(make_constant(name, captured[name].numpy()))
@@ -206,10 +206,10 @@ def _inlinable(function: ConcreteFunction) -> GraphDef:
         ModelLoadError: an op only runs in functions compiled by XLA.
     """
     graph = function.graph.as_graph_def()
-    known = {inner.signature.name for inner in graph.library.function}
+    functions = {inner.signature.name for inner in graph.library.function}
     compiled = (f.node_def for f in graph.library.function if "_XlaMustCompile" in f.attr)
     for node in chain(graph.node, *compiled):
-        if node.op not in known and not has_kernel(node.op):
+        if node.op not in functions and not has_kernel(node.op):
             raise ModelLoadError(
                 f"ops must run without XLA (jit_compile=True is dropped), got {node.op!r} "
                 f"({node.name!r}); export the model without this op"
@@ -251,11 +251,11 @@ def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
     }
     ignored = {*writes, *reads, *handles}
     for name, node in list(graph.nodes.items()):
-        kept = [t for t in node.input if not (is_control(t) and node_of(t) in ignored)]
-        if len(kept) < len(node.input):
+        remaining = [t for t in node.input if not (is_control(t) and node_of(t) in ignored)]
+        if len(remaining) < len(node.input):
             edited = graph.edit(name)
             del edited.input[:]
-            edited.input.extend(kept)
+            edited.input.extend(remaining)
     return set(writes.values())
 
 

@@ -67,8 +67,8 @@ def tie_constants(graph: TensorGraph) -> None:
             if is_control(tensor) or source in within or not graph.is_constant(source):
                 continue
             if key not in tied:
-                alone = all(where.get(reader) == loop for reader, _ in readers[source])
-                tied[key] = source if alone else graph.unused(f"{source}/within")
+                exclusive = all(where.get(reader) == loop for reader, _ in readers[source])
+                tied[key] = source if exclusive else graph.unused(f"{source}/within")
                 _put(
                     graph, tied[key], graph.nodes[source], pivots.of_body(loops[loop].condition, 1)
                 )
@@ -76,9 +76,9 @@ def tie_constants(graph: TensorGraph) -> None:
 
 
 def _put(graph: TensorGraph, name: str, constant: NodeDef, pivot: str) -> str:
-    made = copied(constant, name)
-    made.input[:] = [f"^{pivot}"]
-    return graph.add(made)
+    node = copied(constant, name)
+    node.input[:] = [f"^{pivot}"]
+    return graph.add(node)
 
 
 def _handed_on(graph: TensorGraph) -> dict[str, str]:
@@ -107,14 +107,14 @@ def _passed_on(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[st
     """Return a tensor if it is read, and the Identities that pass it on within the body."""
     readers = [
         graph.nodes[name]
-        for name, place in consumers[node_of(tensor)]
-        if plain(graph.nodes[name].input[place]) == tensor
+        for name, position in consumers[node_of(tensor)]
+        if plain(graph.nodes[name].input[position]) == tensor
     ]
-    found = [tensor] if readers else []
+    tensors = [tensor] if readers else []
     for reader in readers:
         if reader.op == "Identity":
-            found += [str(reader.name), *_passed_on(graph, consumers, str(reader.name))]
-    return found
+            tensors += [str(reader.name), *_passed_on(graph, consumers, str(reader.name))]
+    return tensors
 
 
 def _invariant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
@@ -127,11 +127,11 @@ def _invariant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
     entered, following = (graph[tensor] for tensor in source.input[:2])
     if entered.op not in ENTERS or following.op != "NextIteration":
         return None
-    kept = plain(following.input[0])
-    while graph[kept].op == "Identity":
-        kept = plain(graph[kept].input[0])
+    carried = plain(following.input[0])
+    while graph[carried].op == "Identity":
+        carried = plain(graph[carried].input[0])
     outside = graph[entered.input[0]]
-    return outside if kept == f"{switch.name}:1" and outside.op == CONSTANT else None
+    return outside if carried == f"{switch.name}:1" and outside.op == CONSTANT else None
 
 
 class _Pivots:
@@ -152,17 +152,17 @@ class _Pivots:
         """Return the node in use as control input if there is one, else a new one."""
         carriers = list(self._carriers(condition)) or [self._put_carrier(condition)]
         results = {plain(f"{carrier.name}:{index}") for carrier in carriers}
-        found = [
+        names = [
             str(node.name)
             for node in self.graph.nodes.values()
             if node.op == "Identity" and len(node.input) == 1 and plain(node.input[0]) in results
         ]
         awaited = {tensor for node in self.graph.nodes.values() for tensor in node.input}
-        if found:
-            return next((name for name in found if f"^{name}" in awaited), found[0])
+        if names:
+            return next((name for name in names if f"^{name}" in awaited), names[0])
         first = carriers[0]
-        kind, read = tf.as_dtype(first.attr["T"].type), plain(f"{first.name}:{index}")
-        return self.graph.put("Identity", f"{first.name}/pivot_{index}", [read], T=kind)
+        kind, source = tf.as_dtype(first.attr["T"].type), plain(f"{first.name}:{index}")
+        return self.graph.put("Identity", f"{first.name}/pivot_{index}", [source], T=kind)
 
     def _carriers(self, condition: str) -> Iterator[NodeDef]:
         """Yield Switches that stay: on the condition itself, or on loop variables that change."""
@@ -179,10 +179,10 @@ class _Pivots:
             for node in self.graph.nodes.values()
             if node.op in SWITCHES and plain(node.input[1]) == condition
         )
-        made = copied(like, self.graph.unused(f"{node_of(condition)}/switch"))
-        made.input[:] = [condition, condition]
-        made.attr["T"].type = result_dtypes(self.graph[condition])[0].as_datatype_enum
-        return self.graph.nodes[self.graph.add(made)]
+        switch = copied(like, self.graph.unused(f"{node_of(condition)}/switch"))
+        switch.input[:] = [condition, condition]
+        switch.attr["T"].type = result_dtypes(self.graph[condition])[0].as_datatype_enum
+        return self.graph.nodes[self.graph.add(switch)]
 
 
 def take_constant_branches(graph: TensorGraph) -> None:
@@ -190,27 +190,27 @@ def take_constant_branches(graph: TensorGraph) -> None:
 
     Branches not taken stay in the graph unread.
     """
-    taken = {
+    branches = {
         name: index
         for name, node in graph.nodes.items()
         if node.op in ("Switch", "_SwitchN") and (index := _index(graph, node)) is not None
     }
-    if not taken:
+    if not branches:
         return
-    dead = _dead(graph, taken)
+    dead = _dead(graph, branches)
     replaced = {
         plain(f"{name}:{index}"): plain(graph.nodes[name].input[0])
-        for name, index in taken.items()
+        for name, index in branches.items()
         if name not in dead
     }
     for name, node in list(graph.nodes.items()):
-        living = [t for t in data_inputs(node) if not _is_dead(t, taken, dead)]
+        living = [t for t in data_inputs(node) if not _is_dead(t, branches, dead)]
         if node.op != "Merge" or name in dead or len(living) == len(data_inputs(node)):
             continue
         if len(living) == 1:
             replaced[name] = living[0]
-            place = np.int32(data_inputs(node).index(living[0]))
-            replaced[f"{name}:1"] = graph.put_constant(f"{name}/taken", place)
+            value_index = np.int32(data_inputs(node).index(living[0]))
+            replaced[f"{name}:1"] = graph.put_constant(f"{name}/taken", value_index)
     for tensor in replaced:
         while replaced[tensor] in replaced:
             replaced[tensor] = replaced[replaced[tensor]]
@@ -230,23 +230,23 @@ def _index(graph: TensorGraph, switch: NodeDef) -> int | None:
     return int(value) if 0 <= int(value) < last else last
 
 
-def _is_dead(tensor: str, taken: dict[str, int], dead: set[str]) -> bool:
+def _is_dead(tensor: str, branches: dict[str, int], dead: set[str]) -> bool:
     source = node_of(tensor)
-    return source in dead or (source in taken and output_of(tensor) != taken[source])
+    return source in dead or (source in branches and output_of(tensor) != branches[source])
 
 
-def _dead(graph: TensorGraph, taken: dict[str, int]) -> set[str]:
+def _dead(graph: TensorGraph, branches: dict[str, int]) -> set[str]:
     """Return the nodes that never run: those that need a dead result, except live Merges."""
     consumers = graph.consumers()
     dead: set[str] = set()
-    waiting = list(taken)
+    waiting = list(branches)
     while waiting:
         for reader, _ in consumers[waiting.pop()]:
             node = graph.nodes[reader]
-            inputs = [_is_dead(t, taken, dead) for t in node.input if not is_control(t)]
+            inputs = [_is_dead(t, branches, dead) for t in node.input if not is_control(t)]
             controls = [node_of(t) in dead for t in node.input if is_control(t)]
-            gone = all(inputs) if node.op == "Merge" else any(inputs)
-            if reader not in dead and (gone or any(controls)):
+            is_blocked = all(inputs) if node.op == "Merge" else any(inputs)
+            if reader not in dead and (is_blocked or any(controls)):
                 dead.add(reader)
                 waiting.append(reader)
     return dead

@@ -73,10 +73,10 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
     """
     values: dict[str, Values] = {start: _POINTS}
     while len(values) <= _MOST_OPS:
-        found = _next_computable(graph, consumers, values)
-        if found is None:
+        computable = _next_computable(graph, consumers, values)
+        if computable is None:
             return None
-        last, arguments = found
+        last, arguments = computable
         with np.errstate(all="ignore"):
             values[last] = np.asarray(_COMPUTES[graph.nodes[last].op](*arguments))
         inner = [name for name in values if name != last]
@@ -98,10 +98,10 @@ def _next_computable(
             if reader in values or graph.nodes[reader].op not in _COMPUTES:
                 continue
             tensors = data_inputs(graph.nodes[reader])
-            read = [values[t] if t in values else _number(graph, t) for t in tensors]
-            known = [value for value in read if value is not None]
-            if len(known) == len(read):
-                return reader, known
+            operands = [values[t] if t in values else _number(graph, t) for t in tensors]
+            available = [value for value in operands if value is not None]
+            if len(available) == len(operands):
+                return reader, available
     return None
 
 
@@ -228,10 +228,10 @@ class _Kernels(FusionRules[str, str]):
         if node is None or node.op not in ADDITIONS or self.graph.nodes[group.head].op != "Conv2D":
             return None
         first, second = data_inputs(node)
-        other = second if first == last else first
-        if other == last or ":" in other or self.graph.is_constant(other):
+        summand = second if first == last else first
+        if summand == last or ":" in summand or self.graph.is_constant(summand):
             return None
-        return Step(SUM, (node.name,), other) if self._same_sizes(last, other) else None
+        return Step(SUM, (node.name,), summand) if self._same_sizes(last, summand) else None
 
     def activation(self, group: FusionGroup) -> Step | None:
         kind, last = self.graph.nodes[group.head].op, group.tail
@@ -251,22 +251,22 @@ class _Kernels(FusionRules[str, str]):
         following = only_reader(self.graph, self.consumers, group.tail)
         return following[0] if following is not None else None
 
-    def _same_sizes(self, one: str, other: str) -> bool:
+    def _same_sizes(self, lhs: str, rhs: str) -> bool:
         """Whether two tensors are certain to have equal shapes, without broadcasting.
 
         False for tensors computed from several inputs, whose batch sizes may differ.
         """
-        return self.shapes.alike(one, other) and len(self._fed_by[one] | self._fed_by[other]) <= 1
+        return self.shapes.alike(lhs, rhs) and len(self._fed_by[lhs] | self._fed_by[rhs]) <= 1
 
     @cached_property
     def _fed_by(self) -> Mapping[str, frozenset[str]]:
         """Node → the placeholders that the node is computed from."""
-        found: dict[str, frozenset[str]] = {}
+        placeholders: dict[str, frozenset[str]] = {}
         for name, node in self.graph.nodes.items():
-            sources = (found.get(node_of(tensor), frozenset()) for tensor in node.input)
+            sources = (placeholders.get(node_of(tensor), frozenset()) for tensor in node.input)
             own = frozenset({name} if node.op in PLACEHOLDERS else ())
-            found[name] = own.union(*sources)
-        return found
+            placeholders[name] = own.union(*sources)
+        return placeholders
 
 
 def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
@@ -311,17 +311,17 @@ def _is_table(graph: TensorGraph, node: NodeDef) -> bool:
 
 def never_negative(graph: TensorGraph) -> frozenset[str]:
     """Return the nodes whose results are never negative for any data."""
-    found: set[str] = set()
+    nonnegative: set[str] = set()
     for name, node in graph.nodes.items():
         sources = data_inputs(node)
         if (
             node.op in _NEVER_NEGATIVE
-            or (node.op in _KEEP_SIGN and sources and sources[0] in found)
-            or (node.op == "ConcatV2" and all(source in found for source in sources[:-1]))
+            or (node.op in _KEEP_SIGN and sources and sources[0] in nonnegative)
+            or (node.op == "ConcatV2" and all(source in nonnegative for source in sources[:-1]))
         ):
-            found.add(name)
+            nonnegative.add(name)
         elif node.op == "Maximum":
             limits = [graph.constant(source) for source in sources]
             if any(limit is not None and np.min(limit, initial=0) >= 0 for limit in limits):
-                found.add(name)
-    return frozenset(found)
+                nonnegative.add(name)
+    return frozenset(nonnegative)

@@ -20,15 +20,15 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
     """Return the graph of all ops that compute something."""
     fusion_group_of = model.structure.layer_of
     fed = list(map(node_of, model.signature.input_tensors))
-    known = {*fed, *(node.name for node in model.op_nodes)}
+    names = {*fed, *(node.name for node in model.op_nodes)}
     ops = []
     for node in model.op_nodes:
-        read = (node_of(tensor) for tensor in data_inputs(node))
+        sources = (node_of(tensor) for tensor in data_inputs(node))
         ops.append(
             Op(
                 node.name,
                 node.op,
-                tuple(source for source in read if source in known),
+                tuple(source for source in sources if source in names),
                 fusion_group=fusion_group_of.get(node.name),
                 quantize_agnostic=node.name in model.structure.agnostic_ops,
                 writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
@@ -44,7 +44,7 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 widened=model.given is not None,
             )
         )
-    return OpGraph(ops, fed, [name for name in model.output_nodes if name in known])
+    return OpGraph(ops, fed, [name for name in model.output_nodes if name in names])
 
 
 def _source_precision(model: TensorFlowModel, node: NodeDef) -> Precision:

@@ -110,8 +110,8 @@ def checked(graph: GraphDef, what: str) -> tf.Graph:
         ModelLoadError: the graph, or a function in its library, has unknown ops or is incomplete.
     """
     try:
-        found = imported(without_large(graph))
-        with found.as_default():
+        loaded = imported(without_large(graph))
+        with loaded.as_default():
             for function in graph.library.function:
                 _check_function(function)
     except (ValueError, KeyError, TypeError, tf.errors.OpError) as error:
@@ -119,7 +119,7 @@ def checked(graph: GraphDef, what: str) -> tf.Graph:
         raise ModelLoadError(
             f"the installed TensorFlow cannot run {what}: {lines[0] if lines else error}"
         ) from error
-    return found
+    return loaded
 
 
 def _check_function(function: FunctionDef) -> None:
@@ -171,8 +171,8 @@ def loose_ends(graph: TensorGraph, checked_graph: tf.Graph) -> tuple[str, ...]:
 
 def placeholders(graph: TensorGraph, outputs: tuple[str, ...]) -> tuple[str, ...]:
     """Return the placeholders that the outputs depend on, in file order."""
-    known = [name for name in outputs if name in graph]
-    needed = graph.pruned(known).nodes if known else graph.nodes
+    defined = [name for name in outputs if name in graph]
+    needed = graph.pruned(defined).nodes if defined else graph.nodes
     return tuple(
         name for name, node in graph.nodes.items() if node.op in PLACEHOLDERS and name in needed
     )

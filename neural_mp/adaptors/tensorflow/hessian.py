@@ -32,9 +32,9 @@ def hessian_traces(
     weights = {op: plain(model.graph.nodes[op].input[1]) for op in ops}
     with graph.as_default():
         signs = [tf.compat.v1.placeholder(tensor.dtype) for tensor in outputs]
-        read = [graph.get_tensor_by_name(indexed(name)) for name in weights.values()]
+        tensors = [graph.get_tensor_by_name(indexed(name)) for name in weights.values()]
         try:
-            gradients = tf.compat.v1.gradients(outputs, read, signs)
+            gradients = tf.compat.v1.gradients(outputs, tensors, signs)
         except LookupError as error:
             raise ConversionError(f"an op of the model has no gradient: {error}") from error
         squares = {
@@ -49,12 +49,12 @@ def hessian_traces(
 
         def squared(directions: list[Array]) -> dict[str, float]:
             directed = zip(signs, directions, strict=True)
-            given = {**feeds, **{placeholder.name: value for placeholder, value in directed}}
+            arguments = {**feeds, **{placeholder.name: value for placeholder, value in directed}}
             return dict(
-                zip(squares, map(float, runner(given, list(squares.values()))), strict=True)
+                zip(squares, map(float, runner(arguments, list(squares.values()))), strict=True)
             )
 
-        found = runner(feeds, [tensor.name for tensor in outputs])
-        return [np.shape(value) for value in found], squared
+        results = runner(feeds, [tensor.name for tensor in outputs])
+        return [np.shape(value) for value in results], squared
 
     return summed_traces(weights, map(outputs_of, batches))

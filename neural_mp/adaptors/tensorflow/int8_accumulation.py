@@ -71,9 +71,9 @@ def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
     """Return the accumulation of each kernel kind on the target machine."""
 
     def probed(onednn_limit: str | None) -> KernelAccumulation:
-        found = _facts(onednn_limit)
-        working = [form for form in FORMS if f"{WORKS}{form}" in found]
-        exact = [_case(form) for form in working if f"{EXACT}{form}" in found]
+        facts = _facts(onednn_limit)
+        working = [form for form in FORMS if f"{WORKS}{form}" in facts]
+        exact = [_case(form) for form in working if f"{EXACT}{form}" in facts]
         return accumulation_of_cases(exact, map(_case, working))
 
     return target_accumulation(hardware, probed)

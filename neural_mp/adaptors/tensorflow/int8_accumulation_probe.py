@@ -91,9 +91,9 @@ def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
     weight = replace(REDUCED_WEIGHT, range=weight_range)
     plan = PrecisionPlan(dict.fromkeys(layers, OpConfig(Precision.INT8, weight)))
     (reference,) = model.run(feeds)
-    (given,) = write(model, ResolvedPlan(plan, flow), ranges).run(feeds)
+    (output,) = write(model, ResolvedPlan(plan, flow), ranges).run(feeds)
     step = (max(reference.max(), 0.0) - min(reference.min(), 0.0)) / 255
-    return float(np.abs(given - reference).max() / step)
+    return float(np.abs(output - reference).max() / step)
 
 
 def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, dict[str, Array]]:

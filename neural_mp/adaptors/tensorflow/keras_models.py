@@ -201,10 +201,10 @@ def _input_specs(model: tf.keras.Layer, example: object) -> Any:
             f"array"
         )
     example = without_targets(example)
-    found = tf.nest.map_structure(
+    specs = tf.nest.map_structure(
         open_spec, list(example) if isinstance(example, tuple) else example
     )
-    return found[0] if isinstance(found, list) and len(found) == 1 else found
+    return specs[0] if isinstance(specs, list) and len(specs) == 1 else specs
 
 
 def without_targets(example: object) -> Any:
@@ -250,12 +250,12 @@ def reshaped_specs(structure: object, shapes: Shapes) -> Any:
     specs = tf.nest.flatten(structure)
     names = input_names(structure)
     if isinstance(shapes, dict):
-        known = {name for pair in names for name in pair if name}
-        unknown = next((name for name in shapes if name not in known), None)
+        defined = {name for pair in names for name in pair if name}
+        unknown = next((name for name in shapes if name not in defined), None)
         if unknown is not None:
             raise ConfigurationError(
                 f"inputs names {unknown!r}, which is not an input of the model"
-                f"{did_you_mean(unknown, known)}"
+                f"{did_you_mean(unknown, defined)}"
             )
         listed = [shapes.get(name, shapes.get(alias or name)) for name, alias in names]
     else:
@@ -264,11 +264,11 @@ def reshaped_specs(structure: object, shapes: Shapes) -> Any:
             raise ConfigurationError(
                 f"inputs must contain a shape for each of {len(specs)} inputs, got {len(listed)}"
             )
-    found = [
+    reshaped = [
         spec if shape is None else _with_shape(spec, shape, name)
         for spec, shape, (name, _) in zip(specs, listed, names, strict=True)
     ]
-    return tf.nest.pack_sequence_as(structure, found)
+    return tf.nest.pack_sequence_as(structure, reshaped)
 
 
 def _with_shape(spec: tf.TensorSpec, shape: Shape, name: str) -> tf.TensorSpec:
@@ -356,15 +356,15 @@ class Origins:
         """Return node of the simplified graph → its Keras layers, outer ones first."""
         if not self.scopes:
             return {}
-        found = {}
+        result = {}
         for name, node in graph.nodes.items():
             # TensorFlow folds the ops after a layer into the layer, and keeps the last name.
             folded = self._layer_before(name, node.op) if node.op in LAYERS else None
             names = [name] if folded is None else [folded, name]
-            layers = dict.fromkeys(layer for each in names for layer in self._around(each))
+            layers = dict.fromkeys(layer for origin in names for layer in self._around(origin))
             if layers:
-                found[name] = tuple(layers)
-        return found
+                result[name] = tuple(layers)
+        return result
 
     def _around(self, name: str) -> Iterator[Layer]:
         parts = name.split("/")
@@ -375,12 +375,12 @@ class Origins:
 
     def _layer_before(self, name: str, kind: str) -> str | None:
         """Return the nearest layer of a kind before an op; None if the op is such a layer."""
-        near: tuple[str, ...] = (name,)
+        nodes: tuple[str, ...] = (name,)
         if self.types.get(name) in (None, kind):
             return None
         for _ in range(_FURTHEST):
-            near = tuple(dict.fromkeys(source for n in near for source in self.read.get(n, ())))
-            layers = [n for n in near if self.types.get(n) == kind]
+            nodes = tuple(dict.fromkeys(source for n in nodes for source in self.read.get(n, ())))
+            layers = [n for n in nodes if self.types.get(n) == kind]
             if layers:
                 return layers[0]
         return None

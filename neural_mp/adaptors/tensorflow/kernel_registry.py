@@ -25,13 +25,13 @@ def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
         return frozenset()
     every = frozenset(types_pb2.DataType.values())
     allowed = frozenset(declared.allowed_values.list.type) or every
-    found: set[int] = set()
+    types: set[int] = set()
     for kernel in kernels.get_registered_kernels_for_op(op).kernel:
         if kernel.device_type in _DEVICES:
             limits = {c.name: c.allowed_values.list.type for c in kernel.constraint}
-            found |= allowed & frozenset(limits.get(attribute, every))
+            types |= allowed & frozenset(limits.get(attribute, every))
     # Numbers from DT_FLOAT_REF on denote reference types.
-    return frozenset(tf.as_dtype(value) for value in found if 0 < value < types_pb2.DT_FLOAT_REF)
+    return frozenset(tf.as_dtype(value) for value in types if 0 < value < types_pb2.DT_FLOAT_REF)
 
 
 @cache

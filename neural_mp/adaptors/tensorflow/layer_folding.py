@@ -128,7 +128,7 @@ def _replace_chain(
 
 def fold_paddings(graph: TensorGraph) -> None:
     """Fold a zero Pad before a convolution into the padding of the convolution."""
-    known: Shapes | None = None  # inferred only for a graph that needs them
+    inferred: Shapes | None = None  # inferred only for a graph that needs them
     for name, node in list(graph.nodes.items()):
         if node.op not in CONVOLUTIONS:
             continue
@@ -139,8 +139,8 @@ def fold_paddings(graph: TensorGraph) -> None:
         if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or amounts.min() < 0:
             continue
         padding = text_attribute(node, "padding")
-        known = known or shapes(graph)
-        if padding == "VALID" and _is_same(graph, node, amounts, known[pad.name]):
+        inferred = inferred or shapes(graph)
+        if padding == "VALID" and _is_same(graph, node, amounts, inferred[pad.name]):
             edited = graph.edit(name)
             edited.attr["padding"].s = b"SAME"
         elif node.op == "Conv2D" and padding in ("VALID", "EXPLICIT"):

@@ -41,23 +41,23 @@ class _Norm:
 def layer_params(model: TensorFlowModel) -> dict[str, LayerParams]:
     """Return op → its parameters."""
     graph = model.graph
-    found = {name: _layer(model, name) for name in model.structure.fusion_groups}
+    params = {name: _layer(model, name) for name in model.structure.fusion_groups}
     for name, norm in _norms(model).items():
         _, scale = _vector(graph, norm.gamma)
-        found[name] = LayerParams(name, lambda scale=scale: scale.reshape(-1), pooled=True)  # type: ignore[misc]
-    return found
+        params[name] = LayerParams(name, lambda scale=scale: scale.reshape(-1), pooled=True)  # type: ignore[misc]
+    return params
 
 
 def channel_preserving_ops(model: TensorFlowModel) -> frozenset[str]:
     """Return the Reshapes that keep the last axis."""
-    kept = set()
+    ops = set()
     for name, node in model.graph.nodes.items():
         if node.op != "Reshape" or name not in model.structure.agnostic_ops:
             continue
-        before, after = model.shapes[node.input[0]], model.shapes[name]
-        if before and after and before[-1] is not None and before[-1] == after[-1]:
-            kept.add(name)
-    return frozenset(kept)
+        source, result = model.shapes[node.input[0]], model.shapes[name]
+        if source and result and source[-1] is not None and source[-1] == result[-1]:
+            ops.add(name)
+    return frozenset(ops)
 
 
 def _layer(model: TensorFlowModel, name: str) -> LayerParams:
@@ -118,14 +118,14 @@ def _norms(model: TensorFlowModel) -> dict[str, _Norm]:
     """Return sum with the result of a normalization → the normalization."""
     graph = model.graph
     consumers = graph.consumers()
-    found = (
+    norms = (
         _norm(graph, consumers, name, model.output_nodes)
         for name, node in graph.nodes.items()
         if node.op == "Mul"
         and any(graph[t].op == "Rsqrt" for t in data_inputs(node))
         and _vector_input(graph, node) is not None
     )
-    return {norm.result: norm for norm in found if norm is not None}
+    return {norm.result: norm for norm in norms if norm is not None}
 
 
 def _norm(
@@ -136,8 +136,8 @@ def _norm(
     Return None if another op reads any intermediate result.
     """
     terms = {reader for reader, _ in consumers[gamma]}
-    alone = len(terms) == len(consumers[gamma]) and gamma not in outputs
-    if not terms or not alone or any(graph.nodes[term].op != "Mul" for term in terms):
+    exclusive = len(terms) == len(consumers[gamma]) and gamma not in outputs
+    if not terms or not exclusive or any(graph.nodes[term].op != "Mul" for term in terms):
         return None
     shifts: list[str] = []
     while len(terms) > 1 or not shifts:
@@ -170,9 +170,9 @@ def with_layer_params(
     model: TensorFlowModel, changes: Mapping[str, LayerRescale]
 ) -> TensorFlowModel:
     """Return the model with rescaled parameters in some layers."""
-    graph, known, norms = model.graph.copy(), layer_params(model), _norms(model)
+    graph, layers, norms = model.graph.copy(), layer_params(model), _norms(model)
     for name, change in changes.items():
-        layer, weight = known[name], change.weight(known[name])
+        layer, weight = layers[name], change.weight(layers[name])
         if name in norms:
             position, value = _vector(graph, norms[name].gamma)
             _put(graph, norms[name].gamma, position, weight.reshape(value.shape), "scale")

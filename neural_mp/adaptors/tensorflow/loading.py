@@ -65,27 +65,27 @@ class FrozenModel:
     scopes: keras_models.Scopes = field(default_factory=dict)
 
 
-def read(source: object, wanted: InputSpec) -> FrozenModel:
+def read(source: object, spec: InputSpec) -> FrozenModel:
     """Convert a model, given as a path or an object, to a frozen graph.
 
     Names of inputs and outputs are used for graphs without them, the example for models without
     declared inputs.
     """
     if isinstance(source, str | Path):
-        return _read_path(Path(source), wanted)
+        return _read_path(Path(source), spec)
     if keras_models.is_keras(source):
-        return _from_keras(source, wanted)
+        return _from_keras(source, spec)
     if isinstance(source, tf.types.experimental.GenericFunction) and not isinstance(
         source, tf.types.experimental.ConcreteFunction
     ):
-        return _from_concrete(_concrete(source, wanted))
-    wanted = wanted.without_shapes(with_article(type(source).__name__))
+        return _from_concrete(_concrete(source, spec))
+    spec = spec.without_shapes(with_article(type(source).__name__))
     if isinstance(source, tf.Graph):
-        return _from_graph_def(source.as_graph_def(), wanted)
+        return _from_graph_def(source.as_graph_def(), spec)
     if isinstance(source, GraphDef):
         copied = GraphDef()
         copied.CopyFrom(source)  # nodes are shared below, and the user's graph may change
-        return _from_graph_def(copied, wanted)
+        return _from_graph_def(copied, spec)
     if isinstance(source, tf.types.experimental.ConcreteFunction):
         return _from_concrete(source)
     if hasattr(source, "signatures"):
@@ -96,19 +96,19 @@ def read(source: object, wanted: InputSpec) -> FrozenModel:
     )
 
 
-def _read_path(path: Path, wanted: InputSpec) -> FrozenModel:
+def _read_path(path: Path, spec: InputSpec) -> FrozenModel:
     if not path.exists():
         raise ModelLoadError(f"there is no model file or folder {str(path)!r}")
     if path.name in _SAVED_MODEL:
         path = path.parent
     if path.suffix in (".keras", ".h5", ".hdf5") and not path.is_dir():
-        return _from_keras(keras_models.load(path), wanted)
-    wanted = wanted.without_shapes(repr(str(path)))
+        return _from_keras(keras_models.load(path), spec)
+    spec = spec.without_shapes(repr(str(path)))
     if path.is_dir():
         return _read_saved_model(path)
-    ports = (*wanted.outputs, *wanted.names) if wanted.outputs else ()
+    ports = (*spec.outputs, *spec.names) if spec.outputs else ()
     graph, warnings = graph_files.read(path, ports)
-    frozen = _from_graph_def(graph, wanted, str(path))
+    frozen = _from_graph_def(graph, spec, str(path))
     return replace(frozen, warnings=(*warnings, *frozen.warnings))
 
 
@@ -147,9 +147,9 @@ def _is_incomplete(frozen: FrozenModel) -> bool:
     )
 
 
-def _from_keras(model: tf.keras.Layer, wanted: InputSpec) -> FrozenModel:
+def _from_keras(model: tf.keras.Layer, spec: InputSpec) -> FrozenModel:
     with keras_models.recorded_scopes(model) as scopes:
-        function, names = keras_models.traced(model, wanted.example, wanted.shapes)
+        function, names = keras_models.traced(model, spec.example, spec.shapes)
     return replace(_frozen(function, names), original=model, scopes=scopes)
 
 
@@ -167,19 +167,19 @@ def _from_signatures(loaded: Any, what: str) -> FrozenModel:
         )
     key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
     same = _same_as(signatures, key)
-    others = [repr(name) for name in signatures if name not in same]
-    if DEFAULT_KEY not in signatures and others:
+    excluded = [repr(name) for name in signatures if name not in same]
+    if DEFAULT_KEY not in signatures and excluded:
         raise ModelLoadError(
             f"{what} has several signatures, but none named {DEFAULT_KEY!r}"
             f"{did_you_mean(DEFAULT_KEY, signatures)}; pass the signature to convert: "
             f"tf.saved_model.load(path).signatures[name]"
         )
-    warning = f"only the signature {key!r} is converted; warning out: {', '.join(others)}"
+    warning = f"only the signature {key!r} is converted; warning out: {', '.join(excluded)}"
     frozen = _from_concrete(signatures[key])
     signature = replace(frozen.signature, keys=same)
     if len(signature.outputs) == 1:  # a signature can return nothing but a dict
         signature = replace(signature, returns=0)
-    return FrozenModel(frozen.graph, signature, warnings=(warning,) if others else ())
+    return FrozenModel(frozen.graph, signature, warnings=(warning,) if excluded else ())
 
 
 def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -198,9 +198,9 @@ def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return (key, *(n for n in signatures if n != key and described(n) == described(key)))
 
 
-def _concrete(function: tf.types.experimental.GenericFunction, wanted: InputSpec) -> Any:
+def _concrete(function: tf.types.experimental.GenericFunction, spec: InputSpec) -> Any:
     """Return the only function of a `tf.function`, traced with the example if necessary."""
-    example = wanted.example
+    example = spec.example
     try:
         return function.get_concrete_function()
     except (TypeError, ValueError):
@@ -209,11 +209,11 @@ def _concrete(function: tf.types.experimental.GenericFunction, wanted: InputSpec
                 "the tf.function declares no inputs; set its input_signature, pass data, or set "
                 "inputs to an example array"
             ) from None
-    given = keras_models.without_targets(example)
-    values = list(given) if isinstance(given, tuple | list) else [given]
+    inputs = keras_models.without_targets(example)
+    values = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
     specs = tf.nest.map_structure(keras_models.open_spec, values)
-    if wanted.shapes is not None:
-        specs = keras_models.reshaped_specs(specs, wanted.shapes)
+    if spec.shapes is not None:
+        specs = keras_models.reshaped_specs(specs, spec.shapes)
     try:
         return function.get_concrete_function(*specs)
     except Exception as error:
@@ -247,19 +247,19 @@ def _port(tensor: tf.Tensor, name: str, alias: str | None = None) -> TensorSpec:
     return TensorSpec(name, plain(tensor.name), dtype, known_sizes(tensor.shape), alias)
 
 
-def _from_graph_def(graph: GraphDef, wanted: InputSpec, what: str = "the graph") -> FrozenModel:
+def _from_graph_def(graph: GraphDef, spec: InputSpec, what: str = "the graph") -> FrozenModel:
     checked, nodes = graph_files.checked(graph, what), TensorGraph.from_graph_def(graph)
-    outputs = wanted.outputs or graph_files.loose_ends(nodes, checked)
+    outputs = spec.outputs or graph_files.loose_ends(nodes, checked)
     if not outputs:
         raise ModelLoadError(f"no outputs of {what} were found; set outputs")
     warnings: tuple[str, ...] = ()
-    if not wanted.outputs and len(outputs) > 1:
+    if not spec.outputs and len(outputs) > 1:
         warnings = (
             f"outputs are not set; using all {len(outputs)} tensors that no node reads: "
             f"{', '.join(outputs[:6])}{', …' if len(outputs) > 6 else ''}",
         )
-    inputs = wanted.names or graph_files.placeholders(nodes, outputs)
-    graph_files.cut_at(nodes, checked, wanted.names)
+    inputs = spec.names or graph_files.placeholders(nodes, outputs)
+    graph_files.cut_at(nodes, checked, spec.names)
     fed, results = (
         tuple(_port(graph_files.tensor_named(checked, name, option), name) for name in names)
         for option, names in (("inputs", inputs), ("outputs", outputs))
@@ -282,7 +282,7 @@ def left_alone(graph: TensorGraph) -> tuple[str, ...]:
     )
 
 
-def load(source: object, wanted: InputSpec) -> TensorFlowModel:
+def load(source: object, spec: InputSpec) -> TensorFlowModel:
     """Load a model from a path, or from a TensorFlow or Keras object.
 
     Raises:
@@ -290,9 +290,9 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
         ConfigurationError: the model has no input or output of a given name.
         DataError: the example does not fit, or is missing for a model without declared inputs.
     """
-    frozen = read(source, wanted)
-    signature, default_warnings = with_defaults(frozen.graph, frozen.signature, wanted.used_names)
-    signature = signature.choosing(wanted.names, wanted.outputs)
+    frozen = read(source, spec)
+    signature, default_warnings = with_defaults(frozen.graph, frozen.signature, spec.used_names)
+    signature = signature.choosing(spec.names, spec.outputs)
     bind_defaults(frozen.graph, set(map(node_of, signature.input_tensors)))
     _refuse_state(frozen.graph, signature)
     inferred = with_inferred_shapes(frozen.graph, signature)
@@ -300,9 +300,9 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
     origins = Origins.of(frozen.graph, frozen.scopes)
     widened, precision_warnings = in_float32(frozen.graph, signature)
     prepared, warnings = prepare(frozen.graph if widened is None else widened, signature)
-    given = None if widened is None else prepare(frozen.graph, signature)[0]
-    feeds, input_warnings = wanted.feeds(inferred if wanted.example is None else signature)
-    if wanted.example is None:
+    original = None if widened is None else prepare(frozen.graph, signature)[0]
+    feeds, input_warnings = spec.feeds(inferred if spec.example is None else signature)
+    if spec.example is None:
         check_generated(prepared, signature, feeds)
     warnings = [*precision_warnings, *warnings, *left_alone(prepared), *input_warnings]
     return without_fake_quantization(
@@ -314,7 +314,7 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
             frozen.original,
             (*frozen.warnings, *default_warnings, *warnings),
             layers=origins.layers(prepared),
-            given=given,
+            given=original,
         )
     )
 

@@ -85,21 +85,21 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _without_banners(banner: re.Pattern[bytes]) -> Iterator[None]:
     """Remove the banners from standard error within the context."""
     try:
-        kept = os.dup(_STANDARD_ERROR)
+        original = os.dup(_STANDARD_ERROR)
     except OSError:  # there is none
         yield
         return
     reading, writing = os.pipe()
     os.dup2(writing, _STANDARD_ERROR)
     os.close(writing)
-    passing = threading.Thread(target=_pass, args=(reading, os.dup(kept), banner), daemon=True)
+    passing = threading.Thread(target=_pass, args=(reading, os.dup(original), banner), daemon=True)
     passing.start()
     try:
         yield
     finally:
-        os.dup2(kept, _STANDARD_ERROR)  # ends the pipe
+        os.dup2(original, _STANDARD_ERROR)  # ends the pipe
         passing.join(timeout=5)
-        os.close(kept)
+        os.close(original)
 
 
 def _pass(reading: int, writing: int, banner: re.Pattern[bytes]) -> None:

@@ -59,8 +59,8 @@ class Export:
     def put(self, handle: Any) -> list[tf.Tensor]:
         """Run the op, or add it to the default graph; return its results."""
         types = dict(zip(("Tkeys", "Tvalues"), self.types, strict=False))
-        found = getattr(tf.raw_ops, self.op)(table_handle=handle, **types)
-        return list(found) if self.types else [found]
+        outputs = getattr(tf.raw_ops, self.op)(table_handle=handle, **types)
+        return list(outputs) if self.types else [outputs]
 
 
 #: Function that returns the results of an `Export`.
@@ -81,18 +81,18 @@ def handles_of(
         roots: nodes of the tensors.
         loops: whether to follow resources into loops and branches, which never change a resource.
     """
-    found: dict[str, str] = {}
+    handles: dict[str, str] = {}
     for name, node in graph.nodes.items():
-        source = found.get(node_of(node.input[0])) if node.input else None
+        source = handles.get(node_of(node.input[0])) if node.input else None
         passes = node.op == "Identity"
         if loops and "T" in node.attr and node.attr["T"].type == types_pb2.DT_RESOURCE:
             returns = node.op == "Merge" and graph[node.input[1]].op == "NextIteration"
             passes = passes or node.op in _PASS_ON or returns
         if name in roots:
-            found[name] = name
+            handles[name] = name
         elif source is not None and passes:
-            found[name] = source
-    return found
+            handles[name] = source
+    return handles
 
 
 def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> bool:
@@ -107,14 +107,14 @@ def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> b
         ModelLoadError: a table was never filled, or has keys that are vectors.
     """
     contents: dict[Export, tuple[Array, Array]] = {}
-    found = False
+    replaced = False
     for node in list(graph.nodes.values()):
         if node.op not in (*FINDS, *SIZES):
             continue
         handle = handles.get(node_of(node.input[0]))
         if handle is None:
             continue
-        found = True
+        replaced = True
         if node.op in SIZES:
             graph.add(make_constant(node.name, *_filled(node, run, Export(handle, node.op))))
             continue
@@ -124,7 +124,7 @@ def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> b
             keys, values = _filled(node, run, export)
             contents[export] = keys, values
         _replace(graph, node, types, *contents[export])
-    return found
+    return replaced
 
 
 def _filled(node: NodeDef, run: Run, export: Export) -> Sequence[Array]:
@@ -184,16 +184,16 @@ def _of_numbers(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array
     """Return the values of numeric keys, and the default for unknown keys."""
     order = np.argsort(keys)
     keys, values = keys[order], values[order]
-    places = tf.minimum(tf.searchsorted(keys, query), len(keys) - 1)
-    known = tf.equal(tf.gather(keys, places), query)
-    return _chosen(known, values, places, default)
+    indices = tf.minimum(tf.searchsorted(keys, query), len(keys) - 1)
+    hits = tf.equal(tf.gather(keys, indices), query)
+    return _chosen(hits, values, indices, default)
 
 
-def _chosen(known: tf.Tensor, values: Array, places: tf.Tensor, default: tf.Tensor) -> tf.Tensor:
+def _chosen(known: tf.Tensor, values: Array, indices: tf.Tensor, default: tf.Tensor) -> tf.Tensor:
     """Return the values at some places where keys are known, else the default."""
     while known.shape.rank < values.ndim:
         known = known[..., tf.newaxis]
-    return tf.where(known, tf.gather(values, places), default)
+    return tf.where(known, tf.gather(values, indices), default)
 
 
 def _buckets(keys: Array) -> Array:
@@ -202,18 +202,18 @@ def _buckets(keys: Array) -> Array:
     with context.eager_mode():  # also within a graph of TensorFlow 1
         hashed = tf.strings.to_hash_bucket_fast(keys, count).numpy()
     loads = np.bincount(hashed, minlength=count)
-    found = np.full((count, loads.max()), len(keys), np.int32)
+    buckets = np.full((count, loads.max()), len(keys), np.int32)
     order = np.argsort(hashed, kind="stable")
     starts = np.cumsum(loads) - loads
-    found[hashed[order], np.arange(len(keys)) - starts[hashed[order]]] = order
-    return found
+    buckets[hashed[order], np.arange(len(keys)) - starts[hashed[order]]] = order
+    return buckets
 
 
 def _of_strings(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
     """Return the values of string keys, and the default for unknown keys."""
     buckets = _buckets(keys)
-    places = tf.gather(buckets, tf.strings.to_hash_bucket_fast(query, len(buckets)))
-    same = tf.equal(tf.gather(np.append(keys, b""), places), query[:, tf.newaxis])
-    same &= places < len(keys)
-    place = tf.reduce_sum(tf.where(same, places, 0), -1)
-    return _chosen(tf.reduce_any(same, -1), values, place, default)
+    candidates = tf.gather(buckets, tf.strings.to_hash_bucket_fast(query, len(buckets)))
+    same = tf.equal(tf.gather(np.append(keys, b""), candidates), query[:, tf.newaxis])
+    same &= candidates < len(keys)
+    index = tf.reduce_sum(tf.where(same, candidates, 0), -1)
+    return _chosen(tf.reduce_any(same, -1), values, index, default)

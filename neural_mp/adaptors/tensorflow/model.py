@@ -61,14 +61,14 @@ class ServedSignature(Signature):
             return super().bind(inputs)
         except DataError:
             values = self.assigned(inputs)
-            cast = [_integers(*each) for each in zip(self.inputs, values, strict=True)]
+            cast = [_integers(*pair) for pair in zip(self.inputs, values, strict=True)]
             if all(new is old for new, old in zip(cast, values, strict=True)):
                 raise
-        found = super().bind(tuple(cast))
+        feeds = super().bind(tuple(cast))
         if not self._warned:
             logger.warning("batches hold floats for integer inputs of the model; they are cast")
             self._warned.append(True)
-        return found
+        return feeds
 
     def with_defaults(self, defaults: Mapping[str, Array]) -> ServedSignature:
         """Return the signature with input → default for some of its inputs."""
@@ -167,8 +167,8 @@ class TensorFlowModel:
 
     def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
         """Return the graph with placeholders for large constants, and their values."""
-        held = {name: self.graph.value(name) for name in self._large()}
-        return imported(without(self.graph, held)), held
+        values = {name: self.graph.value(name) for name in self._large()}
+        return imported(without(self.graph, values)), values
 
     def _large(self) -> list[str]:
         # Constants tied to an iteration of a loop cannot be fed.
@@ -180,12 +180,12 @@ class TensorFlowModel:
 
     def _tables(self, constants: Iterable[str]) -> list[str]:
         """Return constants read only by rows: making them constant speeds up no kernel."""
-        read: dict[str, set[bool]] = {}
+        uses: dict[str, set[bool]] = {}
         for node in self.graph.nodes.values():
             for position, tensor in enumerate(node.input):
-                read.setdefault(tensor, set()).add(node.op == "GatherV2" and position == 0)
-        kept = self.output_nodes
-        return [name for name in constants if read.get(name) == {True} and name not in kept]
+                uses.setdefault(tensor, set()).add(node.op == "GatherV2" and position == 0)
+        outputs = self.output_nodes
+        return [name for name in constants if uses.get(name) == {True} and name not in outputs]
 
     @cached_property
     def shapes(self) -> Shapes:

@@ -39,12 +39,12 @@ def float_results(
 
 
 def _floats(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
-    found = {}
+    floats = {}
     for name in tensors:
         results = imported.get_operation_by_name(node_of(name)).outputs
         if len(results) > output_of(name) and results[output_of(name)].dtype.is_floating:
-            found[name] = results[output_of(name)]
-    return found
+            floats[name] = results[output_of(name)]
+    return floats
 
 
 class LoopRecords:
@@ -74,13 +74,13 @@ class LoopRecords:
             )
             merged = ops.Merge(inputs=[entered, entered]).output
             condition = self._imported.get_tensor_by_name(f"{self._loops[loop].condition}:0")
-            left, stays = ops.Switch(data=merged, pred=condition)
-            variables.append((merged, left))
+            final, stays = ops.Switch(data=merged, pred=condition)
+            variables.append((merged, final))
             handle = ops.Identity(input=stays)
         handle = ops.TensorListPushBack(input_handle=handle, tensor=record)
-        for merged, left in reversed(variables):
+        for merged, final in reversed(variables):
             merged.op._update_input(1, ops.NextIteration(data=handle))
-            handle = ops.Exit(data=left)
+            handle = ops.Exit(data=final)
         return ops.TensorListConcatV2(
             input_handle=handle,
             element_shape=tf.constant([-1]),
@@ -94,11 +94,11 @@ class LoopRecords:
 
     def _nest(self, loop: str) -> list[str]:
         """Return a loop and its enclosing loops, the outermost first."""
-        found = []
+        nest = []
         while loop:
-            found.append(loop)
+            nest.append(loop)
             loop = self._loops[loop].around
-        return found[::-1]
+        return nest[::-1]
 
 
 #: Bytes of input per run; the memory for intermediate results grows with the input.
@@ -123,9 +123,9 @@ def watch(
     runner = Runner(graph, weights)
     for feeds in map(model.signature.bind, batches):
         for part in _parts(model, feeds):
-            found = map(np.asarray, runner(part, fetches))
+            outputs = map(np.asarray, runner(part, fetches))
             for name, results in reduced.items():
-                size, sample, *rest = (next(found) for _ in results)
+                size, sample, *rest = (next(outputs) for _ in results)
                 if not size.size or not size:  # branch not taken, or empty tensor
                     continue
                 low, high, power, mean = map(np.atleast_1d, rest)
@@ -133,7 +133,7 @@ def watch(
                 stats = BatchStats(low, high, power, count, sample, mean)
                 yield name, in_source_range(stats, model.source_ranges.get(name))
             for names in recorded:
-                yield from _iterations(names, next(found))
+                yield from _iterations(names, next(outputs))
 
 
 def values(
@@ -151,9 +151,9 @@ def values(
         for part in _parts(model, feeds):
             # The runtime does not return what it is fed.
             fetched = [tensor.name for name, tensor in numbers.items() if name not in part]
-            found = iter(runner(part, fetched))
+            outputs = iter(runner(part, fetched))
             for name in numbers:
-                array = np.asarray(part[name] if name in part else next(found), np.float32)
+                array = np.asarray(part[name] if name in part else next(outputs), np.float32)
                 if array.size:  # empty in a branch not taken
                     yield name, array
 
@@ -170,16 +170,16 @@ def _recorded(
     by_loop: dict[str, list[str]] = {}
     for name in inside:
         by_loop.setdefault(records.loop(name), []).append(name)
-    found = {}
+    collected = {}
     for names in by_loop.values():
-        made = []
+        parts = []
         for tensor in map(inside.__getitem__, names):
             with tf.control_dependencies([tensor.op]):  # ties the constants to the iteration
-                made.append(record(tensor))
-        with tf.control_dependencies([made[0].op]):
-            joined = tf.concat(made, 0)
-        found[tuple(names)] = records.collected(names[0], joined)
-    return found
+                parts.append(record(tensor))
+        with tf.control_dependencies([parts[0].op]):
+            joined = tf.concat(parts, 0)
+        collected[tuple(names)] = records.collected(names[0], joined)
+    return collected
 
 
 def _record(tensor: tf.Tensor) -> tf.Tensor:
@@ -236,16 +236,16 @@ def _counted(
         recorded = _recorded(graph, model.graph, tensors, _size_record)
     runner = Runner(graph, weights)
     fetches = [tensor.name for tensor in (*sizes.values(), *recorded.values())]
-    found: dict[str, float] = defaultdict(float)
+    totals: dict[str, float] = defaultdict(float)
     for part in _parts(model, feeds):
         results = map(np.asarray, runner(part, fetches))
         for name in sizes:
-            found[name] += float(next(results).sum())  # empty if in a branch not taken
+            totals[name] += float(next(results).sum())  # empty if in a branch not taken
         for names in recorded:
             counts = next(results).reshape(-1, len(names)).sum(0)
             for name, count in zip(names, counts, strict=True):
-                found[name] += float(count)
-    return {name: count for name, count in found.items() if count}
+                totals[name] += float(count)
+    return {name: count for name, count in totals.items() if count}
 
 
 def _size_record(tensor: tf.Tensor) -> tf.Tensor:
@@ -265,19 +265,19 @@ def _reduced(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, ...]:
     values = tensor if tensor.dtype == tf.float32 else ops.Cast(x=tensor, DstT=tf.float32)
     flat = ops.Reshape(tensor=values, shape=[-1])
     size = ops.Size(input=flat, out_type=tf.int64)
-    places = ops.Mul(x=positions, y=ops.Cast(x=size, DstT=tf.float64))
+    offsets = ops.Mul(x=positions, y=ops.Cast(x=size, DstT=tf.float64))
     if tensor.shape.rank is None:  # e.g. variables of loops
         last = ops.Sub(x=ops.Rank(input=values), y=1)
-        others = ops.Range(start=0, limit=ops.Maximum(x=last, y=0), delta=1)
+        axes = ops.Range(start=0, limit=ops.Maximum(x=last, y=0), delta=1)
     else:
-        others = tf.constant(list(range(max(tensor.shape.rank, 1) - 1)), tf.int32)
+        axes = tf.constant(list(range(max(tensor.shape.rank, 1) - 1)), tf.int32)
     return (
         size,
-        ops.Gather(params=flat, indices=ops.Cast(x=places, DstT=tf.int64)),
-        ops.Min(input=values, axis=others),
-        ops.Max(input=values, axis=others),
-        ops.Mean(input=ops.Square(x=values), axis=others),
-        ops.Mean(input=values, axis=others),
+        ops.Gather(params=flat, indices=ops.Cast(x=offsets, DstT=tf.int64)),
+        ops.Min(input=values, axis=axes),
+        ops.Max(input=values, axis=axes),
+        ops.Mean(input=ops.Square(x=values), axis=axes),
+        ops.Mean(input=values, axis=axes),
     )
 
 
@@ -316,33 +316,33 @@ def op_outputs(
 
     Ops run as written in the graph, without fusion of float ops by the runtime.
     """
-    places = {op: model.results.get(op, OutputLocation(op, "")) for op in ops}
-    fetched = frozenset(node_of(place.tensor) for place in places.values())
+    slots = {op: model.results.get(op, OutputLocation(op, "")) for op in ops}
+    fetched = frozenset(node_of(slot.tensor) for slot in slots.values())
     # Fetched tensors must not be overwritten by a kernel that adds in place.
     copied = model.graph.copy()
     protect_summands(copied, fetched)
     graph, weights = replace(model, graph=copied).without_weights()
-    numbers = float_results(graph, copied, {place.tensor for place in places.values()})
+    numbers = float_results(graph, copied, {slot.tensor for slot in slots.values()})
     real = {
-        op: place
-        for op, place in places.items()
-        if place.encoding is not None or place.tensor in numbers
+        op: slot
+        for op, slot in slots.items()
+        if slot.encoding is not None or slot.tensor in numbers
     }
-    fetches = list(dict.fromkeys(place.tensor for place in real.values()))
+    fetches = list(dict.fromkeys(slot.tensor for slot in real.values()))
     runner = Runner(graph, weights)
 
     def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
-        found = dict(zip(fetches, runner(feeds, fetches), strict=True))
-        given = {
-            op: op_value(_plain(found[place.tensor]), place.encoding) for op, place in real.items()
+        results = dict(zip(fetches, runner(feeds, fetches), strict=True))
+        outputs = {
+            op: op_value(_plain(results[slot.tensor]), slot.encoding) for op, slot in real.items()
         }
-        return {op: value for op, value in given.items() if value is not None}
+        return {op: value for op, value in outputs.items() if value is not None}
 
     return called
 
 
-def _plain(found: object) -> Array:
+def _plain(value: object) -> Array:
     """Return an array of a type that numpy can compute with."""
-    array = np.asarray(found)
+    array = np.asarray(value)
     return array.view(np.uint8) if array.dtype.names else array

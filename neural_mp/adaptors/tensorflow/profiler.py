@@ -40,7 +40,7 @@ def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
     (run,) = model.runner.traced(feeds, fetches, 1)
     stats = list(_statistics(run))
     dtypes = {node.node_name: _dtypes(node) for node in stats}
-    found: dict[str, list[TracedKernel]] = {}
+    traced: dict[str, list[TracedKernel]] = {}
     for node in stats:
         op = model.written.get(node.node_name, node.node_name)
         label = _LABEL.search(node.timeline_label)
@@ -48,15 +48,15 @@ def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
             continue
         if label["type"] == CONSTANT:
             continue  # computed during loading
-        read = [
+        operands = [
             dtype
             for tensor in label["inputs"].split(", ")
             for dtype in dtypes.get(node_of(tensor.removeprefix("^")), ())[:1]
         ]
-        found.setdefault(op, []).append(_kernel(label["type"], [*_dtypes(node)[:1], *read]))
+        traced.setdefault(op, []).append(_kernel(label["type"], [*_dtypes(node)[:1], *operands]))
     # The runtime fuses or drops many float ops, but no integer kernels.
     integers = (name for name, node in model.graph.nodes.items() if _INTEGER in node.op)
-    reached = {op: op_trace(kernels) for op, kernels in found.items()}
+    reached = {op: op_trace(kernels) for op, kernels in traced.items()}
     return {**dict.fromkeys((model.written.get(n, n) for n in integers), NOT_REACHED), **reached}
 
 
@@ -77,8 +77,8 @@ def _kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
     reads_bytes = any(dtype in _BYTES for dtype in dtypes)
     if dtypes and dtypes[0] in _BYTES:
         return TracedKernel(name, None, reads_bytes)
-    known = (PRECISIONS[dtype] for dtype in dtypes if dtype in PRECISIONS)
-    return TracedKernel(name, next(known, None), reads_bytes)
+    precisions = (PRECISIONS[dtype] for dtype in dtypes if dtype in PRECISIONS)
+    return TracedKernel(name, next(precisions, None), reads_bytes)
 
 
 def time_ops(model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[float]]:

@@ -89,10 +89,10 @@ def freeze_random_states(
             elif user.op in _STATEFUL:
                 _put_stateless(graph, user)
         reads = [user for user in users if user.op == _READ] if changed else []
-        if all(_only_seeds(graph, consumers, handles, read) for read in reads):
-            for read in reads:
-                dtype = tf.as_dtype(read.attr["dtype"].type)
-                _put_integers(graph, read, size(handle), dtype)
+        if all(_only_seeds(graph, consumers, handles, source) for source in reads):
+            for source in reads:
+                dtype = tf.as_dtype(source.attr["dtype"].type)
+                _put_integers(graph, source, size(handle), dtype)
 
 
 def _put_integers(graph: TensorGraph, node: NodeDef, size: int, dtype: tf.DType) -> None:
@@ -106,52 +106,52 @@ def _put_integers(graph: TensorGraph, node: NodeDef, size: int, dtype: tf.DType)
 def _put_stateless(graph: TensorGraph, node: NodeDef) -> None:
     """Replace a node that draws from a generator by the op without a generator."""
     op = _STATEFUL[node.op]
-    made = make_node(op, node.name, [*data_inputs(node)[2:], *filter(is_control, node.input)])
+    stateless = make_node(op, node.name, [*data_inputs(node)[2:], *filter(is_control, node.input)])
     dtype, shape = node.attr["dtype"].type, node.attr["shape_dtype"].type or tf.int64
     if op == "NonDeterministicInts":
-        made.attr["dtype"].type, made.attr["shape_dtype"].type = dtype, shape
+        stateless.attr["dtype"].type, stateless.attr["shape_dtype"].type = dtype, shape
     else:
-        made.attr["Tout" if op == "RandomUniformInt" else "dtype"].type = dtype
-        made.attr["T"].type = shape
-    graph.add(made)
+        stateless.attr["Tout" if op == "RandomUniformInt" else "dtype"].type = dtype
+        stateless.attr["T"].type = shape
+    graph.add(stateless)
 
 
 def _only_seeds(
-    graph: TensorGraph, consumers: Consumers, handles: Mapping[str, str], read: NodeDef
+    graph: TensorGraph, consumers: Consumers, handles: Mapping[str, str], source: NodeDef
 ) -> bool:
     """Whether the value of a variable is an integer that only seeds random ops and itself."""
-    if tf.as_dtype(read.attr["dtype"].type) not in _INTEGERS:
+    if tf.as_dtype(source.attr["dtype"].type) not in _INTEGERS:
         return False
-    waiting, seen = [str(read.name)], {str(read.name)}
+    waiting, visited = [str(source.name)], {str(source.name)}
     while waiting:
         name = waiting.pop()
         readers = list(_readers(graph, consumers, name))
-        if not readers and name != read.name:
+        if not readers and name != source.name:
             return False  # an output
-        for reader, place in readers:
-            own = handles.get(node_of(reader.input[0])) == handles[node_of(read.input[0])]
-            if (reader.op == _WRITE and own) or _seeds(reader, place):
+        for reader, position in readers:
+            own = handles.get(node_of(reader.input[0])) == handles[node_of(source.input[0])]
+            if (reader.op == _WRITE and own) or _seeds(reader, position):
                 continue
             if reader.op not in _ON_SEEDS:
                 return False
-            if reader.name not in seen:
-                seen.add(str(reader.name))
+            if reader.name not in visited:
+                visited.add(str(reader.name))
                 waiting.append(str(reader.name))
     return True
 
 
 def _readers(graph: TensorGraph, consumers: Consumers, name: str) -> Iterator[tuple[NodeDef, int]]:
     """Yield the nodes that read a node's results, each with the position of the input."""
-    for reader, place in consumers[name]:
+    for reader, position in consumers[name]:
         node = graph.nodes[reader]
-        if not is_control(node.input[place]):
-            yield node, place
+        if not is_control(node.input[position]):
+            yield node, position
 
 
-def _seeds(node: NodeDef, place: int) -> bool:
+def _seeds(node: NodeDef, position: int) -> bool:
     """Whether an input of a random op determines the numbers of the op."""
     definition = op_def_registry.get(node.op)
     if definition is None or not node.op.startswith("Stateless"):
         return False
     arguments = definition.input_arg
-    return place < len(arguments) and arguments[place].name in _SEEDS
+    return position < len(arguments) and arguments[position].name in _SEEDS

@@ -113,15 +113,15 @@ class Runner:
         call = self._callables.get(key)
         if call is not None:
             return list(call(*feeds.values(), *self._held_values))
-        known = {**feeds, **self._held}
+        available = {**feeds, **self._held}
         fed = {name: value for name, value in feeds.items() if name not in self._held}
-        computed = [name for name in fetches if name not in known]
+        computed = [name for name in fetches if name not in available]
         if (len(fed), len(computed)) == (len(feeds), len(fetches)):
-            self._callables[key] = self._compiled(known, fetches)
+            self._callables[key] = self._compiled(available, fetches)
             return self._results(feeds, fetches)
         # The runtime rejects tensors that are both fed and fetched.
-        found = iter(self._results(fed, computed) if computed else ())
-        return [known[name] if name in known else next(found) for name in fetches]
+        outputs = iter(self._results(fed, computed) if computed else ())
+        return [available[name] if name in available else next(outputs) for name in fetches]
 
     def traced(
         self, feeds: Mapping[str, Any], fetches: Sequence[str], runs: int
@@ -214,14 +214,14 @@ def runnable(graph: GraphDef) -> tf.Graph:
     return _imported(graph, _RunnableGraph())
 
 
-def _imported(graph: GraphDef, found: tf.Graph) -> tf.Graph:
+def _imported(graph: GraphDef, result: tf.Graph) -> tf.Graph:
     try:
-        with found.as_default():
+        with result.as_default():
             tf.graph_util.import_graph_def(graph, name="")
     except (IndexError, MemoryError, RuntimeError) as error:
         keep_forever(error)
         raise ModelLoadError(f"TensorFlow cannot read the graph: {one_line(error)}") from error
-    return found
+    return result
 
 
 def keep_forever(error: BaseException) -> None:
@@ -241,9 +241,9 @@ def _cluster() -> Cluster:
     over a small one, and of which a process may do only one at a time.
     """
     cpu = device_properties_pb2.DeviceProperties(type="CPU", num_cores=1)
-    made = Cluster(devices=[device_properties_pb2.NamedDevice(name=CPU, properties=cpu)])
-    atexit.register(made.Shutdown)  # Python may delete the module of the function before
-    return made
+    cluster = Cluster(devices=[device_properties_pb2.NamedDevice(name=CPU, properties=cpu)])
+    atexit.register(cluster.Shutdown)  # Python may delete the module of the function before
+    return cluster
 
 
 def offline_passes(
@@ -262,8 +262,8 @@ def offline_passes(
     """
     runnable(graph)  # the optimizer does not check all that it reads
     meta = meta_graph_pb2.MetaGraphDef(graph_def=graph)
-    kept = dict.fromkeys(node_of(tensor) for tensor in (*outputs, *inputs))
-    meta.collection_def["train_op"].node_list.value.extend(kept)
+    protected = dict.fromkeys(node_of(tensor) for tensor in (*outputs, *inputs))
+    meta.collection_def["train_op"].node_list.value.extend(protected)
     config = config_pb2.ConfigProto()
     rewrites = config.graph_options.rewrite_options
     rewrites.optimizers.extend(passes)
@@ -301,11 +301,11 @@ def optimized(
         for node in light.node:
             node.device = node.device or device
     passed = offline_passes(light, passes, (*inputs, *held), outputs)
-    found = TensorGraph.from_graph_def(passed)
+    result = TensorGraph.from_graph_def(passed)
     for name in large.keys() - set(held):
-        if name in found:
-            found.nodes[name] = _with_inputs(large[name], found[name].input)
-    return found
+        if name in result:
+            result.nodes[name] = _with_inputs(large[name], result[name].input)
+    return result
 
 
 def _with_inputs(constant: NodeDef, controls: Sequence[str]) -> NodeDef:

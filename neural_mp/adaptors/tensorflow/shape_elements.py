@@ -43,10 +43,10 @@ def _elementwise(compute: Callable[..., Size]) -> _Rule:
 def _truncated(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Size]:
     """Return a division that rounds to zero: of no negative values, as one that rounds down."""
 
-    def compute(left: Size, right: Size) -> Size:
-        if not (is_nonnegative(left) and is_nonnegative(right)):
+    def compute(lhs: Size, rhs: Size) -> Size:
+        if not (is_nonnegative(lhs) and is_nonnegative(rhs)):
             raise ValueError("signs are unknown")
-        return whole(left, right)
+        return whole(lhs, rhs)
 
     return compute
 
@@ -104,8 +104,8 @@ def _strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
 
 def _slice(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     parts = zip(inputs[1].integers, inputs[2].integers, strict=True)
-    taken = (slice(begin, None if size == -1 else begin + size) for begin, size in parts)
-    return elements(_known(inputs[0])[tuple(taken)])
+    slices = (slice(begin, None if size == -1 else begin + size) for begin, size in parts)
+    return elements(_known(inputs[0])[tuple(slices)])
 
 
 def _filled(node: NodeDef, inputs: Sequence[Facts]) -> Elements:

@@ -73,9 +73,9 @@ class Shapes:
     def __getitem__(self, tensor: str) -> Shape:
         return self.fixed[node_of(tensor)][output_of(tensor)]
 
-    def alike(self, one: str, other: str) -> bool:
+    def alike(self, lhs: str, rhs: str) -> bool:
         """Whether the first results of two nodes are certain to have equal shapes in every run."""
-        first, second = self.symbolic[one][0], self.symbolic[other][0]
+        first, second = self.symbolic[lhs][0], self.symbolic[rhs][0]
         return first is not None and first == second
 
 
@@ -141,9 +141,9 @@ class _Inference:
             for name, node in order.items():
                 self.facts[name] = self._facts_of(node)
             changed = {
-                name: _equal_sizes(self._read(name).shape, self._read(after).shape)
-                for name, after in self.following.items()
-                if self._read(name).shape != self._read(after).shape
+                name: _equal_sizes(self._read(name).shape, self._read(successor).shape)
+                for name, successor in self.following.items()
+                if self._read(name).shape != self._read(successor).shape
             }
             if all(self.invariant.get(name, ()) == sizes for name, sizes in changed.items()):
                 return {name: [f.shape for f in results] for name, results in self.facts.items()}
@@ -230,32 +230,32 @@ class _Inference:
 
     def _static_with(self, node: NodeDef, inputs: Sequence[Facts]) -> list[Shape]:
         """Return the shapes that TensorFlow infers of the results from what is known of inputs."""
-        alone = TensorGraph({}, self.graph.versions, self.graph.library)
+        isolated = TensorGraph({}, self.graph.versions, self.graph.library)
         tensors = data_inputs(node)
         for position, (tensor, facts) in enumerate(zip(tensors, inputs, strict=True)):
             dtype = result_dtypes(self.graph[tensor])[output_of(tensor)]
-            _add_stand_in(alone, f"input_{position}", dtype, facts)
-        name = alone.unused("node")
+            _add_stand_in(isolated, f"input_{position}", dtype, facts)
+        name = isolated.unused("node")
         copy = NodeDef()
         copy.CopyFrom(node)
         copy.name = name
         copy.input[:] = [f"input_{position}" for position in range(len(tensors))]
-        alone.add(copy)
+        isolated.add(copy)
         try:
-            shapes_alone = _static_shapes(alone)[name]
+            shapes_alone = _static_shapes(isolated)[name]
         except (ValueError, tf.errors.OpError):
             logger.debug("TensorFlow rejects the inputs of %s", node.name, exc_info=True)
             return self.static[node.name]
         pairs = zip(self.static[node.name], shapes_alone, strict=True)
-        return [_both(before, after) for before, after in pairs]
+        return [_both(static, inferred) for static, inferred in pairs]
 
 
 def _add_stand_in(graph: TensorGraph, name: str, dtype: tf.DType, facts: Facts) -> None:
     """Add a node of which TensorFlow infers the known sizes and elements of a tensor."""
     if facts.value is None or facts.value.ndim > 1:
         sizes = facts.shape
-        known = None if sizes is None else [n if isinstance(n, int) else None for n in sizes]
-        graph.put("Placeholder", name, dtype=dtype, shape=tf.TensorShape(known))
+        shape = None if sizes is None else [n if isinstance(n, int) else None for n in sizes]
+        graph.put("Placeholder", name, dtype=dtype, shape=tf.TensorShape(shape))
         return
     parts = []
     for position, element in enumerate(facts.elements):
@@ -281,18 +281,18 @@ def _tried(
         return None
 
 
-def _equal_sizes(one: Sizes, other: Sizes) -> Sizes:
+def _equal_sizes(first: Sizes, second: Sizes) -> Sizes:
     """Return a shape with the sizes that are equal in both, None for others."""
-    if one is None or other is None or len(one) != len(other):
+    if first is None or second is None or len(first) != len(second):
         return None
-    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+    return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
-def _both(one: Shape, other: Shape) -> Shape:
+def _both(first: Shape, second: Shape) -> Shape:
     """Return a shape with the sizes known from either."""
-    if one is None or other is None or len(one) != len(other):
-        return other if one is None else one
-    return tuple(b if a is None else a for a, b in zip(one, other, strict=True))
+    if first is None or second is None or len(first) != len(second):
+        return second if first is None else first
+    return tuple(b if a is None else a for a, b in zip(first, second, strict=True))
 
 
 def _merged(tensor: str, static: Shape, derived: Sizes) -> tuple[Size, ...] | None:
@@ -301,9 +301,9 @@ def _merged(tensor: str, static: Shape, derived: Sizes) -> tuple[Size, ...] | No
         derived = None if static is None else (None,) * len(static)
     if derived is None:
         return None
-    known = (None,) * len(derived) if static is None else static
+    constants = (None,) * len(derived) if static is None else static
     sizes: list[Size] = []
-    for axis, (constant, size) in enumerate(zip(known, derived, strict=True)):
+    for axis, (constant, size) in enumerate(zip(constants, derived, strict=True)):
         if constant is not None:
             sizes.append(constant)
         elif size is not None and _is_small(size) and not (isinstance(size, int) and size < 0):

@@ -80,11 +80,11 @@ def _broadcast(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [reduce(broadcast_shapes, (facts.sizes for facts in inputs))]
 
 
-def broadcast_shapes(one: Sequence[Size], other: Sequence[Size]) -> tuple[Size, ...]:
+def broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Size, ...]:
     """Return the shape of two tensors combined elementwise."""
-    rank = max(len(one), len(other))
-    left, right = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (one, other))
-    return tuple(map(broadcast, left, right))
+    rank = max(len(first), len(second))
+    lhs, rhs = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (first, second))
+    return tuple(map(broadcast, lhs, rhs))
 
 
 def _windows(node: NodeDef, source: Facts, window: Sequence[Size]) -> dict[int, Size]:
@@ -137,9 +137,9 @@ def _size(element: Size) -> Size | None:
 def _reshape(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     target = inputs[1].elements
     sizes = [_size(element) for element in target]
-    others = [size for size in sizes if size is not None]
-    if -1 in target and inputs[0].shape is not None and len(others) == len(target) - 1:
-        sizes[target.index(-1)] = prod(inputs[0].sizes) // prod(others)
+    defined = [size for size in sizes if size is not None]
+    if -1 in target and inputs[0].shape is not None and len(defined) == len(target) - 1:
+        sizes[target.index(-1)] = prod(inputs[0].sizes) // prod(defined)
     return [tuple(sizes)]
 
 
@@ -159,7 +159,7 @@ def _pad(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     amounts = inputs[1].elements
     pairs = zip(amounts[::2], amounts[1::2], strict=True)
     sizes = zip(inputs[0].sizes, pairs, strict=True)
-    return [tuple(size + before + after for size, (before, after) in sizes)]
+    return [tuple(size + low + high for size, (low, high) in sizes)]
 
 
 def _tile(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
@@ -193,11 +193,11 @@ def _between_depth_and_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Siz
 
 def _product(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     flags = ("transpose_a", "transpose_b") if node.op == "MatMul" else ("adj_x", "adj_y")
-    turned = [node.attr[flag].b for flag in flags]
-    *outer, rows, inner = inputs[0].sizes
-    *others, depth, columns = inputs[1].sizes
-    rows, columns = inner if turned[0] else rows, depth if turned[1] else columns
-    return [(*broadcast_shapes(outer, others), rows, columns)]
+    transposed = [node.attr[flag].b for flag in flags]
+    *lhs_batch, rows, inner = inputs[0].sizes
+    *rhs_batch, depth, columns = inputs[1].sizes
+    rows, columns = inner if transposed[0] else rows, depth if transposed[1] else columns
+    return [(*broadcast_shapes(lhs_batch, rhs_batch), rows, columns)]
 
 
 def _einsum(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
@@ -205,11 +205,11 @@ def _einsum(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     factors, _, result = equation.partition("->")
     if "." in equation or "->" not in equation:
         return [None]
-    known: dict[str, Size] = {}
+    label_sizes: dict[str, Size] = {}
     for labels, facts in zip(factors.split(","), inputs, strict=True):
         for label, size in zip(labels, facts.sizes, strict=True):
-            known[label] = broadcast(known.get(label, 1), size)
-    return [tuple(known.get(label) for label in result)]
+            label_sizes[label] = broadcast(label_sizes.get(label, 1), size)
+    return [tuple(label_sizes.get(label) for label in result)]
 
 
 def _reduction(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
@@ -236,10 +236,10 @@ def _squeeze(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 
 
 def _concat(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    first, others = inputs[0].sizes, [facts.sizes for facts in inputs[1:-1]]
+    first, rest = inputs[0].sizes, [facts.sizes for facts in inputs[1:-1]]
     axis = inputs[-1].integers[0] % len(first)
-    sizes = [_common([shape[k] for shape in (first, *others)]) for k in range(len(first))]
-    sizes[axis] = sum(shape[axis] for shape in (first, *others))
+    sizes = [_common([shape[k] for shape in (first, *rest)]) for k in range(len(first))]
+    sizes[axis] = sum(shape[axis] for shape in (first, *rest))
     return [tuple(sizes)]
 
 
@@ -269,11 +269,11 @@ def _split(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 
 def _split_by_sizes(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes, parts, (axis,) = list(inputs[0].sizes), inputs[1].elements, inputs[2].integers
-    before, after = sizes[:axis], sizes[axis:][1:]
-    known = [_size(part) for part in parts]
-    if parts.count(-1) == 1 and known.count(None) == 1:
-        known[parts.index(-1)] = sizes[axis] - sum(part for part in known if part is not None)
-    return [(*before, part, *after) for part in known]
+    leading, trailing = sizes[:axis], sizes[axis:][1:]
+    lengths = [_size(part) for part in parts]
+    if parts.count(-1) == 1 and lengths.count(None) == 1:
+        lengths[parts.index(-1)] = sizes[axis] - sum(part for part in lengths if part is not None)
+    return [(*leading, part, *trailing) for part in lengths]
 
 
 def _gather(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
@@ -289,17 +289,17 @@ def _slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 
 
 def _strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    taken: list[Size | None] = []
+    result: list[Size | None] = []
     axis, sizes = 0, inputs[0].sizes
     bounds = [facts.elements for facts in inputs[1:4]]
     for part in index_parts(node, bounds, len(sizes)):
         if part is None:
-            taken.append(1)
+            result.append(1)
             continue
         if isinstance(part, slice):
-            taken.append(slice_length(sizes[axis], part))
+            result.append(slice_length(sizes[axis], part))
         axis += 1
-    return [tuple(taken)]
+    return [tuple(result)]
 
 
 #: Ops whose first result has the shape of their first input.

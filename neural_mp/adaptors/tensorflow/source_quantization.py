@@ -49,11 +49,11 @@ def without_fake_quantization(model: TensorFlowModel) -> TensorFlowModel:
     graph, _ = prepare(graph, model.signature)
     floats = replace(model, graph=graph, given=model.source, source_ranges=ranges)
     try:
-        near = _nsr(model, replace(floats, given=None)) <= _MAX_SOURCE_NSR
+        is_close = _nsr(model, replace(floats, given=None)) <= _MAX_SOURCE_NSR
     except ConversionError:
         logger.debug("the graph without fake quantization fails", exc_info=True)
-        near = False
-    if near:
+        is_close = False
+    if is_close:
         note = "fake quantization is not run in converted models: its ranges are calibrated ranges"
         return replace(floats, warnings=(*model.warnings, note))
     note = "fake quantization stays in floats, because the outputs differ without"
@@ -66,11 +66,11 @@ def _read(model: TensorFlowModel) -> tuple[TensorGraph, dict[str, Range]]:
     Behind the last layers, no integer kernel rounds and clips in its place.
     """
     layers = [name for name, node in model.graph.nodes.items() if node.op in LAYERS]
-    before = model.graph.pruned(layers)
+    upstream = model.graph.pruned(layers)
     graph, spans = model.graph.copy(), dict[str, Range]()
     for name, node in list(graph.nodes.items()):
         span = _declared(graph, node)
-        is_removed = name in before and name not in model.output_nodes
+        is_removed = name in upstream and name not in model.output_nodes
         if span is None or not is_removed or graph.is_constant(node.input[0]):
             continue
         spans[name] = span
@@ -114,9 +114,9 @@ def _declared(graph: TensorGraph, node: NodeDef) -> Range | None:
 def _nsr(given: TensorFlowModel, floats: TensorFlowModel) -> float:
     """Return the largest NSR of the float outputs of a model for the example."""
     pairs = zip(*(float_arrays(model.run(model.example)) for model in (given, floats)), strict=True)
-    return max((_ratio(one, other) for one, other in pairs), default=0.0)
+    return max((_ratio(expected, actual) for expected, actual in pairs), default=0.0)
 
 
-def _ratio(expected: Array, found: Array) -> float:
-    error, signal = np.square(found - expected).sum(), np.square(expected).sum()
+def _ratio(expected: Array, actual: Array) -> float:
+    error, signal = np.square(actual - expected).sum(), np.square(expected).sum()
     return float(error / signal) if signal else float(error > 0)

@@ -75,8 +75,8 @@ def transfer_folder(model: TensorFlowModel, folder: Path) -> Path:
 
 def boundary(model: TensorFlowModel) -> Boundary:
     """Return the calls of a model."""
-    known = model.signature
-    return Boundary("tensorflow", Signature(known.inputs, known.outputs, known.returns))
+    signature = model.signature
+    return Boundary("tensorflow", Signature(signature.inputs, signature.outputs, signature.returns))
 
 
 def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -> None:
@@ -101,11 +101,11 @@ def restore(folder: Path) -> TensorFlowModel:
         saved.ParseFromString(path.read_bytes())
         graph = saved.meta_graphs[0].graph_def
         check_graph(graph, f"the graph in {str(path)!r}")
-        known = imported(graph)
+        tf_graph = imported(graph)
     except (DecodeError, IndexError, OSError, ValueError, tf.errors.OpError) as error:
         raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error
     signature, details = read_details(folder / DETAILS_FILE, _details)
-    _check_ports(signature, known, folder / DETAILS_FILE)
+    _check_ports(signature, tf_graph, folder / DETAILS_FILE)
     return TensorFlowModel(
         TensorGraph.from_graph_def(graph),
         signature,
@@ -123,12 +123,12 @@ def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> Non
     for port in (*signature.inputs, *signature.outputs):
         try:
             tensor = graph.get_tensor_by_name(indexed(port.tensor))
-            fits = port.dtype is None or tf.as_dtype(port.dtype) == tensor.dtype
+            matches = port.dtype is None or tf.as_dtype(port.dtype) == tensor.dtype
             if port in signature.inputs:
-                fits = fits and tensor.shape.is_compatible_with(port.shape)
+                matches = matches and tensor.shape.is_compatible_with(port.shape)
         except (KeyError, ValueError, TypeError):
-            fits = False
-        if not fits:
+            matches = False
+        if not matches:
             raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {preview(str(port))}")
 
 

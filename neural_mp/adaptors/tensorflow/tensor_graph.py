@@ -70,10 +70,10 @@ def data_inputs(node: NodeDef) -> list[str]:
 
 def copied(node: NodeDef, name: str | None = None) -> NodeDef:
     """Return a copy of a node for editing, with a new name if one is given."""
-    found = NodeDef()
-    found.CopyFrom(node)
-    found.name = name or node.name
-    return found
+    copy = NodeDef()
+    copy.CopyFrom(node)
+    copy.name = name or node.name
+    return copy
 
 
 def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: object) -> NodeDef:
@@ -167,15 +167,15 @@ def result_dtypes(node: NodeDef) -> list[tf.DType]:
 def _types(node: NodeDef, arguments: str) -> list[tuple[str, int]]:
     """Return, per input or result, the attribute with its type, if any, and the type."""
     definition = op_def_registry.get(node.op)
-    found: list[tuple[str, int]] = []
+    types: list[tuple[str, int]] = []
     for argument in getattr(definition, arguments) if definition is not None else ():
         if argument.type_list_attr:
-            found += [("", kind) for kind in node.attr[argument.type_list_attr].list.type]
+            types += [("", kind) for kind in node.attr[argument.type_list_attr].list.type]
             continue
         name = argument.type_attr
         kind = node.attr[name].type if name in node.attr else argument.type
-        found += [(name, kind)] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
-    return found
+        types += [(name, kind)] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
+    return types
 
 
 @dataclass
@@ -251,11 +251,11 @@ class TensorGraph:
 
     def consumers(self) -> dict[str, list[tuple[str, int]]]:
         """Return node → (its reader, input position of the reader), with control edges."""
-        found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
+        readers: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
         for node in self.nodes.values():
             for position, tensor in enumerate(node.input):
-                found[node_of(tensor)].append((node.name, position))
-        return found
+                readers[node_of(tensor)].append((node.name, position))
+        return readers
 
     def redirect(self, replaced: Mapping[str, str], unless: Collection[str] = ()) -> None:
         """Redirect all readers of tensors to their replacements, except some nodes."""

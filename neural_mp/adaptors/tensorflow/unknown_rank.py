@@ -49,10 +49,10 @@ def with_inferred_ranks(signature: ServedSignature, inferred: ServedSignature) -
     """Return the signature with only the ranks of the inferred shapes."""
     pairs = zip(signature.inputs, inferred.inputs, strict=True)
     inputs = (
-        replace(port, shape=None if found.shape is None else (None,) * len(found.shape))
+        replace(port, shape=None if guess.shape is None else (None,) * len(guess.shape))
         if port.shape is None
         else port
-        for port, found in pairs
+        for port, guess in pairs
     )
     return replace(signature, inputs=tuple(inputs))
 
@@ -93,11 +93,11 @@ def _required_shape(
     for name, position in readers.get(tensor, ()):
         node = graph.nodes[name]
         if position == 0:
-            found = _shape_for(graph, node)
-            if found is None and node.op in (*SHAPE_PRESERVING, "PlaceholderWithDefault"):
-                found = _required_shape(graph, readers, name)
-            if found is not None:
-                return found
+            shape = _shape_for(graph, node)
+            if shape is None and node.op in (*SHAPE_PRESERVING, "PlaceholderWithDefault"):
+                shape = _required_shape(graph, readers, name)
+            if shape is not None:
+                return shape
     return None
 
 

@@ -80,17 +80,17 @@ def checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
     Raises:
         ModelLoadError: the file cannot be read, or the model does more.
     """
-    found = saved_model_pb2.SavedModel()
+    proto = saved_model_pb2.SavedModel()
     binary = path / "saved_model.pb"
     file = binary if binary.is_file() else binary.with_suffix(".pbtxt")
     try:
-        parse(file, found)
+        parse(file, proto)
     except UNREADABLE as error:
         raise ModelLoadError(
             f"the SavedModel {str(path)!r} cannot be read: {one_line(error)}"
         ) from error
-    check_saved_model(found, file, session=session)
-    return found
+    check_saved_model(proto, file, session=session)
+    return proto
 
 
 def _chosen_graph(
@@ -103,7 +103,7 @@ def _chosen_graph(
         return by_tags[SERVE,]
     if len(graphs) == 1:
         return graphs[0]
-    tags = "; ".join(", ".join(found) or "none" for found in by_tags)
+    tags = "; ".join(", ".join(tag_names) or "none" for tag_names in by_tags)
     raise ModelLoadError(
         f"the SavedModel {str(path)!r} must have one graph tagged {SERVE!r} alone, got "
         f"{len(graphs)} graphs, by their tags: {tags}; save the graph to convert alone"
@@ -112,14 +112,14 @@ def _chosen_graph(
 
 def _chosen_signature(path: Path, signatures: Mapping[str, meta_graph_pb2.SignatureDef]) -> str:
     # Names of initialization signatures start with two underscores.
-    known = [key for key in signatures if not key.startswith("__") and signatures[key].outputs]
-    if DEFAULT_KEY in known:
+    keys = [key for key in signatures if not key.startswith("__") and signatures[key].outputs]
+    if DEFAULT_KEY in keys:
         return DEFAULT_KEY
-    if len(known) == 1:
-        return known[0]
+    if len(keys) == 1:
+        return keys[0]
     raise ModelLoadError(
         f"the SavedModel {str(path)!r} must have one signature, or one named {DEFAULT_KEY!r}, got "
-        f"{', '.join(known) or 'none'}"
+        f"{', '.join(keys) or 'none'}"
     )
 
 
@@ -149,16 +149,16 @@ def _with_frozen_tables(
 ) -> TensorGraph:
     """Return a graph with the entries of its tables in a session."""
     inlined = offline_passes(nodes.to_graph_def(), ["function"], inputs, outputs)
-    found = TensorGraph.from_graph_def(inlined).pruned(outputs, inputs)
-    tables = [name for name, node in found.nodes.items() if node.op in TABLES]
+    tensor_graph = TensorGraph.from_graph_def(inlined).pruned(outputs, inputs)
+    tables = [name for name, node in tensor_graph.nodes.items() if node.op in TABLES]
 
     def run(export: Export) -> list[Array]:
         with graph.as_default():
             tensors = export.put(graph.get_tensor_by_name(f"{export.handle}:0"))
         return [np.asarray(array) for array in session.run(tensors)]
 
-    freeze_tables(found, handles_of(found, tables, loops=True), run)
-    return found.pruned(outputs, inputs)
+    freeze_tables(tensor_graph, handles_of(tensor_graph, tables, loops=True), run)
+    return tensor_graph.pruned(outputs, inputs)
 
 
 def _feed(

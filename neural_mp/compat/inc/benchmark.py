@@ -74,7 +74,9 @@ class Performance:
 
     def __iter__(self) -> Iterator[Any]:
         """Unpack as INC's results: accuracy (0), batch size, seconds of every batch."""
-        return iter((0.0, self.batch_size, [taken for each in self.seconds for taken in each]))
+        return iter(
+            (0.0, self.batch_size, [seconds for instance in self.seconds for seconds in instance])
+        )
 
     @property
     def latency(self) -> float:
@@ -84,17 +86,17 @@ class Performance:
     @property
     def throughput(self) -> float:
         """Samples per second, summed over all instances."""
-        return sum(self.batch_size * len(taken) / sum(taken) for taken in self.seconds)
+        return sum(self.batch_size * len(seconds) / sum(seconds) for seconds in self.seconds)
 
     def lines(self) -> list[str]:
         """The results as INC logs them: of every instance, then of all together."""
-        found = [line for taken in self.seconds for line in _speed_lines(self.batch_size, taken)]
+        rows = [line for seconds in self.seconds for line in _speed_lines(self.batch_size, seconds)]
         count = len(self.seconds)
         if count == 1:
-            return found
+            return rows
         cores = f" of {len(self.cores[0])} cores" if self.cores else ""
         return [
-            *found,
+            *rows,
             f"Summary of {count} instances{cores}",
             f"Latency average [second/sample]: {self.latency / self.batch_size:.6f}",
             f"Throughput sum [samples/second]: {self.throughput:.3f}",
@@ -174,7 +176,7 @@ def fit(
         return b_func(Model(model).model)
     if b_dataloader is None:
         raise DataError("b_dataloader must be set to batches of model inputs, got None")
-    found = timed(
+    performance = timed(
         runnable(model),
         b_dataloader,
         conf.warmup,
@@ -182,8 +184,8 @@ def fit(
         *feasible(conf.cores_per_instance, conf.num_of_instance or 1),
         (tensor_names(conf.inputs), tensor_names(conf.outputs)),
     )
-    log_result(found, "benchmark result:")
-    return found
+    log_result(performance, "benchmark result:")
+    return performance
 
 
 def timed(
@@ -254,10 +256,10 @@ class _Timer:
     def __call__(self, inputs: object) -> Any:
         """Run one batch."""
         started = time.perf_counter()
-        found = self._model(inputs)
+        outputs = self._model(inputs)
         self.seconds.append(time.perf_counter() - started)
         self.batch_size = self.batch_size or batch_size_of(inputs)
-        return found
+        return outputs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -268,35 +270,35 @@ def feasible(cores: int | None, instances: int) -> tuple[int | None, int]:
 
     Files and scripts are written for servers, and run unchanged on any machine.
     """
-    there = len(_cores())
-    if (cores or 1) * instances <= there:
+    available = len(_cores())
+    if (cores or 1) * instances <= available:
         return cores, instances
     logger.warning(
         "num_of_instance is %d with %d cores each, which exceeds the %d available cores; measuring "
         "one instance on all of them",
         instances,
         cores or 1,
-        there,
+        available,
     )
     return None, 1
 
 
 def _cores() -> list[int]:
     """Return the cores that this process may use."""
-    there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return there or list(range(os.cpu_count() or 1))
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return cores or list(range(os.cpu_count() or 1))
 
 
 def _shares(cores: int | None, instances: int) -> list[list[int]]:
     """Return disjoint sets of cores, one per instance."""
-    there = _cores()
-    each = cores if cores is not None else len(there) // instances
-    if each < 1 or each * instances > len(there):
+    available = _cores()
+    share = cores if cores is not None else len(available) // instances
+    if share < 1 or share * instances > len(available):
         raise ConfigurationError(
-            f"num_of_instance is {instances} with {each or 1} cores each, which exceeds the "
-            f"{len(there)} available cores; set fewer"
+            f"num_of_instance is {instances} with {share or 1} cores each, which exceeds the "
+            f"{len(available)} available cores; set fewer"
         )
-    return [there[number * each : (number + 1) * each] for number in range(instances)]
+    return [available[number * share : (number + 1) * share] for number in range(instances)]
 
 
 def loaded_model(
@@ -324,9 +326,9 @@ def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
             runs = [
                 pool.submit(_instance, task, list(cores), ready, len(shares)) for cores in shares
             ]
-            found = [run.result() for run in runs]
+            seconds = [run.result() for run in runs]
     return Performance(
-        batch_size_of(job.batches[0]), tuple(found), tuple(tuple(cores) for cores in shares)
+        batch_size_of(job.batches[0]), tuple(seconds), tuple(tuple(cores) for cores in shares)
     )
 
 
@@ -351,16 +353,16 @@ def _instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[
     return _timed(job, all_are_ready)
 
 
-def _timed(job: Job, before: Any = lambda: None) -> tuple[float, ...]:
+def _timed(job: Job, wait: Any = lambda: None) -> tuple[float, ...]:
     """Return the seconds of every timed batch."""
     model = loaded_model(job.model, job.inputs, job.outputs)
     batches = itertools.cycle(job.batches)
     for batch in itertools.islice(batches, max(1, job.warmup)):
         model(batch)
-    before()
-    taken = []
+    wait()
+    seconds = []
     for batch in itertools.islice(batches, job.iterations):
         start = time.perf_counter()
         model(batch)
-        taken.append(time.perf_counter() - start)
-    return tuple(taken)
+        seconds.append(time.perf_counter() - start)
+    return tuple(seconds)

@@ -171,17 +171,17 @@ class _Conversion:
 
 def _valid(holder: object, name: str, validator: Validator[Any]) -> Any:
     """Return a validated attribute; None counts as not set."""
-    given = getattr(holder, name)
-    return validate_option(name, validator, getattr(type(holder), name) if given is None else given)
+    value = getattr(holder, name)
+    return validate_option(name, validator, getattr(type(holder), name) if value is None else value)
 
 
 def _strategy(name: str | None) -> str | None:
     if name is None:
         return None
-    word = validate_option("strategy", values.TEXT, name).lower()
-    if word in OTHER_STRATEGIES:
-        _SOURCE.ignored(("strategy", name), OTHER_STRATEGIES[word])
-    return STRATEGIES.get(word, word)
+    strategy = validate_option("strategy", values.TEXT, name).lower()
+    if strategy in OTHER_STRATEGIES:
+        _SOURCE.ignored(("strategy", name), OTHER_STRATEGIES[strategy])
+    return STRATEGIES.get(strategy, strategy)
 
 
 def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> TuningSettings:
@@ -207,8 +207,8 @@ def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> TuningSettings:
 
 
 def _constraints(section: str, **limits: Mapping[str, Any] | None) -> Constraints:
-    given = {name: limit for name, limit in limits.items() if limit}
-    return settings_from({section: given}, _SOURCE.origin, Dialect.INC).constraints
+    options = {name: limit for name, limit in limits.items() if limit}
+    return settings_from({section: options}, _SOURCE.origin, Dialect.INC).constraints
 
 
 @dataclass
@@ -232,18 +232,20 @@ class PostTrainingQuantConfig(_Conversion):
     diagnosis: bool = False
 
     def __post_init__(self) -> None:
-        for word in _APPROACHES:
-            if word in str(self.approach):
-                self.approach = word
+        for approach in _APPROACHES:
+            if approach in str(self.approach):
+                self.approach = approach
         one_of("approach", self.approach, tuple(_APPROACHES))
 
     def settings(self) -> Settings:
         """Return the equivalent settings; raise ConfigurationError for an invalid value."""
         sizes = self.calibration_sampling_size
         listed = [sizes] if isinstance(sizes, int) else list(sizes)
-        words = [word for word in ("int8", "bf16") if word not in self.excluded_precisions]
+        allowed = [
+            precision for precision in ("int8", "bf16") if precision not in self.excluded_precisions
+        ]
         # BF16 is searched only if INT8 is excluded, as without `use_bf16` in a tuning file.
-        precisions: Sequence[str] = ("int8",) if len(words) == 2 else words or ("fp32",)
+        precisions: Sequence[str] = ("int8",) if len(allowed) == 2 else allowed or ("fp32",)
         if self.approach == "weight_only":
             limits, bits = weight_only_limits(self.op_type_dict, self.op_name_dict)
             precisions = bits or precisions
@@ -274,9 +276,11 @@ class MixedPrecisionConfig(_Conversion):
     def settings(self) -> Settings:
         """Return the equivalent settings; raise ConfigurationError for an invalid value."""
         limits = _constraints("mixed_precision", op_wise=self.op_name_dict)
-        wanted = parse_precisions(self.precisions or "fp32")
-        kept = tuple(precision for precision in wanted if precision not in self.excluded_precisions)
-        return self.settings_for(kept or (Precision.FP32,), constraints=limits)
+        requested = parse_precisions(self.precisions or "fp32")
+        allowed = tuple(
+            precision for precision in requested if precision not in self.excluded_precisions
+        )
+        return self.settings_for(allowed or (Precision.FP32,), constraints=limits)
 
 
 @dataclass
@@ -297,14 +301,16 @@ class QuantizationAwareTrainingConfig(_Conversion):
     def rules(self) -> ConversionRules:
         """Return the rules of INT8 ops; raise ConfigurationError for an invalid value."""
         self._warn_without_effect()
-        given = _constraints(
+        constraints = _constraints(
             "quantization", op_wise=self.op_name_dict, optype_wise=self.op_type_dict
         )
         int8 = OpConstraint((Precision.INT8,), approaches=(Approach.STATIC,), is_lenient=True)
-        wanted = "int8" not in self.excluded_precisions
-        named = {rf"(?:{pattern})\Z": limit for pattern, limit in given.op_wise.items()}
+        allows_int8 = "int8" not in self.excluded_precisions
+        named = {rf"(?:{pattern})\Z": limit for pattern, limit in constraints.op_wise.items()}
         return ConversionRules(
-            ((frozenset(), int8),) if wanted else (), by_type=given.optype_wise, by_name=named
+            ((frozenset(), int8),) if allows_int8 else (),
+            by_type=constraints.optype_wise,
+            by_name=named,
         )
 
     def criterion(self) -> criterion.AccuracyCriterion:

@@ -98,10 +98,10 @@ TensorflowBertDataLoader = TensorflowModelZooBertDataLoader = CommonDataLoader
 
 def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
     """Return the loader described by the settings, as under `dataloader` in a tuning file."""
-    given = {key: value for key, value in dataloader_cfg.items() if value is not None}
+    options = {key: value for key, value in dataloader_cfg.items() if value is not None}
     without = ("filter", "distributed", "num_workers", "pin_memory", "sampler")
-    kept = {key: value for key, value in given.items() if key not in without}
-    return build_dataloader(kept, vocabulary(framework_of(framework)))
+    supported = {key: value for key, value in options.items() if key not in without}
+    return build_dataloader(supported, vocabulary(framework_of(framework)))
 
 
 def _dataset_class(framework: str | None, name: str) -> Any:
@@ -143,9 +143,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    framework, known = _TRANSFORMS.get(name, (None, ""))
-    if known in vocabulary(framework).transforms:
-        return vocabulary(framework).transforms.find(known)
+    framework, transform = _TRANSFORMS.get(name, (None, ""))
+    if transform in vocabulary(framework).transforms:
+        return vocabulary(framework).transforms.find(transform)
     if name in _DATASETS:
         return _dataset_class(*_DATASETS[name])
     return absent_names(globals())(name)

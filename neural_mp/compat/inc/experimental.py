@@ -109,10 +109,10 @@ class Benchmark(Configured):
         """
         if mode not in ("performance", "accuracy"):
             raise ConfigurationError(f"mode must be performance or accuracy, got {mode!r}")
-        found = self._measured(mode == "accuracy")
+        result = self._measured(mode == "accuracy")
         if self.b_func is None:
-            benchmark.log_result(found, f"{mode} mode benchmark result:")
-        self.results[mode] = found
+            benchmark.log_result(result, f"{mode} mode benchmark result:")
+        self.results[mode] = result
         return self.results
 
     def _measured(self, is_accuracy: bool) -> Any:
@@ -172,7 +172,7 @@ class _Experiment(Configured):
     @precisions.setter
     def precisions(self, words: str | Iterable[str]) -> None:
         listed = words.split(",") if isinstance(words, str) else words
-        self._precisions = sorted(str(word).strip() for word in listed)
+        self._precisions = sorted(str(name).strip() for name in listed)
 
     def fit(self) -> Result:
         """Tune.
@@ -203,21 +203,25 @@ class _Experiment(Configured):
     __call__ = fit
 
 
-def _without_idle_fp16(words: list[str], model: object, framework: str | None) -> list[str]:
+def _without_idle_fp16(precisions: list[str], model: object, framework: str | None) -> list[str]:
     """Return the precisions without a forced FP16 if ONNX Runtime lacks FP16 kernels.
 
     INC converts nothing in this case. FP16 would halve the file without any speedup.
     """
     support = machine.detect().support(Precision.FP16)
     forced = support.available and not support.native
-    if "fp16" not in words or not forced or adaptor_for(model, framework).framework != "onnxrt":
-        return words
+    if (
+        "fp16" not in precisions
+        or not forced
+        or adaptor_for(model, framework).framework != "onnxrt"
+    ):
+        return precisions
     logger.warning(
         "FP16 is excluded, as in Intel Neural Compressor: ONNX Runtime has no FP16 kernels for "
         "this CPU (%s); use neural_mp.MixedPrecision to convert to FP16",
         support.reason,
     )
-    return [word for word in words if word != "fp16"] or ["fp32"]
+    return [precision for precision in precisions if precision != "fp16"] or ["fp32"]
 
 
 class GraphOptimization(_Experiment):

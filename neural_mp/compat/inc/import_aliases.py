@@ -201,9 +201,9 @@ def register(package: str) -> None:
     """
     if package == THEIRS and not any(isinstance(finder, _Hints) for finder in sys.meta_path):
         sys.meta_path.append(_Hints())
-    here = importlib.import_module(HERE)
+    root = importlib.import_module(HERE)
     if package != HERE:
-        sys.modules.setdefault(package, _Alias(package, here))
+        sys.modules.setdefault(package, _Alias(package, root))
     for theirs, ours in ALIASES.items():
         name = f"{package}.{theirs}"
         if name != ours:  # otherwise the real module

@@ -19,15 +19,15 @@ class _ScriptHandler(logging.StreamHandler):
 
 def _script_logger() -> logging.Logger:
     """Return the logger, with the format and the levels of INC: `LOGLEVEL`, by default INFO."""
-    found = logging.getLogger("neural_compressor")
+    inc_logger = logging.getLogger("neural_compressor")
     handler = _ScriptHandler()
     handler.setFormatter(
         logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S")
     )
-    found.addHandler(handler)
+    inc_logger.addHandler(handler)
     level = logging.getLevelNamesMapping().get(os.environ.get("LOGLEVEL", "").upper())
-    found.setLevel(logging.INFO if level is None else level)
-    return found
+    inc_logger.setLevel(logging.INFO if level is None else level)
+    return inc_logger
 
 
 logger = _script_logger()

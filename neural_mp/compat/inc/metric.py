@@ -43,9 +43,9 @@ class Names(Mapping[str, Any]):
         return len(self._registry)
 
 
-def framework_of(word: str | None) -> str | None:
+def framework_of(name: str | None) -> str | None:
     """Return our name of an INC framework; None if not supported."""
-    return FRAMEWORKS.get(str(word).lower())
+    return FRAMEWORKS.get(str(name).lower())
 
 
 def METRICS(framework: str) -> Names:  # noqa: N802  # their name

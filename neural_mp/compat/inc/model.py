@@ -27,11 +27,11 @@ _results: WeakKeyDictionary[Any, OptimizedModel] = WeakKeyDictionary()
 
 def own_object(optimized: OptimizedModel) -> Any:
     """Return the framework's object of a result; keep the result while the object lives."""
-    found = optimized.model
+    instance = optimized.model
     # Objects without weak references are loaded again when needed.
     with suppress(TypeError):
-        _results[found] = optimized
-    return found
+        _results[instance] = optimized
+    return instance
 
 
 def native(model: object) -> Any:
@@ -45,10 +45,10 @@ def runnable(model: object) -> Any:
     """Return the object to measure: the `OptimizedModel` of a `Result`, the root of a `Model`."""
     if isinstance(model, Result):
         return model.optimized
-    found = native(model)
+    instance = native(model)
     with suppress(TypeError):
-        return _results.get(found, found)
-    return found
+        return _results.get(instance, instance)
+    return instance
 
 
 def ports_there(
@@ -66,14 +66,17 @@ def ports_there(
         None for the inputs if one is unknown; for the outputs if none is known, or, in an ONNX
         model, if one is unknown.
     """
-    given, wanted = tensor_names(inputs), tensor_names(outputs)
-    known = _known_ports(model) if given or wanted else None
-    if known is None:
-        return given, wanted
-    inputs, outputs = _kept("input", given, known[0]), _kept("output", wanted, known[1])
+    input_names, output_names = tensor_names(inputs), tensor_names(outputs)
+    existing = _known_ports(model) if input_names or output_names else None
+    if existing is None:
+        return input_names, output_names
+    inputs, outputs = (
+        _kept("input", input_names, existing[0]),
+        _kept("output", output_names, existing[1]),
+    )
     # INC reads no names for ONNX models, and metrics count all outputs.
-    is_complete = outputs == wanted or _onnx_graph(model) is None
-    return inputs if inputs == given else None, (outputs if is_complete else None) or None
+    is_complete = outputs == output_names or _onnx_graph(model) is None
+    return inputs if inputs == input_names else None, (outputs if is_complete else None) or None
 
 
 def _kept(kind: str, names: list[str] | None, known: set[str]) -> list[str]:
@@ -287,9 +290,9 @@ BaseModel = Model
 
 def _reason(optimized: OptimizedModel) -> str:
     """Return the reason why the result is the FP32 model."""
-    told = (words for words in optimized.report.warnings if _FP32_RESULT in words)
-    found = next(told, verdict(optimized.report, optimized.met))
-    return found[: found.index(_FP32_RESULT) + len(_FP32_RESULT)]
+    messages = (text for text in optimized.report.warnings if _FP32_RESULT in text)
+    reason = next(messages, verdict(optimized.report, optimized.met))
+    return reason[: reason.index(_FP32_RESULT) + len(_FP32_RESULT)]
 
 
 class Result:

@@ -44,22 +44,22 @@ _OTHERWISE: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def matching_op_types(types: Iterable[str], word: str) -> tuple[str, ...] | None:
+def matching_op_types(types: Iterable[str], op_type: str) -> tuple[str, ...] | None:
     """Return the op types of a model that match INC's name.
 
     Args:
         types: op types of the model.
-        word: an op type as written in INC's files.
+        op_type: an op type as written in INC's files.
 
     Returns:
         The matching part of `types`, maybe empty; None if the name is neither an INC name nor an
         op type of the model.
     """
-    plain = _plain(word)
+    plain = _plain(op_type)
     meant = _OTHERWISE.get(plain, ())
-    found = tuple(name for name in types if name in meant or _plain(name) == plain)
-    return found if found or plain in _OTHERWISE else None
+    matches = tuple(name for name in types if name in meant or _plain(name) == plain)
+    return matches if matches or plain in _OTHERWISE else None
 
 
-def _plain(word: str) -> str:
-    return word.casefold().replace("_", "")
+def _plain(op_type: str) -> str:
+    return op_type.casefold().replace("_", "")

@@ -75,8 +75,10 @@ class Quantization(_TopLevel):
         run = self._run
         run.model, run.q_func, run.eval_func = model, q_func, eval_func
         run.calib_dataloader, run.eval_dataloader = q_dataloader, eval_dataloader
-        found = run.fit()
-        return imported_graph(found.graph_def) if found.framework() == "tensorflow" else found.model
+        result = run.fit()
+        return (
+            imported_graph(result.graph_def) if result.framework() == "tensorflow" else result.model
+        )
 
     fit = __call__
 
@@ -109,7 +111,7 @@ class Benchmark(_TopLevel):
         run.model, run.b_dataloader = model, b_dataloader
         evaluation = run.settings.evaluation
         has_accuracy_only = evaluation.metrics and evaluation.performance == PerformanceSettings()
-        found: dict[str, Any] = run.fit("accuracy" if has_accuracy_only else "performance")
-        return found
+        results: dict[str, Any] = run.fit("accuracy" if has_accuracy_only else "performance")
+        return results
 
     fit = __call__

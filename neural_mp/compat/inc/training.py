@@ -131,7 +131,7 @@ class CompressionManager:
     def __init__(self, model: object, conf: object) -> None:
         confs = conf if isinstance(conf, list | tuple) else [conf]
         if len(confs) != 1 or not isinstance(confs[0], QuantizationAwareTrainingConfig):
-            kinds = ", ".join(type(each).__name__ for each in confs)
+            kinds = ", ".join(type(item).__name__ for item in confs)
             raise NotHereError(
                 f"prepare_compression requires one QuantizationAwareTrainingConfig, got {kinds}; "
                 f"nothing is pruned or distilled here"
@@ -160,8 +160,8 @@ class CompressionManager:
         """Return the converted model; end the training first, if that was not done."""
         if not isinstance(self.model, Result):
             self._end()
-        found: Result = self.model
-        return found
+        converted: Result = self.model
+        return converted
 
     def _own_module(self) -> Any:
         """Return the module; scripts read the framework's object as `model` of the model."""

@@ -43,8 +43,8 @@ class Dotted(dict[str, Any]):
 
     def plain(self) -> dict[str, Any]:
         """Return plain dicts, without keys that were read but never set."""
-        found = {key: _plain(value) for key, value in self.items()}
-        return {key: value for key, value in found.items() if value != {}}
+        entries = {key: _plain(value) for key, value in self.items()}
+        return {key: value for key, value in entries.items() if value != {}}
 
 
 def _plain(value: Any) -> Any:
@@ -174,10 +174,10 @@ def metric_of(given: object, framework: str | None = None) -> Any:
         return given.made()
     if isinstance(given, Mapping):
         named = {key: value for key, value in given.items() if key not in _NO_METRICS}
-        made = {key: named_metric(key, value, framework) for key, value in named.items()}
-        if len(made) == 1:
-            return next(iter(made.values()))
-        return {**made, **{key: given[key] for key in _NO_METRICS if key in given}}
+        metrics = {key: named_metric(key, value, framework) for key, value in named.items()}
+        if len(metrics) == 1:
+            return next(iter(metrics.values()))
+        return {**metrics, **{key: given[key] for key in _NO_METRICS if key in given}}
     return given() if inspect.isclass(given) else given
 
 
@@ -187,19 +187,19 @@ _NO_METRICS = ("weight", "higher_is_better")
 
 def postprocess_of(given: object) -> Callable[[Any], Any] | None:
     """Return a postprocess as a function of `(predictions, labels)`."""
-    made = given.made() if isinstance(given, Later) else given
-    made = made() if inspect.isclass(made) else made
-    if made is not None and not callable(made):
+    postprocess = given.made() if isinstance(given, Later) else given
+    postprocess = postprocess() if inspect.isclass(postprocess) else postprocess
+    if postprocess is not None and not callable(postprocess):
         raise ConfigurationError(
             f"postprocess must be a function of (predictions, labels), got {given!r}"
         )
-    found: Callable[[Any], Any] | None = made
-    return found
+    function: Callable[[Any], Any] | None = postprocess
+    return function
 
 
 def tensor_names(given: Any) -> list[str] | None:
     """Return tensor names as a list; None if none are given."""
     if not given:
         return None
-    words = given.split(",") if isinstance(given, str) else list(given)
-    return [str(word).strip() for word in words]
+    names = given.split(",") if isinstance(given, str) else list(given)
+    return [str(name).strip() for name in names]

@@ -89,10 +89,10 @@ def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]]
         @functools.wraps(function)
         def timed(*arguments: object, **named: object) -> Any:
             start = time.perf_counter()
-            found = function(*arguments, **named)
-            taken = 1000 * (time.perf_counter() - start)
-            logger.info("%s takes %.2f ms", customized_msg or function.__qualname__, taken)
-            return found
+            result = function(*arguments, **named)
+            duration = 1000 * (time.perf_counter() - start)
+            logger.info("%s takes %.2f ms", customized_msg or function.__qualname__, duration)
+            return result
 
         return timed
 
@@ -202,19 +202,19 @@ def iterator_sess_run(
     import tensorflow as tf
 
     sess.run(iter_op, feed_dict)
-    found: list[Any] = []
-    while len(found) != iteration:
+    outputs: list[Any] = []
+    while len(outputs) != iteration:
         try:
             if measurer is not None:
                 measurer.start()
-            found.append(sess.run(output_tensor))
+            outputs.append(sess.run(output_tensor))
             if measurer is not None:
                 measurer.end()
         except tf.errors.OutOfRangeError:
             break
-    if found and isinstance(found[0], tuple | list):
-        return [np.concatenate(parts) for parts in zip(*found, strict=True)]
-    return np.concatenate(found) if found else found
+    if outputs and isinstance(outputs[0], tuple | list):
+        return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
+    return np.concatenate(outputs) if outputs else outputs
 
 
 def get_torch_version() -> Any:

@@ -37,8 +37,8 @@ def weight_only_limits(
     Raises:
         ConfigurationError: a key or a value is unknown, or not supported here.
     """
-    types = {word: _limit("op_type_dict", word, limits) for word, limits in (by_type or {}).items()}
-    names = {word: _limit("op_name_dict", word, limits) for word, limits in (by_name or {}).items()}
+    types = {name: _limit("op_type_dict", name, limits) for name, limits in (by_type or {}).items()}
+    names = {name: _limit("op_name_dict", name, limits) for name, limits in (by_name or {}).items()}
     model = types.pop(_ALL, OpConstraint())
     limits = (model, *types.values(), *names.values())
     bits = {p for limit in limits for p in limit.precisions or () if p.is_integer}
@@ -54,9 +54,9 @@ def _limit(option: str, name: str, limits: Mapping[str, Any]) -> OpConstraint:
                 f"keys of a weight must be {', '.join(_KEYS)}, got {unknown[0]!r}; remove the key"
             )
         dtypes = _listed(weight, "dtype")
-        if dtypes and all(word in _FLOATS for word in dtypes):
-            return OpConstraint(tuple(Precision(word) for word in dtypes))
-        if any(word != "int" for word in dtypes):
+        if dtypes and all(dtype in _FLOATS for dtype in dtypes):
+            return OpConstraint(tuple(Precision(dtype) for dtype in dtypes))
+        if any(dtype != "int" for dtype in dtypes):
             raise ConfigurationError(
                 f"dtype of a weight must be int, or {' or '.join(_FLOATS)}, got {dtypes[0]!r}; "
                 f"types such as nf4 have no kernel here"

@@ -14,13 +14,13 @@ from neural_mp.util.html import Child, Element, element
 
 def card(title: str, lead: Child, *content: Child, kind: str = "") -> Element:
     """Return a section with a heading and an introduction."""
-    words = element("p", lead, class_="lead") if lead else None
-    return element("section", element("h2", title), words, content, class_=f"card {kind}".rstrip())
+    intro = element("p", lead, class_="lead") if lead else None
+    return element("section", element("h2", title), intro, content, class_=f"card {kind}".rstrip())
 
 
-def none(words: str) -> Element:
+def none(message: str) -> Element:
     """Return a placeholder for missing content."""
-    return element("p", words, class_="none")
+    return element("p", message, class_="none")
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Element:
@@ -82,15 +82,15 @@ class Scale:
         fraction = (value - low) / (high - low) if high > low else 0.5
         return round(self.start + fraction * (self.end - self.start), 1)
 
-    def ticks(self, wanted: int = 5) -> list[float]:
-        """Return about `wanted` round values along the axis."""
+    def ticks(self, number: int = 5) -> list[float]:
+        """Return about `number` round values along the axis."""
         if self.logarithmic:
             first, last = round(log10(self.low)), round(log10(self.high))
-            step = max(1, ceil((last - first) / wanted))
+            step = max(1, ceil((last - first) / number))
             return [10.0**exponent for exponent in range(first, last + 1, step)]
         if self.high <= self.low:
             return [self.low]
-        rough = (self.high - self.low) / wanted
+        rough = (self.high - self.low) / number
         power = 10 ** floor(log10(rough))
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
         first = ceil(self.low / step - 1e-9)
@@ -126,9 +126,9 @@ def picture(width: float, height: float, label: str, *children: Child) -> Elemen
     )
 
 
-def text(words: str, x: float, y: float, kind: str, anchor: str = "start") -> Element:
+def text(content: str, x: float, y: float, kind: str, anchor: str = "start") -> Element:
     """Return a line of text."""
-    return element("text", words, x=x, y=y, class_=kind, text_anchor=anchor)
+    return element("text", content, x=x, y=y, class_=kind, text_anchor=anchor)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Element:
@@ -159,36 +159,36 @@ def titled(tooltip: str, *drawn: Child, **attributes: object) -> Element:
     return element("g", drawn, element("title", tooltip), **attributes)
 
 
-def time_grid(scale: Scale, wanted: int, top: float, foot: float, label: float) -> list[Element]:
-    """Return at most `wanted` vertical grid lines with their fractions at the height `label`."""
+def time_grid(scale: Scale, number: int, top: float, foot: float, label: float) -> list[Element]:
+    """Return at most `number` vertical grid lines with their fractions at the height `label`."""
     drawn = []
-    for value, words in _ticks_apart(scale, wanted):
+    for value, caption in _ticks_apart(scale, number):
         x = scale(value)
         drawn.append(line(x, top, x, foot, "grid"))
-        drawn.append(text(words, x, label, "tick", "middle"))
+        drawn.append(text(caption, x, label, "tick", "middle"))
     return drawn
 
 
-def _ticks_apart(scale: Scale, wanted: int) -> list[tuple[float, str]]:
-    """Return as many ticks, up to `wanted`, as leave room between their labels."""
-    for count in range(wanted, 0, -1):
-        found = [
+def _ticks_apart(scale: Scale, number: int) -> list[tuple[float, str]]:
+    """Return as many ticks, up to `number`, as leave room between their labels."""
+    for count in range(number, 0, -1):
+        ticks = [
             (value, percent(value) if scale.logarithmic else f"{value:.0%}")
             for value in scale.ticks(count)
         ]
         if all(
-            scale(next_value) - scale(value) > _TICK_LETTER * (len(words) + len(following)) / 2 + 8
-            for (value, words), (next_value, following) in pairwise(found)
+            scale(next_value) - scale(value) > _TICK_LETTER * (len(label) + len(following)) / 2 + 8
+            for (value, label), (next_value, following) in pairwise(ticks)
         ):
-            return found
-    return found[:1]
+            return ticks
+    return ticks[:1]
 
 
 def legend(entries: list[tuple[str, str]]) -> Element:
     """Return a legend from pairs of swatch class and text."""
     return element(
         "ul",
-        [element("li", element("i", class_=f"swatch {kind}"), words) for kind, words in entries],
+        [element("li", element("i", class_=f"swatch {kind}"), label) for kind, label in entries],
         class_="legend",
     )
 
@@ -245,12 +245,12 @@ def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> 
     x = 0.0
     for part in parts:
         wide = part.value / total * width
-        fits = wide > _WORD_LETTER * len(part.label) + 10
+        labelled = wide > _WORD_LETTER * len(part.label) + 10
         rect = element(
             "rect", x=round(x, 1), y=0, width=max(wide - 1, 0.5), height=height, class_=part.kind
         )
         label = text(part.label, round(x + 6, 1), height / 2 + 4, f"in-bar on-{part.kind}")
-        drawn.append(titled(part.tooltip, rect, label if fits else None))
+        drawn.append(titled(part.tooltip, rect, label if labelled else None))
         x += wide
     return picture(width, height, "; ".join(part.tooltip for part in parts), drawn)
 
@@ -266,11 +266,11 @@ def bars(rows: Sequence[Row], narrow: bool, limit: float | None = None) -> Eleme
     for index, row in enumerate(rows):
         y = 4 + high * index
         drawn.append(_name(row, labels, label, y + high / 2 + 2))
-        for place, part in enumerate(row.parts):
+        for position, part in enumerate(row.parts):
             rect = element(
                 "rect",
                 x=label,
-                y=y + 2 + _BAR * place,
+                y=y + 2 + _BAR * position,
                 width=max(scale(min(part.value, most)) - label, 1.0),
                 height=_BAR - 1,
                 class_=part.kind,
@@ -309,13 +309,13 @@ def points(
 
 
 def _points_of(row: Row, scale: Scale, y: float) -> list[Child]:
-    places = [scale(max(part.value, _LEAST)) for part in row.parts]
+    positions = [scale(max(part.value, _LEAST)) for part in row.parts]
     drawn: list[Child] = []
     if row.linked > 1:
-        drawn.append(line(min(places[: row.linked]), y, max(places[: row.linked]), y, "link"))
-    for x, part in zip(places, row.parts, strict=True):
+        drawn.append(line(min(positions[: row.linked]), y, max(positions[: row.linked]), y, "link"))
+    for x, part in zip(positions, row.parts, strict=True):
         drawn.append(titled(part.tooltip, mark(part.shape, x, y, part.kind, 5)))
-    drawn.append(text(row.note, max(places) + 10, y + 4, "note"))
+    drawn.append(text(row.note, max(positions) + 10, y + 4, "note"))
     return drawn
 
 
@@ -346,9 +346,9 @@ def _labels(rows: Sequence[Row], label: float) -> dict[str, str]:
 
 def _name(row: Row, labels: dict[str, str], label: float, y: float) -> Element:
     """Draw the label of a row, with the full name as its tooltip."""
-    made = text(labels[row.name], label - 8, y, "name", "end")
-    made.append(element("title", row.name))
-    return made
+    caption = text(labels[row.name], label - 8, y, "name", "end")
+    caption.append(element("title", row.name))
+    return caption
 
 
 def _said(rows: Sequence[Row]) -> str:

@@ -22,11 +22,11 @@ def shortened(names: Iterable[str], room: int) -> dict[str, str]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in dict.fromkeys(names):
         groups[_split(name, 0, room)].append(name)
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for label, group in groups.items():
         labels = [label] if len(group) == 1 else _apart(group, room)
-        found.update(zip(group, labels, strict=True))
-    return _numbered(found, room)
+        result.update(zip(group, labels, strict=True))
+    return _numbered(result, room)
 
 
 def _apart(group: Sequence[str], room: int) -> list[str]:
@@ -62,13 +62,13 @@ def _split(name: str, head: int, room: int) -> str:
 
 def _numbered(labels: dict[str, str], room: int) -> dict[str, str]:
     """Number labels that are still equal."""
-    seen: dict[str, int] = defaultdict(int)
-    taken = set(labels.values())
-    found = {}
+    counts: dict[str, int] = defaultdict(int)
+    used = set(labels.values())
+    numbered = {}
     for name, label in labels.items():
-        seen[label] += 1
-        while seen[label] > 1 and (candidate := f"{label[: room - 5]}~{seen[label]}") in taken:
-            seen[label] += 1
-        found[name] = label if seen[label] == 1 else candidate
-        taken.add(found[name])
-    return found
+        counts[label] += 1
+        while counts[label] > 1 and (candidate := f"{label[: room - 5]}~{counts[label]}") in used:
+            counts[label] += 1
+        numbered[name] = label if counts[label] == 1 else candidate
+        used.add(numbered[name])
+    return numbered

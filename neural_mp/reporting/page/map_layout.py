@@ -41,22 +41,22 @@ class Layers:
     @classmethod
     def of(cls, row_of: Mapping[int, int], edges: Iterable[Edge]) -> Layers:
         """Create the layers of boxes and downward edges."""
-        made = cls([[] for _ in range(max(row_of.values(), default=-1) + 1)])
+        layers = cls([[] for _ in range(max(row_of.values(), default=-1) + 1)])
         for box, row in row_of.items():
-            made.rows[row].append(box)
+            layers.rows[row].append(box)
         passing = 0
         for first, last in edges:
             chain = [first]
             for row in range(row_of[first] + 1, row_of[last]):
                 passing -= 1
-                made.rows[row].append(passing)
+                layers.rows[row].append(passing)
                 chain.append(passing)
             chain.append(last)
-            made.chains[first, last] = chain
+            layers.chains[first, last] = chain
             for upper, lower in pairwise(chain):
-                made.below[upper].append(lower)
-                made.above[lower].append(upper)
-        return made
+                layers.below[upper].append(lower)
+                layers.above[lower].append(upper)
+        return layers
 
     def placed(self) -> dict[int, float]:
         """Return node → horizontal centre."""
@@ -69,37 +69,37 @@ class Layers:
             rows = self.rows if sweep % 2 == 0 else self.rows[::-1]
             for row in rows:
                 self._move(row, centres, sweep)
-        left = min((x - _width(node) / 2 for node, x in centres.items()), default=0.0)
-        return {node: x - left for node, x in centres.items()}
+        start = min((x - _width(node) / 2 for node, x in centres.items()), default=0.0)
+        return {node: x - start for node, x in centres.items()}
 
     def _sort(self, downwards: bool) -> None:
         """Sort each layer by the mean position of its neighbours (barycenter heuristic)."""
-        near = self.above if downwards else self.below
+        neighbours = self.above if downwards else self.below
         rows = self.rows if downwards else self.rows[::-1]
-        for before, row in pairwise(rows):
-            place = {node: index for index, node in enumerate(before)}
-            here = {node: float(index) for index, node in enumerate(row)}
+        for previous, row in pairwise(rows):
+            positions = {node: index for index, node in enumerate(previous)}
+            order = {node: float(index) for index, node in enumerate(row)}
             means = {
-                node: sum(place[n] for n in near[node]) / len(near[node])
-                if near[node]
-                else here[node]
+                node: sum(positions[n] for n in neighbours[node]) / len(neighbours[node])
+                if neighbours[node]
+                else order[node]
                 for node in row
             }
-            row.sort(key=lambda node: (means[node], node < 0, here[node]))
+            row.sort(key=lambda node: (means[node], node < 0, order[node]))
 
     def _move(self, row: list[int], centres: dict[int, float], sweep: int) -> None:
         """Move the nodes of a layer towards their neighbours without overlap."""
-        wanted, weights = [], []
+        targets, weights = [], []
         for node in row:
             above, below = self.above[node], self.below[node]
-            near = [*above, *below] if sweep > 1 else (below if sweep % 2 else above)
-            alike = [other for other in near if (other < 0) == (node < 0)]  # keeps lanes straight
-            near = alike or near
-            mean = sum(centres[n] for n in near) / len(near) if near else centres[node]
-            wanted.append(mean)
+            peers = [*above, *below] if sweep > 1 else (below if sweep % 2 else above)
+            alike = [peer for peer in peers if (peer < 0) == (node < 0)]  # keeps lanes straight
+            peers = alike or peers
+            mean = sum(centres[n] for n in peers) / len(peers) if peers else centres[node]
+            targets.append(mean)
             weights.append(_BOX_WEIGHT if node >= 0 else 1.0)
-        found = apart(wanted, [_width(node) for node in row], weights)
-        centres.update(zip(row, found, strict=True))
+        positions = apart(targets, [_width(node) for node in row], weights)
+        centres.update(zip(row, positions, strict=True))
 
 
 def _width(node: int) -> float:
@@ -108,30 +108,30 @@ def _width(node: int) -> float:
 
 def packed(widths: Sequence[float]) -> list[float]:
     """Return the centres of adjacent intervals without gaps."""
-    centres, left = [], 0.0
+    centres, start = [], 0.0
     for width in widths:
-        centres.append(left + width / 2)
-        left += width
+        centres.append(start + width / 2)
+        start += width
     return centres
 
 
 def apart(
-    wanted: Sequence[float], widths: Sequence[float], weights: Sequence[float]
+    targets: Sequence[float], widths: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """Return the centres nearest to `wanted` (least squares), in order and without overlap.
+    """Return the centres nearest to `targets` (least squares), in order and without overlap.
 
     Algorithm: pool adjacent violators; overlapping items move as one block.
     """
     offsets = packed(widths)
     blocks: list[tuple[float, float, int]] = []  # sum of weighted positions, weight, members
-    for place, offset, weight in zip(wanted, offsets, weights, strict=True):
-        block = ((place - offset) * weight, weight, 1)
+    for position, offset, weight in zip(targets, offsets, weights, strict=True):
+        block = ((position - offset) * weight, weight, 1)
         while blocks and blocks[-1][0] / blocks[-1][1] > block[0] / block[1]:
             total, heavy, members = blocks.pop()
             block = (block[0] + total, block[1] + heavy, block[2] + members)
         blocks.append(block)
     moved = [total / heavy for total, heavy, members in blocks for _ in range(members)]
-    return [place + offset for place, offset in zip(moved, offsets, strict=True)]
+    return [position + offset for position, offset in zip(moved, offsets, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -219,17 +219,17 @@ def laid_out(count: int, edges: Sequence[Edge]) -> Layout:
         return Layout()
     ranks = ranked(count, edges)
     layers = max(ranks) + 1
-    wide, tall, found = count / layers * (BOX_WIDTH + GAP) + GUTTER, 0, Layout()
+    wide, tall, layout = count / layers * (BOX_WIDTH + GAP) + GUTTER, 0, Layout()
     for _ in range(3):  # actual column widths differ from the estimate
-        wanted = ceil(sqrt(layers * wide / ((BOX_HEIGHT + GAP_BELOW) * _ASPECT)))
-        wanted = max(_LEAST_TALL, wanted)
-        if tall and abs(wanted - tall) <= 0.12 * tall:
+        height = ceil(sqrt(layers * wide / ((BOX_HEIGHT + GAP_BELOW) * _ASPECT)))
+        height = max(_LEAST_TALL, height)
+        if tall and abs(height - tall) <= 0.12 * tall:
             break
-        tall = wanted
+        tall = height
         starts = folded(ranks, edges, tall)
-        found = _Map(ranks, edges, starts).drawn()
-        wide = found.size[0] / len(starts)
-    return found
+        layout = _Map(ranks, edges, starts).drawn()
+        wide = layout.size[0] / len(starts)
+    return layout
 
 
 def ranked(count: int, edges: Sequence[Edge]) -> list[int]:
@@ -278,10 +278,10 @@ def folded(ranks: Sequence[int], edges: Sequence[Edge], tall: int) -> list[int]:
     starts = [0]
     while layers - starts[-1] > tall * 1.25:
         at = starts[-1] + tall
-        near = range(
+        candidates = range(
             max(starts[-1] + 4, int(at - tall * 0.2)), min(layers - 3, int(at + tall * 0.2)) + 1
         )
-        starts.append(min(near, key=lambda layer: (crossing[layer], abs(layer - at))))
+        starts.append(min(candidates, key=lambda layer: (crossing[layer], abs(layer - at))))
     return starts
 
 
@@ -312,10 +312,10 @@ class _Map:
         for edge in self._edges:
             if self._is_inside(edge):
                 inside[self._column(edge[0])].append(edge)
-        left = 0.0
+        offset = 0.0
         for column in range(len(self._starts)):
-            left += self._place(Layers.of(boxes[column], inside[column]), round(left)) + GUTTER
-        size = round(left) - GUTTER, max(self._foot)
+            offset += self._place(Layers.of(boxes[column], inside[column]), round(offset)) + GUTTER
+        size = round(offset) - GUTTER, max(self._foot)
         edges = [
             DrawnEdge(*edge, self._paths.get(edge) or self._around(edge), edge not in self._paths)
             for edge in self._edges
@@ -332,18 +332,18 @@ class _Map:
         downwards = self._ranks[reader] > self._ranks[source]
         return downwards and self._column(source) == self._column(reader)
 
-    def _place(self, layers: Layers, left: int) -> float:
+    def _place(self, layers: Layers, offset: int) -> float:
         """Place the boxes and edges of a column; return its width."""
         centres = layers.placed()
         points = {
-            node: (round(left + centres[node]), row * (BOX_HEIGHT + GAP_BELOW) + BOX_HEIGHT // 2)
+            node: (round(offset + centres[node]), row * (BOX_HEIGHT + GAP_BELOW) + BOX_HEIGHT // 2)
             for row, nodes in enumerate(layers.rows)
             for node in nodes
         }
         self._places.update({node: point for node, point in points.items() if node >= 0})
         for edge, chain in layers.chains.items():
             self._paths[edge] = tuple(points[node] for node in chain)
-        self._left.append(left)
+        self._left.append(offset)
         self._foot.append(len(layers.rows) * (BOX_HEIGHT + GAP_BELOW) - GAP_BELOW)
         half = (BOX_WIDTH + GAP) / 2
         return max(

@@ -72,19 +72,19 @@ def map_levels(graph: OpGraph) -> list[MapLevel]:
 def _folded(finest: MapLevel, paths: list[tuple[str, ...]], depth: int) -> MapLevel:
     """Merge the kernels of each module at a depth; kernels above that depth stay boxes."""
     box_of: dict[str | int, int] = {}
-    place = [
+    boxes = [
         box_of.setdefault(path[depth - 1] if len(path) >= depth else index, len(box_of))
         for index, path in enumerate(paths)
     ]
     groups: list[list[int]] = [[] for _ in box_of]
     for index, group in enumerate(finest.kernels.groups):
-        groups[place[index]].extend(group)
+        groups[boxes[index]].extend(group)
     names = tuple(key if isinstance(key, str) else finest.names[key] for key in box_of)
     modules = frozenset(box for key, box in box_of.items() if isinstance(key, str))
     edges: Mapping[Edge, None] = dict.fromkeys(
-        (place[source], place[reader])
+        (boxes[source], boxes[reader])
         for source, reader in finest.kernels.edges
-        if place[source] != place[reader]
+        if boxes[source] != boxes[reader]
     )
     kernels = Kernels(tuple(map(tuple, groups)), tuple(edges))
     return MapLevel(f"modules, depth {depth}", names, kernels, modules)
@@ -94,5 +94,5 @@ def _modules(op: Op) -> tuple[str, ...]:
     """Return the modules that contain an op, outermost first: its layers, or parts of its name."""
     if op.layers:
         return tuple(layer.name for layer in op.layers)
-    ends = [found.start() for found in re.finditer(r"(?<=[^./])[./](?=[^./])", op.name)]
+    ends = [match.start() for match in re.finditer(r"(?<=[^./])[./](?=[^./])", op.name)]
     return tuple(op.name[:end] for end in ends)

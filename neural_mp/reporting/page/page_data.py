@@ -94,8 +94,8 @@ def letters(view: View, runs_in: Mapping[str, Precision]) -> str:
 def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> list[Any]:
     """Return the fields of an op in the order that the script expects."""
     record = view.record
-    known = record.setup.capabilities.get(op.name)
-    why = known.reasons if known else {}
+    capability = record.setup.capabilities.get(op.name)
+    why = capability.reasons if capability else {}
     times = record.measured.times.ops.get(op.name, {})
     ending = view.ending
     return [
@@ -118,11 +118,11 @@ def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> l
 def _shapes(view: View, op: Op) -> str:
     """Return the shapes of the inputs and of the result of an op as text, as far as known."""
     graph = view.graph
-    read = [graph[name].shape if name in graph else None for name in op.inputs]
-    before = ", ".join(_shape(shape) for shape in read if shape is not None)
+    shapes = [graph[name].shape if name in graph else None for name in op.inputs]
+    inputs = ", ".join(_shape(shape) for shape in shapes if shape is not None)
     if op.shape is None:
-        return before
-    return f"{before} → {_shape(op.shape)}" if before else f"→ {_shape(op.shape)}"
+        return inputs
+    return f"{inputs} → {_shape(op.shape)}" if inputs else f"→ {_shape(op.shape)}"
 
 
 def _shape(shape: tuple[int | None, ...]) -> str:
@@ -143,11 +143,11 @@ def _config(view: View, op: Op) -> str | int:
     decided = int(op.name in view.decided)
     if config is None or config.approach is None:
         return decided
-    words = [] if config.approach is Approach.STATIC else [config.approach.value.replace("_", " ")]
+    parts = [] if config.approach is Approach.STATIC else [config.approach.value.replace("_", " ")]
     if config.activation is not None and config.approach is Approach.STATIC:
-        words.append(f"calibration {config.activation.algorithm.value}")
-    words.extend(name.replace("_", " ") for name in config.corrections)
-    return ", ".join(words) or decided
+        parts.append(f"calibration {config.activation.algorithm.value}")
+    parts.extend(name.replace("_", " ") for name in config.corrections)
+    return ", ".join(parts) or decided
 
 
 def _plans(view: View) -> dict[str, str]:
@@ -155,13 +155,13 @@ def _plans(view: View) -> dict[str, str]:
     room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
     chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.ranking_loss))[:room]
     followed: dict[int, str] = {}
-    found: dict[str, str] = {}
+    plans: dict[str, str] = {}
     for trial in chosen:
         key = hash(trial.plan)
         if key not in followed:
             followed[key] = letters(view, view.record.setup.followed(trial.plan).effective)
-        found[str(trial.number)] = followed[key]
-    return found
+        plans[str(trial.number)] = followed[key]
+    return plans
 
 
 def _microseconds(seconds: float | None) -> float | None:

@@ -91,8 +91,8 @@ class View:
     @cached_property
     def counts(self) -> dict[Precision, int]:
         """Precision → number of ops, without zeros."""
-        found = Counter(self.runs_in.values())
-        return {precision: found[precision] for precision in Precision if found[precision]}
+        counter = Counter(self.runs_in.values())
+        return {precision: counter[precision] for precision in Precision if counter[precision]}
 
     @cached_property
     def decided(self) -> frozenset[str]:
@@ -114,8 +114,8 @@ class View:
     @cached_property
     def output_nsr(self) -> dict[str, float]:
         """Tensor or op → output noise, if measured."""
-        found = {row.name: row.output_nsr for row in self.sensitivities}
-        return {name: noise for name, noise in found.items() if noise is not None}
+        values = {row.name: row.output_nsr for row in self.sensitivities}
+        return {name: noise for name, noise in values.items() if noise is not None}
 
     @property
     def baseline_accuracy(self) -> float | None:

@@ -48,13 +48,13 @@ def _titles(views: Sequence[View]) -> list[str]:
 
 def _run(title: str, view: View) -> Element:
     """Return the verdict, the precisions and the trials of a run."""
-    result, words, kind = verdict(view)
+    result, detail, kind = verdict(view)
     return element(
         "section",
         element("h2", title),
         element("p", about(view), class_="lead"),
         element("div", result, class_="big"),
-        element("p", f"{words}; {low_words(view)}", class_="lead"),
+        element("p", f"{detail}; {low_words(view)}", class_="lead"),
         precision_bar(view),
         both(lambda narrow: trials_chart(view, narrow, chosen=False)) if view.drawn else None,
         class_=f"card tile verdict {kind}",
@@ -63,11 +63,14 @@ def _run(title: str, view: View) -> Element:
 
 def _figures(titles: Sequence[str], views: Sequence[View]) -> Element:
     rows: dict[str, list[str]] = {}
-    for place, view in enumerate(views):
-        found = before_and_after(view.report) if view.report else []
-        for figure, before, after, change in found:
+    for index, view in enumerate(views):
+        entries = before_and_after(view.report) if view.report else []
+        for figure, baseline, result, change in entries:
             cells = rows.setdefault(figure, [_MISSING] * 2 * len(views))
-            cells[2 * place : 2 * place + 2] = [before, f"{after} ({change})" if after else change]
+            cells[2 * index : 2 * index + 2] = [
+                baseline,
+                f"{result} ({change})" if result else change,
+            ]
     if not rows:
         return card("Figures", None, none("Neither run has ended."))
     columns = [
@@ -120,9 +123,9 @@ def _ops(titles: Sequence[str], views: Sequence[View]) -> Element:
     rows = list(_differing(shared, first, second))
     what = f"{len(rows)} of {counted(len(shared), 'common op')} in another precision."
     headings = ["op", "type", *titles, f"reason in {titles[0]}", f"reason in {titles[1]}"]
-    left = len(rows) - _MAX_OPS
+    remaining = len(rows) - _MAX_OPS
     shown = scrolling(table(headings, rows[:_MAX_OPS], class_="left names-first"), "Ops")
-    more = element("p", f"… and {left} more.", class_="lead after") if left > 0 else None
+    more = element("p", f"… and {remaining} more.", class_="lead after") if remaining > 0 else None
     return card("Ops", what, shown if rows else None, more)
 
 

@@ -85,16 +85,16 @@ def _phases(view: View) -> list[Element]:
             )
         ]
     seconds = view.report.seconds
-    known = {**_PHASES, **{name: name for name in seconds if name not in (*_PHASES, _PROBE)}}
-    spent = [(known[name], seconds[name]) for name in known if seconds.get(name)]
+    labels = {**_PHASES, **{name: name for name in seconds if name not in (*_PHASES, _PROBE)}}
+    spent = [(labels[name], seconds[name]) for name in labels if seconds.get(name)]
     if not spent:
         return []
     parts = [
-        Part(taken, f"k{index % 6}", f"{name}: {formatting.seconds(taken)}", name)
-        for index, (name, taken) in enumerate(spent)
+        Part(duration, f"k{index % 6}", f"{name}: {formatting.seconds(duration)}", name)
+        for index, (name, duration) in enumerate(spent)
     ]
     keys = [(part.kind, part.tooltip) for part in parts]
-    whole = f"{formatting.seconds(sum(taken for _, taken in spent))} in total"
+    whole = f"{formatting.seconds(sum(duration for _, duration in spent))} in total"
     if seconds.get(_PROBE):
         whole += f"; the search includes {formatting.seconds(seconds[_PROBE])} of op measurements"
     return [
@@ -259,7 +259,7 @@ def noise_section(view: View, wide: bool) -> Element:
         "Quantization noise of a tensor in INT8, as a fraction of its signal power (logarithmic "
         f"scale). In the search, tensors above {percent(NOISY)} fall back first.",
         both(lambda narrow: points(shown, narrow, wide, NOISY)),
-        legend([(kind, words) for kind, words in keys if kind in kinds]),
+        legend([(kind, label) for kind, label in keys if kind in kinds]),
         element("p", more, class_="lead after") if len(rows) > len(shown) else None,
     )
 
@@ -267,7 +267,7 @@ def noise_section(view: View, wide: bool) -> Element:
 def _row(row: Sensitivity) -> Row:
     """Return a decision: noise without corrections, actual noise, and output noise."""
     kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
-    after = f" after {row.correction.replace('_', ' ')}" if row.correction else ""
+    suffix = f" after {row.correction.replace('_', ' ')}" if row.correction else ""
     gain = f", {formatting.seconds(row.seconds_gained)} saved" if row.seconds_gained else ""
     behind = f"in {row.runs_in}: {row.reason}{gain}"
     parts, notes = [], []
@@ -276,12 +276,12 @@ def _row(row: Sensitivity) -> Row:
         notes.append(f"{percent(row.noise)} →")
     now = row.corrected_noise if row.correction else row.noise
     if _is_shown(now):
-        tooltip = f"{row.name}: quantization noise {percent(now)}{after}; {behind}"
+        tooltip = f"{row.name}: quantization noise {percent(now)}{suffix}; {behind}"
         parts.append(Part(now, kind, tooltip))
         notes.append(percent(now))
     linked, out = len(parts), row.output_nsr
     if _is_shown(out):
-        tooltip = f"{row.name}: output noise {percent(out)}{after}; {behind}"
+        tooltip = f"{row.name}: output noise {percent(out)}{suffix}; {behind}"
         parts.append(Part(out, "output-noise", tooltip, shape="diamond"))
         notes = notes or [percent(out)]
     return Row(row.name, parts, " ".join(notes), linked)

@@ -48,12 +48,12 @@ def verdict(view: View) -> tuple[str, str, str]:
 
 def tiles(view: View) -> Element:
     """Return tiles of the verdict and four figures."""
-    title, words, kind = verdict(view)
+    title, detail, kind = verdict(view)
     report = view.report
     figures = _figures(report) if report else _figures_so_far(view)
     return element(
         "section",
-        tile("Verdict", title, words, precision_bar(view, small=True), kind=f"verdict {kind}"),
+        tile("Verdict", title, detail, precision_bar(view, small=True), kind=f"verdict {kind}"),
         [tile(*figure) for figure in figures],
         class_="tiles",
         aria_label="Result",
@@ -73,10 +73,10 @@ def tile(what: str, big: str, explanation: Child, *more: Child, kind: str = "") 
 
 
 def _figures(report: Report) -> list[tuple[str, str, Child]]:
-    name, before, after = formatting.time_of(report)
+    name, baseline, result = formatting.time_of(report)
     speed = f"; {formatting.times(report.speedup)}" if report.speedup else ""
     return [
-        (_capitalized(name), after, f"{report.source_name} {before}{speed}"),
+        (_capitalized(name), result, f"{report.source_name} {baseline}{speed}"),
         _accuracy(report),
         _bytes("Weights", report, report.baseline_size, report.size),
         _bytes("Memory footprint", report, report.baseline_footprint, report.footprint),
@@ -84,7 +84,7 @@ def _figures(report: Report) -> list[tuple[str, str, Child]]:
 
 
 def _accuracy(report: Report) -> tuple[str, str, Child]:
-    each = [
+    metrics = [
         element(
             "div",
             f"{name} {formatting.number(m.value)}; "
@@ -92,15 +92,15 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
         )
         for name, m in report.metrics.items()
     ]
-    title = "Metrics" if each else _capitalized(report.metric or "accuracy")
+    title = "Metrics" if metrics else _capitalized(report.metric or "accuracy")
     if report.accuracy is None:
         if report.output_sqnr_db is None:
             return title, "not checked", ""
         explanation = f"SQNR of the outputs, compared with {report.source_name}"
         return title, f"{report.output_sqnr_db:.1f} dB", explanation
-    before = formatting.number(report.baseline_accuracy)
-    explanation = f"{report.source_name} {before}{_goal(report.target)}"
-    return title, formatting.number(report.accuracy), each or explanation
+    baseline = formatting.number(report.baseline_accuracy)
+    explanation = f"{report.source_name} {baseline}{_goal(report.target)}"
+    return title, formatting.number(report.accuracy), metrics or explanation
 
 
 def _goal(target: float | None) -> str:
@@ -108,16 +108,16 @@ def _goal(target: float | None) -> str:
 
 
 def _bytes(
-    what: str, report: Report, before: float | None, after: float | None
+    what: str, report: Report, baseline: float | None, result: float | None
 ) -> tuple[str, str, Child]:
-    fraction = f"; {after / before:.0%}" if before and after is not None else ""
-    explanation = f"{report.source_name} {formatting.size(before)}{fraction}"
-    return what, formatting.size(after), explanation
+    fraction = f"; {result / baseline:.0%}" if baseline and result is not None else ""
+    explanation = f"{report.source_name} {formatting.size(baseline)}{fraction}"
+    return what, formatting.size(result), explanation
 
 
 def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
     best = view.best
-    found = best.objectives if best else {}
+    objectives = best.objectives if best else {}
     base = f"{view.source} {formatting.number(view.baseline_accuracy)}"
     speed = ""
     if best and best.speedup:
@@ -126,7 +126,7 @@ def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
     return [
         (
             f"Latency, {so_far}",
-            formatting.seconds(found.get("performance")),
+            formatting.seconds(objectives.get("performance")),
             speed or ("" if best else "no trial has met the target"),
         ),
         (
@@ -136,19 +136,19 @@ def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
         ),
         (
             f"Weights, {so_far}",
-            formatting.size(found.get("modelsize")),
-            _fraction(view, found.get("relative_modelsize")),
+            formatting.size(objectives.get("modelsize")),
+            _fraction(view, objectives.get("relative_modelsize")),
         ),
         (
             f"Memory footprint, {so_far}",
-            formatting.size(found.get("footprint")),
-            _fraction(view, found.get("relative_footprint")),
+            formatting.size(objectives.get("footprint")),
+            _fraction(view, objectives.get("relative_footprint")),
         ),
     ]
 
 
-def _capitalized(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _fraction(view: View, value: float | None) -> str:

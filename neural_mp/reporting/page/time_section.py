@@ -62,21 +62,21 @@ def _ineligible(view: View) -> Element | None:
     return element(
         "details",
         element("summary", "Ineligible contractions"),
-        element("ul", [element("li", words) for words in lines]),
+        element("ul", [element("li", item) for item in lines]),
         class_="ineligible",
     )
 
 
 def time_by_type(view: View, times: Mapping[str, float]) -> dict[str, float]:
     """Return op type → seconds; nodes that only the result has are conversions."""
-    known = view.ending.baseline_times if view.ending else {}
-    found: dict[str, float] = defaultdict(float)
+    baseline = view.ending.baseline_times if view.ending else {}
+    totals: dict[str, float] = defaultdict(float)
     for entry, seconds in times.items():
         if entry in view.graph:
-            found[view.graph[entry].type] += seconds
+            totals[view.graph[entry].type] += seconds
         else:
-            found[OTHER if entry in known else CONVERSIONS] += seconds
-    return dict(found)
+            totals[OTHER if entry in baseline else CONVERSIONS] += seconds
+    return dict(totals)
 
 
 def _spent(view: View) -> list[Child]:
@@ -102,12 +102,12 @@ def _spent(view: View) -> list[Child]:
     keys += [("k5", OTHER)] if rest else []
     keys += [("kc", CONVERSIONS)] if any(by.get(CONVERSIONS) for by in sums.values()) else []
     drawn.append(legend(keys))
-    found = ending.report.conversions
+    conversions = ending.report.conversions
     drawn.append(
         element(
             "p",
-            f"Per inference: {found.quantize} quantize, {found.dequantize} dequantize, "
-            f"{counted(found.casts, 'cast')}. The bars are sums of ops timed one by one; the "
+            f"Per inference: {conversions.quantize} quantize, {conversions.dequantize} dequantize, "
+            f"{counted(conversions.casts, 'cast')}. The bars are sums of ops timed one by one; the "
             f"latency of the whole model is {formatting.seconds(ending.report.latency)}.",
             class_="lead after",
         )
@@ -116,12 +116,12 @@ def _spent(view: View) -> list[Child]:
 
 
 def _colours(
-    sums: Mapping[str, Mapping[str, float]], before: Mapping[str, float]
+    sums: Mapping[str, Mapping[str, float]], baseline: Mapping[str, float]
 ) -> dict[str, str]:
     """Return op type → CSS class, for the types with the longest time in the given model."""
     kinds = dict.fromkeys(kind for by in sums.values() for kind in by)
-    known = [kind for kind in kinds if kind not in (CONVERSIONS, OTHER)]
-    ordered = sorted(known, key=lambda kind: -before.get(kind, 0.0))
+    op_types = [kind for kind in kinds if kind not in (CONVERSIONS, OTHER)]
+    ordered = sorted(op_types, key=lambda kind: -baseline.get(kind, 0.0))
     return {kind: f"k{index}" for index, kind in enumerate(ordered[:_SHOWN])}
 
 
@@ -159,8 +159,8 @@ def _by_type(view: View) -> Element:
     shown = list(view.counts)
     ordered = sorted(counts.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     rows = [[kind, *(by.get(p) or "" for p in shown)] for kind, by in ordered]
-    made = table(["type", *(NAMES[p] for p in shown)], rows)
-    return scrolling(made, "Ops by type and precision", "short")
+    content = table(["type", *(NAMES[p] for p in shown)], rows)
+    return scrolling(content, "Ops by type and precision", "short")
 
 
 def single_ops_section(view: View) -> Element | None:
@@ -171,7 +171,7 @@ def single_ops_section(view: View) -> Element | None:
     slowest = sorted(times, key=lambda op: -max(times[op].values(), default=0.0))[:_MOST_OPS]
     rows = [_op_row(view, op) for op in slowest if times[op]]
     limit = _bar_limit(rows)
-    seen = [p for p in reversed(Precision) if any(p in by for by in times.values())]
+    precisions = [p for p in reversed(Precision) if any(p in by for by in times.values())]
     more = f"The slowest {len(rows)} of {len(times)} timed ops." if len(times) > len(rows) else None
     return card(
         "Time of single ops",
@@ -179,7 +179,7 @@ def single_ops_section(view: View) -> Element | None:
         "fastest and the median; the number is the speed-up of the chosen precision over FP32, "
         f"clipped at {MAX_GAIN:.0f}×." + _clip_words(limit, rows),
         both(lambda narrow: bars(rows, narrow, limit)),
-        legend([*((p.value, NAMES[p]) for p in seen), ("fp32 weak", "pale: not chosen")]),
+        legend([*((p.value, NAMES[p]) for p in precisions), ("fp32 weak", "pale: not chosen")]),
         element("p", more, class_="lead after") if more else None,
     )
 
@@ -204,19 +204,19 @@ def _op_row(view: View, op: str) -> Row:
     timings, runs = view.record.measured.times, view.effective.get(op)
     parts = []
     for precision in reversed(Precision):
-        taken = timings.duration(op, precision)
-        if taken is not None:
+        duration = timings.duration(op, precision)
+        if duration is not None:
             chosen = precision is runs
-            tooltip = f"{op} in {NAMES[precision]}: {_with_interval(taken)}"
+            tooltip = f"{op} in {NAMES[precision]}: {_with_interval(duration)}"
             kind = precision.value if chosen else f"{precision.value} weak"
-            parts.append(Part(taken.seconds, kind, tooltip + (", chosen" if chosen else "")))
+            parts.append(Part(duration.seconds, kind, tooltip + (", chosen" if chosen else "")))
     lower = runs is not None and runs is not Precision.FP32
     return Row(op, parts, _gain_words(timings.gain(op, runs)) if lower and runs else "")
 
 
-def _with_interval(taken: Duration) -> str:
-    low, high = formatting.seconds(taken.low), formatting.seconds(taken.high)
-    return f"{formatting.seconds(taken.seconds)} ({low} to {high})"
+def _with_interval(duration: Duration) -> str:
+    low, high = formatting.seconds(duration.low), formatting.seconds(duration.high)
+    return f"{formatting.seconds(duration.seconds)} ({low} to {high})"
 
 
 def _gain_words(gain: Gain | None) -> str:
@@ -230,7 +230,7 @@ def conversions_section(view: View) -> Element | None:
     ending = view.ending
     if ending is None or not ending.conversions:
         return None
-    found = sorted(ending.conversions, key=lambda c: -(c.seconds or 0.0))
+    conversions = sorted(ending.conversions, key=lambda c: -(c.seconds or 0.0))
     rows = [
         [
             name(c.source),
@@ -238,18 +238,18 @@ def conversions_section(view: View) -> Element | None:
             element("span", ", ".join(c.readers[:3]), _more(len(c.readers) - 3), class_="names"),
             formatting.seconds(c.seconds),
         ]
-        for c in found[:_MOST_CONVERSIONS]
+        for c in conversions[:_MOST_CONVERSIONS]
     ]
-    left = len(found) - len(rows)
+    remaining = len(conversions) - len(rows)
     return card(
         "Conversions",
-        f"{counted(len(found), 'data type conversion')} per inference.",
+        f"{counted(len(conversions), 'data type conversion')} per inference.",
         scrolling(
             table(["tensor", "conversion", "consumers", "time"], rows, class_="left names-first"),
             "Conversions",
             "middle",
         ),
-        element("p", f"… and {left} more.", class_="lead after") if left > 0 else None,
+        element("p", f"… and {remaining} more.", class_="lead after") if remaining > 0 else None,
     )
 
 

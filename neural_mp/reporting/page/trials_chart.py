@@ -124,8 +124,8 @@ class _Frame:
         parts.append(text(what, middle, self.height - 8, "axis", "middle"))
         if not self.narrow:
             better = "" if self.view.higher_is_better else " (lower is better)"
-            words = f"{self.view.metric}{better}"
-            name = text(words, -(_TOP + self.foot) / 2, 14, "axis", "middle")
+            label = f"{self.view.metric}{better}"
+            name = text(label, -(_TOP + self.foot) / 2, 14, "axis", "middle")
             name.set("transform", "rotate(-90)")
             parts.append(name)
         if self.right < self.width - 20:
@@ -138,21 +138,21 @@ class _Frame:
 
     def target_line(self) -> list[Element]:
         """Return the target line and the zone that misses the target."""
-        target, left = self.view.target, self.time.start
+        target, start = self.view.target, self.time.start
         if target is None:
             return []
         y = self.accuracy(target)
         return [
             element(
                 "rect",
-                x=left,
+                x=start,
                 y=y,
-                width=self.right - left,
+                width=self.right - start,
                 height=max(self.foot - y, 0.0),
                 class_="missed-zone",
             ),
-            line(left, y, self.width - 6, y, "target"),
-            text(f"target {formatting.number(target)}", left + 8, y - 6, "target-word"),
+            line(start, y, self.width - 6, y, "target"),
+            text(f"target {formatting.number(target)}", start + 8, y - 6, "target-word"),
         ]
 
 
@@ -162,16 +162,16 @@ def _reach(view: View, timed: Sequence[Trial], aside: Sequence[Trial]) -> tuple[
     step = abs((base or 0.0) - target) if target is not None and base is not None else 0.0
     step = step or abs(base or 0.0) * 0.01 or 0.01
     sign = 1 if view.higher_is_better else -1
-    seen = [sign * value for value in (base, target) if value is not None]
-    seen += [sign * t.accuracy for t in timed if t.accuracy is not None]
-    limit = (sign * target if target is not None else min(seen, default=0.0)) - _REACH * step
+    values = [sign * value for value in (base, target) if value is not None]
+    values += [sign * t.accuracy for t in timed if t.accuracy is not None]
+    limit = (sign * target if target is not None else min(values, default=0.0)) - _REACH * step
     if not any(trial.meets_accuracy for trial in (*timed, *aside)):
         limit = -inf  # use the room for the misses if no trial met the target
-    seen += [
+    values += [
         sign * t.accuracy for t in aside if t.accuracy is not None and sign * t.accuracy >= limit
     ]
-    kept = [value for value in seen if value >= limit] or [0.0]
-    return sign * (min(kept) - 0.35 * step), sign * max(kept)
+    shown = [value for value in values if value >= limit] or [0.0]
+    return sign * (min(shown) - 0.35 * step), sign * max(shown)
 
 
 def _is_worse(view: View, accuracy: float | None, limit: float) -> bool:
@@ -183,9 +183,9 @@ def _is_worse(view: View, accuracy: float | None, limit: float) -> bool:
 def _front(view: View, frame: _Frame) -> Element | None:
     """Return the Pareto front of the trials as steps."""
     met = [trial for trial in view.drawn if trial.met and time_fraction(trial)]
-    places = sorted(frame.place(trial) for trial in met)
+    points = sorted(frame.place(trial) for trial in met)
     steps: list[tuple[float, float]] = []
-    for x, y in places:
+    for x, y in points:
         if not steps or y < steps[-1][1]:
             if steps:
                 steps.append((x, steps[-1][1]))
@@ -200,11 +200,11 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
     if base is None:
         return None
     x, y = frame.time(1.0), frame.accuracy(base)
-    taken = view.report.baseline_latency if view.report else None
+    latency = view.report.baseline_latency if view.report else None
     tooltip = f"{view.source}: {view.metric} {formatting.number(base)}"
-    tooltip += f", {formatting.seconds(taken)} per batch" if taken else ""
-    word = text(view.source, x, y - 12, "point-word", "middle")
-    return titled(tooltip, mark("diamond", x, y, "fp32"), word)
+    tooltip += f", {formatting.seconds(latency)} per batch" if latency else ""
+    label = text(view.source, x, y - 12, "point-word", "middle")
+    return titled(tooltip, mark("diamond", x, y, "fp32"), label)
 
 
 def described(trial: Trial, metric: str) -> str:

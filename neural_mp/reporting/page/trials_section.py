@@ -59,13 +59,13 @@ def trials_section(view: View) -> Element:
 
 
 def _legend(view: View) -> Element:
-    left = set(Outcome)
+    remaining = set(Outcome)
     shown = []
-    for shape, kind, words, outcomes in _MARKS:
-        here = outcomes & left
-        left -= here
-        if any(t.outcome in here for t in view.drawn if t is not view.best):
-            shown.append((shape, kind, words))
+    for shape, kind, label, outcomes in _MARKS:
+        matching = outcomes & remaining
+        remaining -= matching
+        if any(t.outcome in matching for t in view.drawn if t is not view.best):
+            shown.append((shape, kind, label))
     if view.best is not None:
         shown.append(("star", "trial met chosen", view.subject))
     return element(
@@ -74,9 +74,9 @@ def _legend(view: View) -> Element:
             element(
                 "li",
                 element("svg", mark(shape, 8, 8, kind, 5), viewBox="0 0 16 16", aria_hidden="true"),
-                words,
+                label,
             )
-            for shape, kind, words in shown
+            for shape, kind, label in shown
         ],
         class_="legend",
     )
@@ -84,8 +84,8 @@ def _legend(view: View) -> Element:
 
 def finalists_section(view: View) -> Element | None:
     """Return the finalists, measured in interleaved rounds, with confidence intervals."""
-    found = view.ending.finalists if view.ending else ()
-    timed = [trial for trial in found if time_fraction(trial)]
+    finalists = view.ending.finalists if view.ending else ()
+    timed = [trial for trial in finalists if time_fraction(trial)]
     if not timed:
         return None
     rows = [_finalist(view, trial) for trial in timed]

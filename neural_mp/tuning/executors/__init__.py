@@ -46,12 +46,12 @@ def executor_named(name: Any) -> type[Executor]:
     Raises:
         ConfigurationError: no executor has this name.
     """
-    known = executor_classes()
-    if not isinstance(name, str) or name not in known:
+    engines = executor_classes()
+    if not isinstance(name, str) or name not in engines:
         what = f"there is no engine {name!r} for workers"
         require_importable(ENTRY_POINT_GROUP, name, ConfigurationError, what)
-        raise ConfigurationError(f"{what}{did_you_mean(name, known)}")
-    return known[name]
+        raise ConfigurationError(f"{what}{did_you_mean(name, engines)}")
+    return engines[name]
 
 
 def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
@@ -70,12 +70,12 @@ def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
         return Workers(count=validate_option("workers", integer_between(1), value))
     engine = value.get("engine", LOCAL)
     with error_path("engine"):
-        known = (*_OWN_KEYS, *executor_named(engine).options)
+        keys = (*_OWN_KEYS, *executor_named(engine).options)
     for key in value:
-        if key not in known:
+        if key not in keys:
             with error_path(key):
                 raise ConfigurationError(
-                    f"workers of engine {engine!r} have no key {key!r}{did_you_mean(key, known)}"
+                    f"workers of engine {engine!r} have no key {key!r}{did_you_mean(key, keys)}"
                 )
     count, threads = (
         validate_option(f"workers: {name}", optional(integer_between(1, most)), value.get(name))
@@ -85,14 +85,14 @@ def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
     return Workers(engine, count, threads, options)
 
 
-def _workers_of_word(word: str) -> Workers:
+def _workers_of_word(text: str) -> Workers:
     with suppress(ValueError):
-        return read_workers(int(word))
-    engine, colon, address = word.partition(":")
-    known = executor_named(engine).options
-    if colon and _ADDRESS not in known:
+        return read_workers(int(text))
+    engine, colon, address = text.partition(":")
+    options = executor_named(engine).options
+    if colon and _ADDRESS not in options:
         raise ConfigurationError(
-            f"workers of engine {engine!r} must be given without an address, got {word!r}"
+            f"workers of engine {engine!r} must be given without an address, got {text!r}"
         )
     return Workers(engine, None, options={_ADDRESS: address} if colon else {})
 

@@ -170,9 +170,9 @@ def taken(answer: Answer) -> TaskResult:
 
 def no_result(error: BaseException) -> TuningError:
     """Return the error for an unexpected failure of a worker."""
-    words = next(iter(message_of(error).splitlines()), "no reason given")
+    reason = next(iter(message_of(error).splitlines()), "no reason given")
     return TuningError(
-        f"a worker failed with {type(error).__name__}: {words}; set workers = 1 for details"
+        f"a worker failed with {type(error).__name__}: {reason}; set workers = 1 for details"
     )
 
 

@@ -40,8 +40,8 @@ _CHECK_INTERVAL_SECONDS = 1.0
 _PARENT_DEATH_SIGNAL = 1
 
 
-def exit_with_parent(owner: int) -> None:
-    """Exit this process and its forks when the process with the ID `owner` ends.
+def exit_with_parent(parent: int) -> None:
+    """Exit this process and its forks when the process with the ID `parent` ends.
 
     Uses the kernel if supported, since code that never releases the interpreter would block a
     thread. A thread checks as well, for systems other than Linux.
@@ -50,7 +50,7 @@ def exit_with_parent(owner: int) -> None:
     if ask is not None:
         ask()
         _ask_in_forks(ask)
-    threading.Thread(target=_watch, args=(owner,), daemon=True).start()
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
 def _kernel() -> Callable[[], object] | None:
@@ -77,8 +77,8 @@ def _ask_in_forks(ask: Callable[[], object]) -> None:
     os.register_at_fork(before=note, after_in_child=begin)
 
 
-def _watch(owner: int) -> None:
-    while os.getppid() == owner:
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
         time.sleep(_CHECK_INTERVAL_SECONDS)
     os._exit(1)
 
@@ -89,10 +89,10 @@ logger = logging.getLogger(__name__)
 _worker: Worker | None = None
 
 
-def _start_worker(kind: type, sent: bytes, threads: int, owner: int) -> None:
+def _start_worker(kind: type, sent: bytes, threads: int, parent: int) -> None:
     global _worker
     restore_environment()
-    exit_with_parent(owner)
+    exit_with_parent(parent)
     _worker = Worker(kind, sent, threads)
 
 
@@ -151,8 +151,8 @@ class LocalExecutor(QueuedExecutor):
         super().__init__(work, workers, warn)
         cores = hardware.detect().cores
         # A worker needs as much memory as this process: framework, model and data.
-        each = psutil.Process().memory_info().rss
-        count, warning = max_processes(workers, cores, free_memory(), each)
+        memory = psutil.Process().memory_info().rss
+        count, warning = max_processes(workers, cores, free_memory(), memory)
         if warning:
             warn(warning)
         self.threads = workers.threads or max(1, cores // count)
@@ -162,12 +162,12 @@ class LocalExecutor(QueuedExecutor):
         """Return the indices of the processes."""
         return range(len(self._pools))
 
-    def start(self, place: int, task: Task, seconds: float) -> futures.Future[Answer]:
+    def start(self, slot: int, task: Task, seconds: float) -> futures.Future[Answer]:
         """Send a plan or shard to a process, starting it if necessary."""
-        if self._pools[place] is None:
-            self._pools[place] = self._started()
-        found: futures.Future[Answer] = self._pools[place].submit(_evaluate, task, seconds)
-        return found
+        if self._pools[slot] is None:
+            self._pools[slot] = self._started()
+        future: futures.Future[Answer] = self._pools[slot].submit(_evaluate, task, seconds)
+        return future
 
     def _started(self) -> Any:
         import loky
@@ -183,18 +183,18 @@ class LocalExecutor(QueuedExecutor):
         """Wait for at least one process."""
         return futures.wait(handles, seconds, return_when=futures.FIRST_COMPLETED).done
 
-    def stop(self, place: int, handle: futures.Future[Answer]) -> None:
+    def stop(self, slot: int, handle: futures.Future[Answer]) -> None:
         """Kill a process and its children."""
-        self._end(place, at_once=True)
+        self._end(slot, at_once=True)
 
-    def answer(self, place: int, handle: futures.Future[Answer], ticket: PendingTask) -> Answer:
+    def answer(self, slot: int, handle: futures.Future[Answer], ticket: PendingTask) -> Answer:
         """Return the answer of a process, or that it crashed."""
         from loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
         try:
             return handle.result()
         except BrokenProcessPool as error:
-            self._end(place, at_once=True)
+            self._end(slot, at_once=True)
             killed = isinstance(error, TerminatedWorkerError)
             return crashed(platform.node()) if killed else WorkerException(error)
         except Exception as error:
@@ -204,10 +204,10 @@ class LocalExecutor(QueuedExecutor):
 
     def close(self) -> None:
         """Stop the processes, even if busy."""
-        for place in self.places():
-            if self._pools[place] is not None:
-                self._end(place, at_once=bool(self.busy))
+        for slot in self.places():
+            if self._pools[slot] is not None:
+                self._end(slot, at_once=bool(self.busy))
 
-    def _end(self, place: int, at_once: bool) -> None:
-        self._pools[place].shutdown(wait=True, kill_workers=at_once)
-        self._pools[place] = None
+    def _end(self, slot: int, at_once: bool) -> None:
+        self._pools[slot].shutdown(wait=True, kill_workers=at_once)
+        self._pools[slot] = None

@@ -63,7 +63,7 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
         """Return all current places, in the order of assignment."""
 
     @abstractmethod
-    def begin(self, place: Any, ticket: PendingTask[TaskT, AnswerT]) -> Any:
+    def begin(self, slot: Any, ticket: PendingTask[TaskT, AnswerT]) -> Any:
         """Start a task at a free place; return its handle, or None if its deadline passed."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
         """Wait up to `seconds`, if any, for at least one handle; return the finished ones."""
 
     @abstractmethod
-    def answer(self, place: Any, handle: Any, ticket: Any) -> AnswerT | None:
+    def answer(self, slot: Any, handle: Any, ticket: Any) -> AnswerT | None:
         """Return the result of a finished handle; None to run the task again."""
 
     @property
@@ -82,8 +82,8 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
     def _collected(self, seconds: float | None) -> Iterator[PendingTask[TaskT, AnswerT]]:
         """Wait for at least one handle; yield the tasks with a result."""
         for handle in self.wait(self.busy, seconds):
-            place, ticket = self._open.pop(handle)
-            ticket.answer = self.answer(place, handle, ticket)
+            slot, ticket = self._open.pop(handle)
+            ticket.answer = self.answer(slot, handle, ticket)
             if ticket.answer is None:
                 self._run_again(ticket)
             else:
@@ -93,8 +93,8 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
         self._queue.appendleft(ticket)
 
     def _hand_out(self) -> None:
-        taken_places = [place for place, _ in self._open.values()]
-        free = deque(place for place in self.places() if place not in taken_places)
+        taken_places = [slot for slot, _ in self._open.values()]
+        free = deque(slot for slot in self.places() if slot not in taken_places)
         while self._queue and free:
             ticket = self._queue.popleft()
             handle = self.begin(free[0], ticket)
@@ -113,11 +113,11 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         Executor.__init__(self, work, workers, warn)
 
     @abstractmethod
-    def start(self, place: Any, task: Task, seconds: float) -> Any:
+    def start(self, slot: Any, task: Task, seconds: float) -> Any:
         """Start evaluating a plan or shard at a free place; return its handle."""
 
     @abstractmethod
-    def stop(self, place: Any, handle: Any) -> None:
+    def stop(self, slot: Any, handle: Any) -> None:
         """Kill the task at a place, which is free afterwards."""
 
     @property
@@ -125,13 +125,13 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         """Number of places."""
         return len(list(self.places()))
 
-    def begin(self, place: Any, ticket: PendingTask[Task, Answer]) -> Any:
+    def begin(self, slot: Any, ticket: PendingTask[Task, Answer]) -> Any:
         """Start a plan with its remaining seconds."""
-        left = ticket.until - time.monotonic() if ticket.until else 0.0
-        if left < 0:
+        remaining = ticket.until - time.monotonic() if ticket.until else 0.0
+        if remaining < 0:
             ticket.answer = WorkerException(DeadlineExceededError())
             return None
-        return self.start(place, ticket.task, left)
+        return self.start(slot, ticket.task, remaining)
 
     def submit(self, task: Task, seconds: float) -> PendingTask[Task, Answer]:
         """Add a plan or shard to the queue."""
@@ -147,9 +147,11 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         while ticket.answer is None:
             if not self._open:
                 raise TuningError("no worker is left to evaluate plans")
-            for found in self._collected(self._patience()):
-                if isinstance(found.answer, PlanEvaluation) and not isinstance(found.task, Shard):
-                    self.arrived(found.task, found.answer)
+            for finished in self._collected(self._patience()):
+                if isinstance(finished.answer, PlanEvaluation) and not isinstance(
+                    finished.task, Shard
+                ):
+                    self.arrived(finished.task, finished.answer)
             self._stop_the_late()
             self._hand_out()
         return taken(ticket.answer)
@@ -162,8 +164,8 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
     def _stop_the_late(self) -> None:
         """Kill tasks that ignore their deadline, e.g. because user code hangs."""
         now = time.monotonic()
-        for handle, (place, ticket) in list(self._open.items()):
+        for handle, (slot, ticket) in list(self._open.items()):
             if ticket.until and now >= ticket.until + _GRACE:
                 del self._open[handle]
                 ticket.answer = WorkerException(DeadlineExceededError())
-                self.stop(place, handle)
+                self.stop(slot, handle)

@@ -90,10 +90,10 @@ class RayExecutor(QueuedExecutor):
         """Return the slots of the nodes."""
         return self._places
 
-    def start(self, place: Slot, task: Task, seconds: float) -> Any:
+    def start(self, slot: Slot, task: Task, seconds: float) -> Any:
         """Send a plan or shard to a node."""
         # No retries by Ray, which cannot distinguish crashes due to the plan; `answer` can.
-        run = remote(_evaluate, place[0], self.threads, max_retries=0)
+        run = remote(_evaluate, slot[0], self.threads, max_retries=0)
         key = self._sent.hex()
         return run.remote(key, self.work.kind, self._sent, self.threads, task, seconds)
 
@@ -103,17 +103,17 @@ class RayExecutor(QueuedExecutor):
 
         return list(ray.wait(list(handles), num_returns=1, timeout=seconds)[0])
 
-    def stop(self, place: Slot, handle: Any) -> None:
+    def stop(self, slot: Slot, handle: Any) -> None:
         """Kill the process of a task."""
         import ray
 
         ray.cancel(handle, force=True)
 
-    def answer(self, place: Slot, handle: Any, ticket: PendingTask) -> Answer | None:
+    def answer(self, slot: Slot, handle: Any, ticket: PendingTask) -> Answer | None:
         """Return a node's answer; None to run the plan of a lost node again, up to three times."""
         import ray
 
-        node = place[0]
+        node = slot[0]
         try:
             answer: Answer = ray.get(handle)
         except ray.exceptions.RayTaskError as error:
@@ -144,11 +144,11 @@ class RayExecutor(QueuedExecutor):
         """Return None to run the plan of a lost node again, or a failure after repeated losses."""
         ticket.losses += 1
         name = self._nodes.name(node)
-        if any(node == found for found, _ in self._places):
+        if any(node == host for host, _ in self._places):
             self.warn(
                 f"node {name} of the Ray cluster was lost; its plans run again on other nodes"
             )
-        self._places = [place for place in self._nodes.slots() if place[0] != node]
+        self._places = [slot for slot in self._nodes.slots() if slot[0] != node]
         return crashed(name) if ticket.losses > RUNS_AGAIN else None
 
     def close(self) -> None:

@@ -58,17 +58,17 @@ class NumericalTraits:
         cls, accumulation: Mapping[Any, Int8Accumulation], packages: Iterable[str]
     ) -> NumericalTraits:
         """Return this machine's traits: INT8 accumulation by contraction, versions of packages."""
-        words = ", ".join(f"{kind}: {accumulation[kind]}" for kind in sorted(accumulation))
-        values = {"processor": platform.machine(), "INT8 accumulation": words}
+        kinds = ", ".join(f"{kind}: {accumulation[kind]}" for kind in sorted(accumulation))
+        values = {"processor": platform.machine(), "INT8 accumulation": kinds}
         return cls({**values, **versions_of(("neural-mp", *packages))})
 
-    def differences(self, other: NumericalTraits) -> list[str]:
+    def differences(self, machine: NumericalTraits) -> list[str]:
         """Return the differences from another machine, as text."""
-        names = [*self.values, *(name for name in other.values if name not in self.values)]
+        names = [*self.values, *(name for name in machine.values if name not in self.values)]
         return [
-            f"{name} is {other.values.get(name, 'none')}, here {self.values.get(name, 'none')}"
+            f"{name} is {machine.values.get(name, 'none')}, here {self.values.get(name, 'none')}"
             for name in names
-            if self.values.get(name) != other.values.get(name)
+            if self.values.get(name) != machine.values.get(name)
         ]
 
 
@@ -149,20 +149,20 @@ class ClusterNodes:
         """Return the display name of a node."""
         return self._names[node]
 
-    def no_slots(self, wanted: str) -> TuningError:
+    def no_slots(self, action: str) -> TuningError:
         """Return the error for a cluster without a slot for an action."""
         why = "; ".join(self._refused) or f"no node has {counted(self.threads, 'CPU')}"
-        return TuningError(f"no node of the Ray cluster can {wanted}: {why}")
+        return TuningError(f"no node of the Ray cluster can {action}: {why}")
 
     def _introduce(self, nodes: list[str]) -> None:
         """Query the traits of nodes, and warn of those that differ from this machine."""
         import ray
 
-        here, done = self._traits(), []
-        asked = {remote(_introduce, node, cpus=0).remote(self._traits): node for node in nodes}
-        if asked:
-            done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_TRAITS_SECONDS)
-        for reference, node in asked.items():
+        local, done = self._traits(), []
+        queries = {remote(_introduce, node, cpus=0).remote(self._traits): node for node in nodes}
+        if queries:
+            done, _ = ray.wait(list(queries), num_returns=len(queries), timeout=_TRAITS_SECONDS)
+        for reference, node in queries.items():
             self._names[node] = ""
             short = node[:8]
             try:
@@ -172,19 +172,19 @@ class ClusterNodes:
             except Exception as error:
                 # Nodes without a package raise arbitrary import errors.
                 logger.debug("A node did not report its traits", exc_info=True)
-                words = next(iter(str(getattr(error, "cause", error)).splitlines()), "no reason")
-                self._refuse(f"node {short} of the Ray cluster is excluded: {words}")
+                reason = next(iter(str(getattr(error, "cause", error)).splitlines()), "no reason")
+                self._refuse(f"node {short} of the Ray cluster is excluded: {reason}")
                 continue
-            differences = here.differences(traits)
+            differences = local.differences(traits)
             if differences:
-                words = "; ".join(differences)
-                self._refuse(f"node {short} ({host}) of the Ray cluster is excluded: {words}")
+                reason = "; ".join(differences)
+                self._refuse(f"node {short} ({host}) of the Ray cluster is excluded: {reason}")
             else:
                 self._names[node] = f"{host} {short}"
 
-    def _refuse(self, words: str) -> None:
-        self._refused.append(words)
-        self._warn(words)
+    def _refuse(self, message: str) -> None:
+        self._refused.append(message)
+        self._warn(message)
 
     def leave(self) -> None:
         """Leave the cluster, if joined here."""
@@ -199,8 +199,8 @@ def remote(subject: Any, node: str, cpus: int, **options: Any) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    place = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(num_cpus=cpus, scheduling_strategy=place, **options)(subject)
+    affinity = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=cpus, scheduling_strategy=affinity, **options)(subject)
 
 
 def _join(address: str) -> bool:
@@ -223,9 +223,9 @@ def _join(address: str) -> bool:
 
 
 def _no_cluster(address: str, error: Exception) -> ConfigurationError:
-    words = next(iter(str(error).splitlines()), "no reason given")
+    reason = next(iter(str(error).splitlines()), "no reason given")
     return ConfigurationError(
         f"workers: no Ray cluster at address {address!r} includes this machine: "
-        f"{type(error).__name__}: {words}; start a cluster with `ray start --head`, or set the "
+        f"{type(error).__name__}: {reason}; start a cluster with `ray start --head`, or set the "
         f"address to local"
     )

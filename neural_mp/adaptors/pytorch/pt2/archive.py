@@ -101,7 +101,7 @@ def _checked_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
         **signature.inputs_to_lifted_tensor_constants,
     }
     described = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for placeholder, name in names.items():
         tensor, value = stored.get(name), described.get(placeholder)
         if not isinstance(tensor, torch.Tensor) or not isinstance(value, torch.Tensor):
@@ -111,13 +111,13 @@ def _checked_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
                 f"the tensor {name!r} must have the shape {tuple(value.shape)} and type "
                 f"{value.dtype} of the graph, got {tuple(tensor.shape)} and {tensor.dtype}"
             )
-        found[placeholder] = tensor
+        tensors[placeholder] = tensor
     examples = pytree.tree_leaves(program.example_inputs)
     inputs = signature.user_inputs
     if len(inputs) == len(examples):
         pairs = zip(inputs, examples, strict=True)
-        found |= {str(n): x for n, x in pairs if isinstance(x, torch.Tensor)}
-    return found
+        tensors |= {str(n): x for n, x in pairs if isinstance(x, torch.Tensor)}
+    return tensors
 
 
 def _parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
@@ -189,7 +189,7 @@ def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torc
         return _state(archive.read(together))
     listed = checked_payloads(_member(archive, f"{folder}{_MODEL}_{kind}_config.json"))
     values: dict[tuple[str, str], torch.Tensor] = {}
-    found = {}
+    tensors = {}
     for name, where in listed.items():
         meta, member = where["tensor_meta"], f"{folder}{where['path_name']}"
         if member not in archive.namelist():
@@ -201,8 +201,8 @@ def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torc
         tensor = viewed(values[member, device], view_of(meta))
         if where["is_param"]:
             tensor = nn.Parameter(tensor, meta["requires_grad"])
-        found[name] = tensor
-    return found
+        tensors[name] = tensor
+    return tensors
 
 
 def _plain(content: bytes) -> Any:
@@ -216,12 +216,12 @@ def _plain(content: bytes) -> Any:
 
 def _state(content: bytes) -> dict[str, torch.Tensor]:
     """Return name → tensor from a pickle of older versions."""
-    found = _plain(content) if content else {}
-    if not isinstance(found, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
+    state = _plain(content) if content else {}
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):
         raise ValueError("the weights must be tensors with names")
-    return dict(found)
+    return dict(state)
 
 
 def _inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

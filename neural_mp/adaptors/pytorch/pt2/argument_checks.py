@@ -101,8 +101,8 @@ def _fourier(op: OpOverload, given: Arguments) -> Iterator[str]:
         yield f"normalization must be 0, 1 or 2, got {given['normalization']}"
     name = packet_of(op)
     real = name == "_fft_r2c"
-    fits = x.is_floating_point() if real else x.is_complex()
-    if not fits or x.dtype.itemsize < 4:
+    supported = x.is_floating_point() if real else x.is_complex()
+    if not supported or x.dtype.itemsize < 4:
         yield f"input must be of {'floats' if real else 'complex numbers'}, got {x.dtype}"
     if not all(statically_known_true(x.shape[axis] > 0) for axis in axes):
         yield "the transformed axes must not be empty"
@@ -127,11 +127,11 @@ def _recurrent(op: OpOverload, given: Arguments) -> Iterator[str]:
         yield f"states must be of {layers * sides} layers and {batch} samples"
     expected: list[tuple[Any, ...]] = []
     for layer in range(layers):
-        read = x.shape[2] if layer == 0 else result * sides
+        input_size = x.shape[2] if layer == 0 else result * sides
         height = GATES[name] * width
         biases = [(height,), (height,)] if given["has_biases"] else []
         projection = [] if _equal(result, width) else [(result, width)]
-        expected += [(height, read), (height, result), *biases, *projection] * sides
+        expected += [(height, input_size), (height, result), *biases, *projection] * sides
     if len(weights) != len(expected) or not all(map(has_shape, weights, expected)):
         yield f"params must have the shapes {expected[:8]}"
     if {t.dtype for t in (*states, *weights)} != {x.dtype} or not x.is_floating_point():

@@ -116,7 +116,7 @@ def writes_of(
         values: name of a weight, constant or input → its value; some may share their memory.
     """
     signature = program.graph_signature
-    kept = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
     mutated = {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
 
     @cache
@@ -127,7 +127,7 @@ def writes_of(
     changed = {n.name for n in top} | {
         n.name
         for n in program.graph.nodes
-        if n.op == "placeholder" and mutated & {n.name, kept.get(n.name)}
+        if n.op == "placeholder" and mutated & {n.name, names.get(n.name)}
     }
     memory = {_memory(values[name]) for name in changed if name in values}
 
@@ -146,14 +146,14 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _written(graph: Graph) -> Iterator[Node]:
     """Yield the nodes that an op of a graph writes to, and all of which these may be views."""
-    left = [argument for node in graph.nodes for argument in _targets(node)]
-    seen: set[Node] = set()
-    while left:
-        node = left.pop()
-        if node not in seen:
-            seen.add(node)
+    pending = [argument for node in graph.nodes for argument in _targets(node)]
+    visited: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in visited:
+            visited.add(node)
             yield node
-            left += _viewed(node)
+            pending += _viewed(node)
 
 
 def _targets(node: Node) -> list[Node]:
@@ -186,15 +186,15 @@ def _viewed(node: Node) -> list[Node]:
 
 def _annotated(node: Node, *, writes: bool) -> list[Node]:
     """Return the arguments that the schema of an op calls views or, at `writes`, written."""
-    found: list[Node] = []
+    nodes: list[Node] = []
     for index, argument in enumerate(node.target._schema.arguments):
         alias = argument.alias_info
         if alias is None or (writes and not alias.is_write):
             continue
         value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
         items = value if isinstance(value, list | tuple) else [value]
-        found += [item for item in items if isinstance(item, Node)]
-    return found
+        nodes += [item for item in items if isinstance(item, Node)]
+    return nodes
 
 
 def _ascends(node: Node, *, exact: bool, factors: int = 1) -> bool:
@@ -214,9 +214,11 @@ def _ascends(node: Node, *, exact: bool, factors: int = 1) -> bool:
     start, end = (numbers[0], numbers[1]) if len(numbers) > 1 else (0, numbers[0])
     step = numbers[2] if len(numbers) > 2 else 1
     dtype = node.kwargs.get("dtype")
-    known = _is_count(end) or dtype is torch.int64 or not exact
-    fits = isinstance(end, Node) or _is_count(end)
-    return start == 0 and fits and known and _is_count(step) and dtype in (None, torch.int64)
+    is_integer = _is_count(end) or dtype is torch.int64 or not exact
+    is_valid = isinstance(end, Node) or _is_count(end)
+    return (
+        start == 0 and is_valid and is_integer and _is_count(step) and dtype in (None, torch.int64)
+    )
 
 
 def _is_count(value: object) -> bool:

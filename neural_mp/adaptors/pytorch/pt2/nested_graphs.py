@@ -71,11 +71,11 @@ def nested_calls(op: HigherOrderOperator, args: Sequence[Any]) -> list[NestedCal
 
 def graphs_of(node: Node) -> list[GraphModule]:
     """Return the graphs among the arguments of a node."""
-    owner = node.graph.owning_module
-    found = [
-        getattr(owner, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr"
+    parent = node.graph.owning_module
+    candidates = [
+        getattr(parent, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr"
     ]
-    return [graph for graph in found if isinstance(graph, GraphModule)]
+    return [graph for graph in candidates if isinstance(graph, GraphModule)]
 
 
 def _operands(role: Role, values: Sequence[Any]) -> tuple[Operand, ...]:
@@ -88,23 +88,23 @@ def _cond(_: Any, first: Any, second: Any, values: Sequence[Any]) -> Iterator[Ne
 
 
 def _while(
-    test: Any, body: Any, carried: Sequence[Any], others: Sequence[Any]
+    test: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any]
 ) -> Iterator[NestedCall]:
-    operands = _operands(Role.CARRIED, carried) + _operands(Role.SAME, others)
+    operands = _operands(Role.CARRIED, carried) + _operands(Role.SAME, additional)
     yield NestedCall(test, operands)
     yield NestedCall(body, operands, carries=True)
 
 
 def _scan(
-    body: Any, first: Sequence[Any], rows: Sequence[Any], others: Sequence[Any]
+    body: Any, first: Sequence[Any], rows: Sequence[Any], additional: Sequence[Any]
 ) -> Iterator[NestedCall]:
     carried = _operands(Role.CARRIED, first)
-    operands = carried + _operands(Role.ROW, rows) + _operands(Role.SAME, others)
+    operands = carried + _operands(Role.ROW, rows) + _operands(Role.SAME, additional)
     yield NestedCall(body, operands, carries=True)
 
 
-def _map(body: Any, rows: Sequence[Any], others: Sequence[Any]) -> Iterator[NestedCall]:
-    yield NestedCall(body, _operands(Role.ROW, rows) + _operands(Role.SAME, others))
+def _map(body: Any, rows: Sequence[Any], additional: Sequence[Any]) -> Iterator[NestedCall]:
+    yield NestedCall(body, _operands(Role.ROW, rows) + _operands(Role.SAME, additional))
 
 
 def _wrapped(settings: int) -> Callable[..., Iterator[NestedCall]]:

@@ -57,13 +57,13 @@ def allowed_ops() -> Mapping[str, frozenset[str]]:
 
     Variants that write to their first input (`relu_`) are allowed with their op (`relu`).
     """
-    found: dict[str, frozenset[str]] = {}
+    allowed: dict[str, frozenset[str]] = {}
     text = resources.files(__package__).joinpath(_TABLE).read_text("ascii")
     for line in text.splitlines():
         library, colon, names = line.partition(":")
         if colon and not line.startswith("#"):
-            found[library] = found.get(library, frozenset()).union(names.split())
-    return {**found, qdq_ops.LIBRARY: _own_ops()}
+            allowed[library] = allowed.get(library, frozenset()).union(names.split())
+    return {**allowed, qdq_ops.LIBRARY: _own_ops()}
 
 
 def _own_ops() -> frozenset[str]:
@@ -137,7 +137,7 @@ def _computes_tensors(op: OpOverload) -> bool:
 
 
 def _found(*names: str) -> Any:
-    found: Any = torch.ops
+    target: Any = torch.ops
     for name in names:
-        found = getattr(found, name, None)
-    return found
+        target = getattr(target, name, None)
+    return target

@@ -148,12 +148,12 @@ class _Propagation(Interpreter):
         return super().run_node(n) if n.op == "placeholder" or n in self._needed else None
 
     def _check(self, node: Node) -> None:
-        given = self.fetch_args_kwargs_from_env(node)
+        arguments = self.fetch_args_kwargs_from_env(node)
         fault = next(self._checks.of_offsets(node, self._scope), None)
         if fault is None:
-            fault = next(faults(node.target, *given), None)
+            fault = next(faults(node.target, *arguments), None)
         if fault is not None and packet_of(node.target) in GATES:
-            fault = self._fault_of_example(node.target, *given)
+            fault = self._fault_of_example(node.target, *arguments)
         if fault is not None:
             raise ValueError(_wrong(node, fault))
 
@@ -177,16 +177,20 @@ class _Propagation(Interpreter):
         if len(inputs) != len(nodes):
             raise ValueError(f"the graph of {node.name!r} must have {len(nodes)} inputs")
         scope = Scope(dict(zip(inputs, nodes, strict=True)), self._scope)
-        given = [_given(operand) for operand in call.operands]
-        results = _Propagation(graph, self._checks, scope).run(*given, enable_io_processing=False)
+        arguments = [_given(operand) for operand in call.operands]
+        results = _Propagation(graph, self._checks, scope).run(
+            *arguments, enable_io_processing=False
+        )
         if not call.carries:
             return
-        carried = [x for x, o in zip(given, call.operands, strict=True) if o.role is Role.CARRIED]
-        for before, after in zip(carried, results, strict=False):
-            if not _is_like(after, before):
+        carried = [
+            x for x, o in zip(arguments, call.operands, strict=True) if o.role is Role.CARRIED
+        ]
+        for previous, current in zip(carried, results, strict=False):
+            if not _is_like(current, previous):
                 raise ValueError(
                     f"the tensors that the loop {node.name!r} carries must keep their shape and "
-                    f"type, got {after} after {before}"
+                    f"type, got {current} after {previous}"
                 )
 
     def _fault_of_example(
@@ -217,8 +221,8 @@ class _Propagation(Interpreter):
     def _size(self, size: Any) -> int | None:
         if isinstance(size, int):
             return size
-        found = size.node.expr.subs(self._checks.sizes)
-        return int(found) if found.is_Integer else None
+        value = size.node.expr.subs(self._checks.sizes)
+        return int(value) if value.is_Integer else None
 
 
 def _given(operand: Operand) -> Any:
@@ -244,21 +248,21 @@ def _row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(tensor.shape[1:])
 
 
-def _is_like(after: Any, before: Any) -> bool:
+def _is_like(current: Any, previous: Any) -> bool:
     """Whether a carried value keeps its shape and type; whole numbers may be any."""
-    if not isinstance(before, torch.Tensor):
-        return isinstance(after, int | torch.SymInt)
-    return has_shape(after, tuple(before.shape)) and after.dtype == before.dtype
+    if not isinstance(previous, torch.Tensor):
+        return isinstance(current, int | torch.SymInt)
+    return has_shape(current, tuple(previous.shape)) and current.dtype == previous.dtype
 
 
 def _example_sizes(module: GraphModule, values: Mapping[str, torch.Tensor]) -> dict[Any, int]:
     """Return free size, a symbol, → size in the example inputs."""
-    found = {}
+    sizes = {}
     for node in module.graph.nodes:
         tensor, value = node.meta.get("val"), values.get(node.name)
         if node.op != "placeholder" or not isinstance(tensor, torch.Tensor) or value is None:
             continue
         for free, size in zip(tensor.shape, value.shape, strict=False):
             if isinstance(free, torch.SymInt) and free.node.expr.is_Symbol:
-                found[free.node.expr] = size
-    return found
+                sizes[free.node.expr] = size
+    return sizes

@@ -49,13 +49,17 @@ def _text_like(expected: str, test: Callable[[str], Any]) -> Validator[str]:
     return matching(expected, lambda value: isinstance(value, str) and test(value))
 
 
-def _is_variable(word: str) -> bool:
-    return bool(_NAME.fullmatch(word)) and not keyword.iskeyword(word) and word not in _TAKEN
+def _is_variable(identifier: str) -> bool:
+    return (
+        bool(_NAME.fullmatch(identifier))
+        and not keyword.iskeyword(identifier)
+        and identifier not in _TAKEN
+    )
 
 
-def _is_path(word: str) -> bool:
-    parts = word.split(".")
-    return bool(_PATH.fullmatch(word)) and not any(
+def _is_path(dotted_path: str) -> bool:
+    parts = dotted_path.split(".")
+    return bool(_PATH.fullmatch(dotted_path)) and not any(
         part.startswith("__") and part.endswith("__") for part in parts if part
     )
 
@@ -128,8 +132,8 @@ def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError, InvalidValueError: if the list holds other content, e.g. a pickled object.
     """
-    found: dict[str, dict[str, Any]] = _PAYLOADS(load_json(content))["config"]
-    return found
+    payloads: dict[str, dict[str, Any]] = _PAYLOADS(load_json(content))["config"]
+    return payloads
 
 
 def _expression(value: object) -> str:

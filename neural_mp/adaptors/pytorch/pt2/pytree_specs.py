@@ -29,8 +29,8 @@ def checked_tree(text: object) -> str:
     """
     if not isinstance(text, str):
         raise ValueError(f"expected a pytree spec, got {preview(text)}")
-    found = load_json(text)
-    match found:
+    spec = load_json(text)
+    match spec:
         case [int() as version, dict() as tree] if version == _VERSION:
             return json.dumps([_VERSION, _checked(tree, 0)])
     raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(text)}")
@@ -43,22 +43,22 @@ def _checked(tree: object, depth: int) -> dict[str, Any]:
         case {"type": str() as kind, "context": context, "children_spec": list() as children}:
             if depth < MAX_DEPTH:
                 below = [_checked(child, depth + 1) for child in children]
-                found = _context(kind, context)
-                return {"type": kind, "context": found, "children_spec": below}
+                checked = _context(kind, context)
+                return {"type": kind, "context": checked, "children_spec": below}
     raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(tree)}")
 
 
 def _context(kind: str, context: object) -> Any:
     """Return the validated context of a container, e.g. the keys of a dict."""
-    known = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
-    if kind not in known:
+    registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    if kind not in registered:
         raise ValueError(
             f"the program takes or returns {preview(kind)}, a class that is not registered with "
             f"torch.utils._pytree; import its package"
         )
-    reads = pytree.SUPPORTED_SERIALIZED_TYPES[known[kind]].from_dumpable_context
+    reads = pytree.SUPPORTED_SERIALIZED_TYPES[registered[kind]].from_dumpable_context
     if reads is _NAMED_TUPLE.from_dumpable_context:
-        if not isinstance(context, str) or context not in known:
+        if not isinstance(context, str) or context not in registered:
             raise ValueError(
                 f"the program takes or returns {preview(context)}, which is not registered"
             )

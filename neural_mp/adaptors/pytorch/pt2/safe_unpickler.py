@@ -230,10 +230,10 @@ def _with_attributes(
     """Return a tensor without attributes left by an export with dynamic sizes."""
     if make not in (_described, _parameter):
         raise ValueError("a tensor must have the metadata of torch.save")
-    found: _Pickled = make(*arguments)
-    if kind is not (_PARAMETER if found.parameter else _PLAIN_TENSOR):
+    tensor: _Pickled = make(*arguments)
+    if kind is not (_PARAMETER if tensor.parameter else _PLAIN_TENSOR):
         raise ValueError("a tensor must not be of a subclass")
-    return found
+    return tensor
 
 
 def _strided(name: object) -> torch.layout:
@@ -281,10 +281,10 @@ class _Built:
             ) if all(type(n) is int for n in (*size, *stride)):
                 dtype = described.dtype or named
                 if dtype is not None:
-                    found = viewed(self._bytes(key, location), View(dtype, size, stride, offset))
+                    tensor = viewed(self._bytes(key, location), View(dtype, size, stride, offset))
                     if described.parameter:
-                        return nn.Parameter(found, requires_grad)
-                    return found.requires_grad_(requires_grad)
+                        return nn.Parameter(tensor, requires_grad)
+                    return tensor.requires_grad_(requires_grad)
         raise ValueError("a tensor must have the metadata of torch.save")
 
     def _bytes(self, key: str, location: str) -> torch.Tensor:

@@ -73,9 +73,9 @@ def rendered(text: str) -> str:
         raise ValueError(f"{text[:100]!r} is too long, or not an expression of sizes")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        found = _rendered(tree.body, 1, 0)
+        result = _rendered(tree.body, 1, 0)
         _terms(tree.body)
-        return found
+        return result
     except (SyntaxError, RecursionError, MemoryError, _NotOneError) as error:
         raise ValueError(f"{text[:100]!r} is not an expression of sizes") from error
 
@@ -100,8 +100,8 @@ def _rendered(tree: ast.AST, power: int, level: int) -> str:
     if level > 2 * limits.MAX_DEPTH:
         raise _NotOneError
     match tree:
-        case ast.Constant(value=bool() as known):
-            return str(known)
+        case ast.Constant(value=bool() as flag):
+            return str(flag)
         case ast.Constant(value=int() as number):
             return _number(number)
         case ast.Constant(value=float() as real) if math.isfinite(real):
@@ -147,16 +147,16 @@ def _symbol(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
             pass
         case _:
             raise _NotOneError
-    words = [repr(name)]
+    parts = [repr(name)]
     for keyword in keywords:
         match keyword:
-            case ast.keyword(arg=str() as word, value=ast.Constant(value=bool() as known)) if (
-                word in _ASSUMPTIONS
+            case ast.keyword(arg=str() as option, value=ast.Constant(value=bool() as flag)) if (
+                option in _ASSUMPTIONS
             ):
-                words.append(f"{word}={known}")
+                parts.append(f"{option}={flag}")
             case _:
                 raise _NotOneError
-    return f"Symbol({', '.join(words)})"
+    return f"Symbol({', '.join(parts)})"
 
 
 def _float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:

@@ -34,10 +34,10 @@ def apply_plan(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
     for module, name in chosen.items():
         precision = plan[name]
         if name and precision is not _inherited(name, plan, whole):
-            kept = precision is Precision.FP32
+            full = precision is Precision.FP32
             # Around a float32 module, autocast converts its outputs as needed; around a 16-bit
             # module, computation is in float32 and may not accept 16-bit outputs.
-            RunsIn(dtype_of(precision), cast_inputs=kept, cast_outputs=not kept).on(module)
+            RunsIn(dtype_of(precision), cast_inputs=full, cast_outputs=not full).on(module)
     return model
 
 
@@ -47,11 +47,11 @@ def _planned_modules(
     """Return module → its name in the plan; a shared module has several names."""
     chosen: dict[nn.Module, str] = {}
     for name, precision in plan.items():
-        other = chosen.setdefault(modules[name], name)
-        if plan[other] is not precision:
+        first = chosen.setdefault(modules[name], name)
+        if plan[first] is not precision:
             raise ConfigurationError(
-                f"the plan must set one precision for {other!r} and {name!r}, which are the same "
-                f"module, got {plan[other]} and {precision}"
+                f"the plan must set one precision for {first!r} and {name!r}, which are the same "
+                f"module, got {plan[first]} and {precision}"
             )
     return chosen
 
@@ -60,9 +60,9 @@ def check_weights(model: nn.Module) -> None:
     """Raise `ConfigurationError` unless some weights are float32, as mixed precision requires."""
     floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if floats and torch.float32 not in floats:
-        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
         raise ConfigurationError(
-            f"weights must be float32 in mixed-precision training, got {found}; call "
+            f"weights must be float32 in mixed-precision training, got {names}; call "
             f"model.float() first"
         )
 

@@ -188,10 +188,10 @@ def _edited(
     precision: Precision, edits: tuple[ListEdit, ...], force_all: bool
 ) -> tuple[FourLists, dict[Any, Rule]]:
     """Return the edited lists of a precision, and an empty cache of rules."""
-    kept, warnings = known_edits(edits, "pytorch", all_op_types)
+    accepted, warnings = known_edits(edits, "pytorch", all_op_types)
     for warning in warnings:
         logger.warning(warning)
-    lists = canonical_lists(precision).translated(TYPES).edited(kept)
+    lists = canonical_lists(precision).translated(TYPES).edited(accepted)
     if force_all:
         lists = lists.allowing(all_op_types() - lists.clear)
     return lists, {}

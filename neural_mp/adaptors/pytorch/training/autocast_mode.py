@@ -53,12 +53,12 @@ class Policy:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Rule:
         """Return the rule for a call."""
-        found = self.rules.get(func)
-        if found is None:
-            found = self.rules[func] = self._made(function_of(func))
-        if found.function.variant is None:
-            return found
-        op_type = found.function.variant(args, kwargs)
+        result = self.rules.get(func)
+        if result is None:
+            result = self.rules[func] = self._made(function_of(func))
+        if result.function.variant is None:
+            return result
+        op_type = result.function.variant(args, kwargs)
         if op_type not in self.rules:
             self.rules[op_type] = self._made(Function(op_type))
         return self.rules[op_type]
@@ -88,8 +88,8 @@ class Policy:
     def count(self, rule: Rule, result: object) -> None:
         """Count a run of an op."""
         if self.counts is not None:
-            found = next(_tensors(result), None)
-            dtype = "" if found is None else str(found.dtype).removeprefix("torch.")
+            tensor = next(_tensors(result), None)
+            dtype = "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
             self.counts[rule.function.op_type, str(rule.list or "none"), dtype] += 1
 
 
@@ -182,25 +182,25 @@ class FourListsMode(TorchFunctionMode):
         if written is not None:
             ids.difference_update(id(tensor) for tensor in _tensors(written))
         finite = rule.list is not AmpList.ALLOW or rule.function.takes_masks
-        read = self._recast(args, dtype, ids, finite)
+        inputs = self._recast(args, dtype, ids, finite)
         if not kwargs:
-            return func(*read)
+            return func(*inputs)
         named = self._recast(kwargs.values(), dtype, ids, finite)
-        return func(*read, **dict(zip(kwargs, named, strict=True)))
+        return func(*inputs, **dict(zip(kwargs, named, strict=True)))
 
     def _recast(
         self, values: Iterable[Any], dtype: torch.dtype, ids: set[int], finite: bool
     ) -> list[Any]:
         """Cast tensors with these ids among values and nested lists."""
-        made: list[Any] = []
+        result: list[Any] = []
         for value in values:
             if id(value) in ids:
                 value = self._cast(value, dtype, finite)
             elif isinstance(value, list | tuple):
                 items = self._recast(value, dtype, ids, finite)
                 value = items if isinstance(value, list) else tuple(items)
-            made.append(value)
-        return made
+            result.append(value)
+        return result
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype, finite: bool) -> Any:
         """Cast a tensor; reuse cached casts of weights."""
@@ -210,13 +210,13 @@ class FourListsMode(TorchFunctionMode):
             return tensor.to(dtype)
         # Separate casts without gradients: they would detach the weight.
         key = (id(tensor), dtype, torch.is_grad_enabled())
-        kept = self._casts.get(key)
-        if kept is not None and kept[1] == tensor._version:
-            return kept[2]
-        made = tensor.to(dtype)
+        cached = self._casts.get(key)
+        if cached is not None and cached[1] == tensor._version:
+            return cached[2]
+        cast = tensor.to(dtype)
         # Keep the weight alive too, so that its id is not reused.
-        self._casts[key] = (tensor, tensor._version, made)
-        return made
+        self._casts[key] = (tensor, tensor._version, cast)
+        return cast
 
     def _mark(self, result: object) -> None:
         """Mark a result as dangerous during its lifetime."""

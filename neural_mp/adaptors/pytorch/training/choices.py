@@ -42,9 +42,9 @@ def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], torch.Tensor]:
     if choice.name in _BY_OUTPUT:
         return partial(_by_output, _BY_OUTPUT[choice.name], reduction)
     if choice.name != CROSS_ENTROPY:
-        known = ", ".join((CROSS_ENTROPY, *_BY_OUTPUT))
+        supported = ", ".join((CROSS_ENTROPY, *_BY_OUTPUT))
         raise ConfigurationError(
-            f"the loss of a PyTorch model must be one of {known}, got {choice.name}; set "
+            f"the loss of a PyTorch model must be one of {supported}, got {choice.name}; set "
             f"{CROSS_ENTROPY}, or loss in Python"
         )
     return partial(_cross_entropy, reduction)
@@ -63,8 +63,8 @@ def _by_output(
     loss: Callable[..., torch.Tensor], reduction: str, outputs: Any, targets: Any
 ) -> torch.Tensor:
     check_targets(targets.shape, outputs.shape)
-    wanted = targets.reshape(outputs.shape).to(outputs.dtype)
-    return loss(outputs, wanted, reduction=reduction)
+    expected = targets.reshape(outputs.shape).to(outputs.dtype)
+    return loss(outputs, expected, reduction=reduction)
 
 
 def optimizer_of(model: SimulatedModule, choice: OptimizerChoice) -> torch.optim.Optimizer:

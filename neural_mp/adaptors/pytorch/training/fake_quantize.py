@@ -91,8 +91,8 @@ class RoundActivation(torch.autograd.Function):
         within = gradient_within(grad, x, ctx.scale, ctx.zero_point)
         if not ctx.needs_input_grad[1]:
             return within, None, None, None
-        found = gradient_by_log(grad, within, x, rounded).mul_(tensor_factor(x.numel()))
-        return within, found.view(1), None, None
+        by_log = gradient_by_log(grad, within, x, rounded).mul_(tensor_factor(x.numel()))
+        return within, by_log.view(1), None, None
 
 
 class _RoundDynamically(torch.autograd.Function):
@@ -102,8 +102,8 @@ class _RoundDynamically(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         """Return the dequantized tensor."""
         q, scale, zero_point = ops.quantize_dynamic(x)
-        found: torch.Tensor = ops.dequantize_dynamic(q, scale, zero_point, x.dtype)
-        return found
+        result: torch.Tensor = ops.dequantize_dynamic(q, scale, zero_point, x.dtype)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -113,5 +113,5 @@ class _RoundDynamically(torch.autograd.Function):
 
 def round_dynamically(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor after quantize and dequantize over its own range."""
-    found: torch.Tensor = _RoundDynamically.apply(x)
-    return found
+    result: torch.Tensor = _RoundDynamically.apply(x)
+    return result

@@ -42,8 +42,8 @@ def _written(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
         _store_weight(portable, key[:-1], table.stored(names.numbers[key[:-1]]), weight)
         _store(portable, key[-1], bias)
     for name, parameter in names.floats.items():
-        before, value = fx.attribute(portable, name), getattr(trained, parameter).detach()
-        _store(portable, name, narrowed(value, before.dtype).clone())
+        original, value = fx.attribute(portable, name), getattr(trained, parameter).detach()
+        _store(portable, name, narrowed(value, original.dtype).clone())
     encodings = table.encodings()
     for node in list(portable.graph.nodes):
         if node.op == "call_function" and node.name in names.quantizers:
@@ -73,7 +73,7 @@ def _store_weight(
 
 def _store(module: GraphModule, name: str, value: torch.Tensor) -> None:
     """Replace a constant of a graph; other graphs that share it keep theirs."""
-    owner, _, leaf = name.rpartition(".")
-    holder = module.get_submodule(owner)
+    path, _, leaf = name.rpartition(".")
+    holder = module.get_submodule(path)
     was_parameter = leaf in holder._parameters
     setattr(holder, leaf, nn.Parameter(value, requires_grad=False) if was_parameter else value)

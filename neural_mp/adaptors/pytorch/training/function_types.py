@@ -75,7 +75,7 @@ def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _words(*lines: str) -> frozenset[str]:
-    return frozenset(word for line in lines for word in line.split())
+    return frozenset(token for line in lines for token in line.split())
 
 
 #: Python's computing operators and protocols, without underscores.
@@ -179,8 +179,8 @@ def function_of(func: Callable[..., Any]) -> Function:
         return Function(_IN_NN_FUNCTIONAL[name])
     if name == "interpolate":
         return Function(name, variant=_interpolation)
-    made = _named(name)
-    return replace(made, inplace_at=_position_of_inplace(func, module))
+    function = _named(name)
+    return replace(function, inplace_at=_position_of_inplace(func, module))
 
 
 def _named(name: str) -> Function:
@@ -196,8 +196,8 @@ def _named(name: str) -> Function:
 def _computing(name: str) -> Function:
     """Classify by name, also without `special_` and `_with_indices`."""
     short = name.removeprefix("special_").removesuffix("_with_indices")
-    known = next((known for known in (name, short) if known in _LISTED), name)
-    return _with_ways(_ALIASES.get(known, known))
+    base = next((base for base in (name, short) if base in _LISTED), name)
+    return _with_ways(_ALIASES.get(base, base))
 
 
 def _with_ways(op_type: str) -> Function:
@@ -256,5 +256,5 @@ def _interpolation(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     axes = tensor.dim() - 2
     if mode == "area":
         return f"adaptive_avg_pool{axes}d"
-    known = {"nearest-exact": "nearest"}
-    return f"upsample_{known.get(mode, mode)}{axes}d"
+    aliases = {"nearest-exact": "nearest"}
+    return f"upsample_{aliases.get(mode, mode)}{axes}d"

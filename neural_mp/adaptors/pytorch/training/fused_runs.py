@@ -71,7 +71,7 @@ class Program:
     @cached_property
     def saved(self) -> tuple[int, ...]:
         """Places of the values that gradients read."""
-        return tuple(sorted({place for step in self.steps for place in step.saved}))
+        return tuple(sorted({index for step in self.steps for index in step.saved}))
 
     @cached_property
     def backwards(self) -> tuple[Step, ...]:
@@ -86,11 +86,11 @@ class Program:
         """Return for each place whether its gradient is needed, given those of all arguments."""
         if needed not in self._wanted:
             first = 1 + len(self.groups)
-            found = [needed[0]] * self.logs + list(needed[first:])
-            found += [True for each in self.groups for _ in each.results]
+            flags = [needed[0]] * self.logs + list(needed[first:])
+            flags += [True for entry in self.groups for _ in entry.results]
             for step in self.steps:
-                found.append(any(found[source] for source in step.sources))
-            self._wanted[needed] = found
+                flags.append(any(flags[source] for source in step.sources))
+            self._wanted[needed] = flags
         return self._wanted[needed]
 
     @cached_property
@@ -118,70 +118,70 @@ class _Run(torch.autograd.Function):
         """Return the results; arguments are logs of tensors and of each group, then inputs."""
         values: list[Any] = [None] * program.logs
         values += arguments[1 + len(program.groups) :]
-        kept: list[Any] = []
-        for each, numbers in zip(program.groups, rows, strict=True):
-            weights, saved = each.group.round([values[place] for place in each.sources], *numbers)
+        rest: list[Any] = []
+        for entry, numbers in zip(program.groups, rows, strict=True):
+            weights, saved = entry.group.round([values[index] for index in entry.sources], *numbers)
             values += weights
-            kept.append(saved)
+            rest.append(saved)
         for step in program.steps:
             values.append(step.run(values, encodings))
         ctx.save_for_backward(
-            *[values[place] for place in program.saved], *[part for saved in kept for part in saved]
+            *[values[index] for index in program.saved], *[part for saved in rest for part in saved]
         )
         ctx.program, ctx.encodings = program, encodings
         ctx.set_materialize_grads(False)
-        return tuple([values[place] for place in program.results])
+        return tuple([values[index] for index in program.results])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """Return the gradients of the arguments."""
         program, encodings, needed = ctx.program, ctx.encodings, ctx.needs_input_grad[3:]
-        wanted, saved = program.wanted(needed), ctx.saved_tensors
-        values: list[Any] = [None] * len(wanted)
-        for place, value in zip(program.saved, saved, strict=False):
-            values[place] = value
-        found: list[Any] = [None] * len(wanted)
-        for place, grad in zip(program.results, grads, strict=True):
-            found[place] = grad
+        flags, saved = program.wanted(needed), ctx.saved_tensors
+        values: list[Any] = [None] * len(flags)
+        for index, value in zip(program.saved, saved, strict=False):
+            values[index] = value
+        gradients: list[Any] = [None] * len(flags)
+        for index, grad in zip(program.results, grads, strict=True):
+            gradients[index] = grad
         for step in program.backwards:
-            grad = found[step.result]
+            grad = gradients[step.result]
             if grad is None:
                 continue
-            for place, part in step.gradients(grad, values, encodings, wanted):
-                known = found[place]
-                found[place] = part if known is None else known + part
-        by_tensors = _by_logs(program, values, found) if needed[0] else None
-        by_groups = _by_weights(program, saved[len(program.saved) :], found, needed)
-        inputs = found[program.logs : program.logs + program.inputs]
+            for index, part in step.gradients(grad, values, encodings, flags):
+                total = gradients[index]
+                gradients[index] = part if total is None else total + part
+        by_tensors = _by_logs(program, values, gradients) if needed[0] else None
+        by_groups = _by_weights(program, saved[len(program.saved) :], gradients, needed)
+        inputs = gradients[program.logs : program.logs + program.inputs]
         return None, None, None, by_tensors, *by_groups, *inputs
 
 
-def _by_logs(program: Program, values: Sequence[Any], found: Sequence[Any]) -> torch.Tensor:
+def _by_logs(program: Program, values: Sequence[Any], gradients: Sequence[Any]) -> torch.Tensor:
     """Return the gradient by the logs of the scales of tensors."""
-    sums = found[: program.logs]
-    if any(each is None for each in sums):
-        zero = next(each for each in sums if each is not None).new_zeros(())
-        sums = [zero if each is None else each for each in sums]
-    sizes = tuple([values[each.sources[0]].numel() for each in program.quantized])
+    sums = gradients[: program.logs]
+    if any(entry is None for entry in sums):
+        zero = next(entry for entry in sums if entry is not None).new_zeros(())
+        sums = [zero if entry is None else entry for entry in sums]
+    sizes = tuple([values[entry.sources[0]].numel() for entry in program.quantized])
     by_logs = torch.stack(sums)
     return by_logs.mul_(program.factors(sizes).to(by_logs.device))
 
 
 def _by_weights(
-    program: Program, saved: Sequence[Any], found: list[Any], needed: Sequence[bool]
+    program: Program, saved: Sequence[Any], gradients: list[Any], needed: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """Put the gradients by weights to `found`, and return those by the logs of their scales."""
+    """Put the gradients by weights to `gradients`, and return those by the logs of their scales."""
     by_groups: list[torch.Tensor | None] = []
-    for place, each in enumerate(program.groups):
-        mine = saved[place * SAVED : (place + 1) * SAVED]
+    for index, entry in enumerate(program.groups):
+        mine = saved[index * SAVED : (index + 1) * SAVED]
         grads = [
-            saved[0].new_zeros(form.shape) if found[result] is None else found[result]
-            for result, form in zip(each.results, each.group.members, strict=True)
+            saved[0].new_zeros(form.shape) if gradients[result] is None else gradients[result]
+            for result, form in zip(entry.results, entry.group.members, strict=True)
         ]
-        by_logs, by_weights = each.group.gradients(grads, mine, needed[1 + place])
+        by_logs, by_weights = entry.group.gradients(grads, mine, needed[1 + index])
         by_groups.append(by_logs)
-        for source, part in zip(each.sources, by_weights, strict=True):
-            found[source] = part
+        for source, part in zip(entry.sources, by_weights, strict=True):
+            gradients[source] = part
     return by_groups
 
 
@@ -203,12 +203,12 @@ class FusedRun(nn.Module):
             results: tuple[torch.Tensor, ...] = self.plain(rounding, *inputs)
             return results
         program, logs = self.program, rounding.logs
-        found: tuple[torch.Tensor, ...] = _Run.apply(
+        outputs: tuple[torch.Tensor, ...] = _Run.apply(
             program,
             rounding.encodings,
-            [rounding.rows_of_part(each.part, 0, each.group) for each in program.groups],
+            [rounding.rows_of_part(entry.part, 0, entry.group) for entry in program.groups],
             None if program.part is None else logs[program.part],
-            *[logs[each.part] for each in program.groups],
+            *[logs[entry.part] for entry in program.groups],
             *inputs,
         )
-        return found
+        return outputs

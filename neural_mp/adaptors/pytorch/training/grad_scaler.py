@@ -83,15 +83,15 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self.is_enabled():
             return
-        found = [
+        overflows = [
             bool(value.item())
             for state in self._per_optimizer_states.values()
             for value in state["found_inf_per_device"].values()
         ]
         if new_scale is not None:
             self.state = replace(self.state, scale=_checked_scale(new_scale))
-        elif found:
-            self.state = self.rule.after(self.state, not any(found))
+        elif overflows:
+            self.state = self.rule.after(self.state, not any(overflows))
         else:
             raise ConfigurationError(
                 "update() must follow a step, got none since the last update; call "

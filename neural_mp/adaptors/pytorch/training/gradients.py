@@ -102,11 +102,11 @@ class TrainableModule:
         """Run one training step in float32; return the loss before the step."""
         call, targets = numerics_trace.call_of(self._model, batch)
         loss = numerics_trace.loss_value(self._loss, numerics_trace.run(self._model, call), targets)
-        found = numerics_trace.gradients(self._model, loss)
-        before = {parameter: parameter.grad for parameter in self._model.parameters()}
+        grads = numerics_trace.gradients(self._model, loss)
+        originals = {parameter: parameter.grad for parameter in self._model.parameters()}
         try:
-            for parameter in before:
-                parameter.grad = found.get(parameter)
+            for parameter in originals:
+                parameter.grad = grads.get(parameter)
             self._optimizer.step()
         except TypeError as error:
             raise ConfigurationError(
@@ -115,7 +115,7 @@ class TrainableModule:
                 f"optimizer, e.g. torch.optim.SGD"
             ) from error
         finally:
-            for parameter, grad in before.items():
+            for parameter, grad in originals.items():
                 parameter.grad = grad
         return float(loss.detach())
 
@@ -123,9 +123,9 @@ class TrainableModule:
         call, targets = numerics_trace.call_of(self._model, batch)
         outputs = cast_floats(numerics_trace.run(self._model, call), torch.float32)
         loss = numerics_trace.loss_value(self._loss, outputs, targets)
-        found = numerics_trace.gradients(self._model, loss * scale)
+        grads = numerics_trace.gradients(self._model, loss * scale)
         arrays = [
-            _array(found[p]) / np.float32(scale) if p in found else _array(torch.zeros_like(p))
+            _array(grads[p]) / np.float32(scale) if p in grads else _array(torch.zeros_like(p))
             for p in self._model.parameters()
         ]
         return Gradients(float(loss.detach()), arrays)
@@ -155,27 +155,27 @@ def _array(gradient: torch.Tensor) -> np.ndarray:
 
 def _optimizer(model: nn.Module, given: object) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    made = torch.optim.Adam(trained, 1e-3) if given is None else None
-    if made is None and callable(given):
-        made = given(trained)
-    if not isinstance(made, torch.optim.Optimizer):
+    optimizer = torch.optim.Adam(trained, 1e-3) if given is None else None
+    if optimizer is None and callable(given):
+        optimizer = given(trained)
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
             f"optimizer must be a function from parameters to a torch optimizer, e.g. "
             f"torch.optim.SGD or lambda p: torch.optim.SGD(p, 0.1), got {given!r}"
         )
-    return made
+    return optimizer
 
 
 def _output_modules(model: nn.Module, units: dict[str, nn.Module], batch: object) -> set[str]:
     """Return the modules whose outputs are outputs of the model."""
-    made: dict[int, str] = {}
-    kept: list[Any] = []  # keeps tensors alive, as ids of freed tensors are reused
+    names: dict[int, str] = {}
+    alive: list[Any] = []  # keeps tensors alive, as ids of freed tensors are reused
 
     def recorder(name: str) -> Any:
         def record(module: nn.Module, args: object, outputs: object) -> None:
             for tensor in numerics_trace.floating(outputs):
-                kept.append(tensor)
-                made[id(tensor)] = name
+                alive.append(tensor)
+                names[id(tensor)] = name
 
         return record
 
@@ -184,7 +184,7 @@ def _output_modules(model: nn.Module, units: dict[str, nn.Module], batch: object
         for name, module in units.items():
             undo.callback(module.register_forward_hook(recorder(name)).remove)
         outputs = numerics_trace.run(model, call)
-    return {made[id(tensor)] for tensor in numerics_trace.floating(outputs) if id(tensor) in made}
+    return {names[id(tensor)] for tensor in numerics_trace.floating(outputs) if id(tensor) in names}
 
 
 @contextmanager

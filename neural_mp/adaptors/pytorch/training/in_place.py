@@ -97,7 +97,7 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
     Returns:
         The paths of the module's trainable parameters that the simulation does not read.
     """
-    there = {
+    state = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
@@ -105,7 +105,7 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
     for path, part in simulation.source.parts.items():
         graph = simulation.part(path)
         for name, origin in part.origins.items():
-            own = there.get(origin)
+            own = state.get(origin)
             holder, leaf = _holder(graph, name)
             copy = getattr(holder, leaf, None)  # None if a norm took the weight over
             if own is not None and isinstance(copy, torch.Tensor) and _is_same(own, copy):
@@ -116,8 +116,8 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
 
 
 def _holder(graph: nn.Module, name: str) -> tuple[nn.Module, str]:
-    owner, _, leaf = name.rpartition(".")
-    return graph.get_submodule(owner), leaf
+    parent, _, leaf = name.rpartition(".")
+    return graph.get_submodule(parent), leaf
 
 
 def _is_same(own: torch.Tensor, copy: torch.Tensor) -> bool:

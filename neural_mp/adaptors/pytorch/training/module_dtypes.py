@@ -22,22 +22,22 @@ _FUSED = (nn.MultiheadAttention, nn.RNNBase)
 
 def unit_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return name → module for all modules that can switch to 16 bits alone: leaf modules."""
-    found: dict[str, nn.Module] = {}
-    seen: set[nn.Module] = set()  # a shared module is one unit
+    units: dict[str, nn.Module] = {}
+    visited: set[nn.Module] = set()  # a shared module is one unit
 
     def visit(module: nn.Module, name: str) -> None:
-        if module in seen:
+        if module in visited:
             return
-        seen.add(module)
+        visited.add(module)
         parts = dict(module.named_children())
         if isinstance(module, _FUSED) or is_parametrized(module) or not parts:
-            found[name] = module
+            units[name] = module
             return
         for part, child in parts.items():
             visit(child, f"{name}.{part}" if name else part)
 
     visit(model, "")
-    return found
+    return units
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class RunsIn:
         """Wrap a module; return a function that unwraps."""
         hook = module.register_forward_pre_hook(self.before, with_kwargs=True)
         own = vars(module)
-        before = {name: own[name] for name in _REPLACED if name in own}
-        around = _Forward(self, module, before.get("forward"))
+        originals = {name: own[name] for name in _REPLACED if name in own}
+        around = _Forward(self, module, originals.get("forward"))
         own.update(zip(_REPLACED, (around, around.replica), strict=True))
 
         def end() -> None:
             hook.remove()
             for name in _REPLACED:
                 own.pop(name, None)
-            own.update(before)
+            own.update(originals)
 
         return end
 
@@ -116,9 +116,9 @@ class _Forward:
 
     def replica(self) -> nn.Module:
         """Return the replica that `nn.DataParallel` makes for another device."""
-        made = type(self.module)._replicate_for_data_parallel(self.module)
-        vars(made)["forward"] = self._of(made)
-        return made
+        copied = type(self.module)._replicate_for_data_parallel(self.module)
+        vars(copied)["forward"] = self._of(copied)
+        return copied
 
     def _of(self, module: nn.Module) -> _Forward:
         earlier = self.earlier
@@ -131,7 +131,7 @@ def remove_plan(module: nn.Module) -> Callable[[], None]:
     """Remove the wrappers of `RunsIn` from a module; return a function that restores them."""
     own = vars(module)
     tables: list[Any] = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
-    before = [(table, dict(table)) for table in tables]
+    originals = [(table, dict(table)) for table in tables]
     replaced = {name: own[name] for name in _REPLACED if name in own}
     while isinstance(own.get("forward"), _Forward):
         earlier = own.pop("forward").earlier
@@ -144,7 +144,7 @@ def remove_plan(module: nn.Module) -> Callable[[], None]:
                 table.pop(key, None)
 
     def restore() -> None:
-        for table, entries in before:
+        for table, entries in originals:
             table.clear()
             table.update(entries)
         for name in _REPLACED:
@@ -174,11 +174,11 @@ def cast_floats(values: object, dtype: torch.dtype) -> Any:
 
     def cast(leaf: Any) -> Any:
         if _is_record(leaf):
-            made = copy.copy(leaf)
+            copied = copy.copy(leaf)
             for part in dataclasses.fields(leaf):
                 value = getattr(leaf, part.name, None)
-                object.__setattr__(made, part.name, pytree.tree_map(cast, value))
-            return made
+                object.__setattr__(copied, part.name, pytree.tree_map(cast, value))
+            return copied
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype in floats else leaf
 
     return pytree.tree_map(cast, values)
@@ -186,14 +186,14 @@ def cast_floats(values: object, dtype: torch.dtype) -> Any:
 
 def tree_leaves(values: object) -> list[Any]:
     """Return the leaves of nested values, including fields of dataclasses."""
-    found: list[Any] = []
+    leaves: list[Any] = []
     for leaf in pytree.tree_leaves(values):
         if _is_record(leaf):
             parts = [getattr(leaf, part.name, None) for part in dataclasses.fields(leaf)]
-            found.extend(tree_leaves(parts))
+            leaves.extend(tree_leaves(parts))
         else:
-            found.append(leaf)
-    return found
+            leaves.append(leaf)
+    return leaves
 
 
 def _is_record(value: object) -> bool:

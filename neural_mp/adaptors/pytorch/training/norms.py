@@ -66,22 +66,22 @@ def norm_source(
         return None
     layer_path, norm_path = paths
     modules = original.get_submodule(layer_path), original.get_submodule(norm_path)
-    found = NormSource(*modules, (layer_path, norm_path))
-    known = isinstance(found.norm, nn.modules.batchnorm._BatchNorm)
-    own = getattr(found.layer, "weight", None)
-    if not known or not isinstance(own, torch.Tensor) or own.shape != weight.shape:
+    source = NormSource(*modules, (layer_path, norm_path))
+    is_batch_norm = isinstance(source.norm, nn.modules.batchnorm._BatchNorm)
+    own = getattr(source.layer, "weight", None)
+    if not is_batch_norm or not isinstance(own, torch.Tensor) or own.shape != weight.shape:
         return None
-    if found.norm.running_var is None or not found.norm.affine:
+    if source.norm.running_var is None or not source.norm.affine:
         return None
     with torch.no_grad():
-        folded = own * _per_channel(_factor(found.norm, found.norm.weight), own.ndim)
+        folded = own * _per_channel(_factor(source.norm, source.norm.weight), own.ndim)
         same = (folded - weight).abs().max() <= _ROUNDING * weight.abs().max()
-    return found if bool(same) else None
+    return source if bool(same) else None
 
 
 def _factor(norm: Any, weight: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = weight * torch.rsqrt(norm.running_var + norm.eps)
-    return found
+    factor: torch.Tensor = weight * torch.rsqrt(norm.running_var + norm.eps)
+    return factor
 
 
 def _per_channel(values: torch.Tensor, axes: int) -> torch.Tensor:
@@ -127,8 +127,8 @@ class NormedLayer(nn.Module):
         """Return the result of the layer and its norm; `number` is that of its weight."""
         if not (self.trains_norm and self.training):
             weight, bias = self.folded()
-            found: torch.Tensor = self.target(x, rounding.weight(weight, number), bias, *self.rest)
-            return found
+            output: torch.Tensor = self.target(x, rounding.weight(weight, number), bias, *self.rest)
+            return output
         # The norm follows, so the factor only decides which integers are nearest: it is multiplied
         # and divided by, and has no gradient of its own.
         factor = _factor(self, self.norm_weight.detach())

@@ -100,26 +100,26 @@ def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
             f"torch.nn.functional.cross_entropy, got {loss!r}"
         )
     try:
-        found = loss(outputs, targets)
+        result = loss(outputs, targets)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ConfigurationError(f"the loss {loss!r} fails: {one_line(error)}") from error
-    if not isinstance(found, torch.Tensor) or found.numel() != 1:
-        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
+        shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         raise ConfigurationError(
             f"the loss must return a tensor with one number, got {shape}; take its mean"
         )
-    if not found.requires_grad:
+    if not result.requires_grad:
         raise ConfigurationError(
             "the loss must depend on a trained weight (requires_grad=True), but depends on none"
         )
-    return found.float().reshape(())
+    return result.float().reshape(())
 
 
 def gradients(model: nn.Module, loss: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
     """Return parameter → gradient, if the loss depends on it; keep `grad` unchanged."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(loss, trained, allow_unused=True)
-    return {p: grad for p, grad in zip(trained, found, strict=True) if grad is not None}
+    grads = torch.autograd.grad(loss, trained, allow_unused=True)
+    return {p: grad for p, grad in zip(trained, grads, strict=True) if grad is not None}
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def uncompiled() -> Iterator[None]:
 def untouched(model: nn.Module) -> Iterator[None]:
     """Switch to training mode; restore weights, statistics, modes and the random state on exit."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    before = {name: tensor.detach().clone() for name, tensor in state.items()}
+    originals = {name: tensor.detach().clone() for name, tensor in state.items()}
     modes = {module: module.training for module in model.modules()}
     buffers = {module: dict(module._buffers) for module in modes}
     if not model.training:
@@ -145,12 +145,12 @@ def untouched(model: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng():
             yield
     finally:
-        for module, held in buffers.items():  # a forward may have replaced buffers
+        for module, contents in buffers.items():  # a forward may have replaced buffers
             module._buffers.clear()
-            module._buffers.update(held)
+            module._buffers.update(contents)
         with torch.no_grad():
             for name, tensor in state.items():
-                tensor.copy_(before[name])
+                tensor.copy_(originals[name])
         for module, mode in modes.items():
             module.training = mode
 
@@ -175,8 +175,8 @@ def _recording(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         call = started.pop()
         tensors = floating(outputs)
         call.outputs = ValueStats.of(tensors)
-        found = tensors[0].dtype if tensors else call.dtype
-        call.dtype = planned_dtype(module) or found
+        output_dtype = tensors[0].dtype if tensors else call.dtype
+        call.dtype = planned_dtype(module) or output_dtype
         if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts in the module
             call.inputs = replace(call.inputs, inf=True)
         _record_gradients(tensors, call.above)
@@ -194,11 +194,11 @@ def _recording(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
             handle.remove()
 
 
-def _record_gradients(tensors: Sequence[torch.Tensor], found: list[torch.Tensor]) -> None:
+def _record_gradients(tensors: Sequence[torch.Tensor], grads: list[torch.Tensor]) -> None:
     """Record the gradients of tensors when computed."""
     for tensor in tensors:
         if tensor.requires_grad:
-            tensor.register_hook(lambda grad: found.append(grad.detach()))
+            tensor.register_hook(lambda grad: grads.append(grad.detach()))
 
 
 def floating(values: object) -> list[torch.Tensor]:

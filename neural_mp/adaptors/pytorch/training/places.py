@@ -29,8 +29,8 @@ def _place(node: Node) -> str:
         return f"the input {fx.tensor_name(node)!r}"
     if fx.OP_NAME in node.meta:
         return f"the result of layer {node.meta[fx.OP_NAME]!r}"
-    word = "a weight" if node.op == "get_attr" else "a quantized tensor"
-    return f"{word} of layer {next(_readers(node), node.name)!r}"
+    kind = "a weight" if node.op == "get_attr" else "a quantized tensor"
+    return f"{kind} of layer {next(_readers(node), node.name)!r}"
 
 
 def _readers(node: Node) -> Iterator[str]:

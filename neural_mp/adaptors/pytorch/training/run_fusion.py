@@ -61,7 +61,7 @@ def fuse_runs(
         The scales in the order in which the runs read them, and the new numbers of the tensors
         and of the weights.
     """
-    runs = _runs_of(module.graph, [each.form for each in rows])
+    runs = _runs_of(module.graph, [row.form for row in rows])
     tensors = _parts([[_number(node) for node in run.tensors] for run in runs], len(encodings))
     groups = [[_number(node) for node in group] for run in runs for group in run.groups]
     groups = _parts(groups, len(rows))
@@ -79,8 +79,8 @@ def fuse_runs(
 
 def _parts(parts: list[list[int]], count: int) -> list[list[int]]:
     """Return the parts that are not empty, and the remaining numbers each in one of its own."""
-    known = {number for part in parts for number in part}
-    rest = [[number] for number in range(count) if number not in known]
+    assigned = {number for part in parts for number in part}
+    rest = [[number] for number in range(count) if number not in assigned]
     return [*filter(None, parts), *rest]
 
 
@@ -93,13 +93,13 @@ def _order(parts: list[list[int]]) -> list[int]:
 def _runs_of(graph: Graph, forms: Sequence[RowFormat]) -> list[_Run]:
     """Return the runs of a graph, given the forms of its weights."""
     readers = Counter(node.args[NUMBER] for node in graph.nodes if _calls(node, TENSOR))
-    found: list[list[Node]] = [[]]
+    runs: list[list[Node]] = [[]]
     for node in graph.nodes:
         if _is_step(node, readers):
-            found[-1].append(node)
+            runs[-1].append(node)
         elif node.op != "get_attr" and not _is_small_weight(node, forms):
-            found.append([])
-    return [_run(steps, forms) for steps in found if len(steps) > 1]
+            runs.append([])
+    return [_run(steps, forms) for steps in runs if len(steps) > 1]
 
 
 def _run(steps: Sequence[Node], forms: Sequence[RowFormat]) -> _Run:
@@ -110,7 +110,7 @@ def _run(steps: Sequence[Node], forms: Sequence[RowFormat]) -> _Run:
         if _is_small_weight(source, forms) and all(user in steps for user in source.users)
     ]
     groups = grouped([forms[_number(node)] for node in weights])
-    return _Run(tuple(steps), tuple(tuple(weights[place] for place in group) for group in groups))
+    return _Run(tuple(steps), tuple(tuple(weights[index] for index in group) for group in groups))
 
 
 def _calls(node: Node, method: str) -> bool:
@@ -139,7 +139,7 @@ def _is_step(node: Node, readers: Counter[object]) -> bool:
         return False
     sources = node.all_input_nodes
     if node.target is torch.ops.aten.add.Tensor:
-        shapes = {fx.sizes_of_result(each) for each in (node, *sources)}
+        shapes = {fx.sizes_of_result(tensor) for tensor in (node, *sources)}
         if node.kwargs or len(shapes) > 1 or not all(isinstance(a, Node) for a in node.args):
             return False
     return all(map(_is_float32, (node, *sources)))
@@ -169,13 +169,13 @@ def _fuse(module: GraphModule, rounding: Node, table: Scales, run: _Run) -> None
         inputs.remove(rounding)
     results = [node for node in run.steps if any(user not in nodes for user in node.users)]
     program = _program(table, run, inputs, results)
-    name = f"run_{sum(isinstance(each, FusedRun) for each in module.children())}"
+    name = f"run_{sum(isinstance(child, FusedRun) for child in module.children())}"
     module.add_module(name, FusedRun(_graph_of(nodes, [rounding, *inputs], results), program))
     with module.graph.inserting_after(run.steps[-1]):
         every = module.graph.call_module(name, (rounding, *inputs))
     with module.graph.inserting_after(every):
-        for place, node in enumerate(results):
-            result = module.graph.call_function(operator.getitem, (every, place))
+        for index, node in enumerate(results):
+            result = module.graph.call_function(operator.getitem, (every, index))
             result.meta = dict(node.meta)
             node.replace_all_uses_with(result, lambda user: user not in nodes)
     for node in reversed(nodes):
@@ -187,25 +187,25 @@ def _program(table: Scales, run: _Run, inputs: Sequence[Node], results: Sequence
     relus = {node for node in run.steps if _is_only_quantized(node, run.steps)}
     computed = [node for node in run.steps if node not in relus]
     values = [*inputs, *[node for group in run.groups for node in group], *computed]
-    places = {node: len(tensors) + place for place, node in enumerate(values)}
+    slots = {node: len(tensors) + index for index, node in enumerate(values)}
     steps: list[Step] = []
     for node in run.steps:
-        sources = tuple(places[arg] for arg in node.args if isinstance(arg, Node) and arg in places)
+        sources = tuple(slots[arg] for arg in node.args if isinstance(arg, Node) and arg in slots)
         if _calls(node, TENSOR):
             x, of_relu = node.args[1], node.args[1] in relus
-            source = places[x.args[0] if of_relu else x]
+            source = slots[x.args[0] if of_relu else x]
             read_log = source, tensors.index(node)
-            steps.append(Quantize(read_log, places[node], _number(node), of_relu))
+            steps.append(Quantize(read_log, slots[node], _number(node), of_relu))
         elif node not in relus:
-            steps.append(STEPS[node.target](sources, places[node]))
+            steps.append(STEPS[node.target](sources, slots[node]))
     groups = []
     for group in run.groups:
         part = table.weights[_number(group[0])].part
-        read = tuple(places[source] for node in group for source in node.all_input_nodes[1:])
-        rounded = tuple(places[node] for node in group)
-        groups.append(RoundedGroup(part, table.groups[part - table.tensor_parts], read, rounded))
+        weights = tuple(slots[source] for node in group for source in node.all_input_nodes[1:])
+        rounded = tuple(slots[node] for node in group)
+        groups.append(RoundedGroup(part, table.groups[part - table.tensor_parts], weights, rounded))
     part_of_tensors = table.tensors[_number(tensors[0])].part if tensors else None
-    last = tuple(places[node] for node in results)
+    last = tuple(slots[node] for node in results)
     return Program(part_of_tensors, len(inputs), tuple(groups), tuple(steps), last)
 
 
@@ -221,7 +221,7 @@ def _graph_of(
 ) -> GraphModule:
     """Return ops as a graph of their own."""
     graph = Graph()
-    copies = {node: graph.placeholder(f"input_{place}") for place, node in enumerate(inputs)}
+    copies = {node: graph.placeholder(f"input_{index}") for index, node in enumerate(inputs)}
     for node in nodes:
         copies[node] = graph.node_copy(node, lambda source: copies[source])
     graph.output(tuple(copies[node] for node in results))

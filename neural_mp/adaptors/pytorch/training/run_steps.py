@@ -50,7 +50,7 @@ class Step(Protocol):
         """Return the result."""
 
     def gradients(
-        self, grad: torch.Tensor, values: Values, encodings: Encodings, wanted: Sequence[bool]
+        self, grad: torch.Tensor, values: Values, encodings: Encodings, needed: Sequence[bool]
     ) -> Gradients:
         """Return the gradients of the sources that are wanted."""
 
@@ -83,7 +83,7 @@ class Quantize:
         return rounded_tensor(values[self.sources[0]], scale, zero_point, least)
 
     def gradients(
-        self, grad: torch.Tensor, values: Values, encodings: Encodings, wanted: Sequence[bool]
+        self, grad: torch.Tensor, values: Values, encodings: Encodings, needed: Sequence[bool]
     ) -> Gradients:
         """Return the gradients of the sources that are wanted."""
         source, log = self.sources
@@ -93,10 +93,10 @@ class Quantize:
             within = hardtanh_backward(grad, x, 0.0, highest(scale, zero_point))
         else:
             within = gradient_within(grad, x, scale, zero_point)
-        if not wanted[log]:
+        if not needed[log]:
             return ((source, within),)
         by_log = log, gradient_by_log(grad, within, x, values[self.result])
-        return ((source, within), by_log) if wanted[source] else (by_log,)
+        return ((source, within), by_log) if needed[source] else (by_log,)
 
 
 @dataclass(frozen=True)
@@ -116,20 +116,20 @@ class _Linear:
         return nn.functional.linear(*[values[source] for source in self.sources])
 
     def gradients(
-        self, grad: torch.Tensor, values: Values, encodings: Encodings, wanted: Sequence[bool]
+        self, grad: torch.Tensor, values: Values, encodings: Encodings, needed: Sequence[bool]
     ) -> Gradients:
         """Return the gradients of the sources that are wanted."""
         source, weight, *bias = self.sources
-        x, found = values[source], []
+        x, result = values[source], []
         rows = grad if grad.ndim == 2 else grad.reshape(-1, grad.shape[-1])
-        if wanted[source]:
+        if needed[source]:
             by_source = rows.mm(values[weight])
-            found.append((source, by_source if grad.ndim == 2 else by_source.view(x.shape)))
-        if wanted[weight]:
+            result.append((source, by_source if grad.ndim == 2 else by_source.view(x.shape)))
+        if needed[weight]:
             inputs = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-            found.append((weight, rows.t().mm(inputs)))
-        found += [(place, rows.sum(0)) for place in bias if wanted[place]]
-        return found
+            result.append((weight, rows.t().mm(inputs)))
+        result += [(index, rows.sum(0)) for index in bias if needed[index]]
+        return result
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Relu:
         return torch.relu(values[self.sources[0]])
 
     def gradients(
-        self, grad: torch.Tensor, values: Values, encodings: Encodings, wanted: Sequence[bool]
+        self, grad: torch.Tensor, values: Values, encodings: Encodings, needed: Sequence[bool]
     ) -> Gradients:
         """Return the gradients of the sources that are wanted."""
         return ((self.sources[0], _threshold_backward(grad, values[self.result], 0)),)
@@ -173,10 +173,10 @@ class _Add:
         return torch.add(values[first], values[second])
 
     def gradients(
-        self, grad: torch.Tensor, values: Values, encodings: Encodings, wanted: Sequence[bool]
+        self, grad: torch.Tensor, values: Values, encodings: Encodings, needed: Sequence[bool]
     ) -> Gradients:
         """Return the gradients of the sources that are wanted."""
-        return [(source, grad) for source in self.sources if wanted[source]]
+        return [(source, grad) for source in self.sources if needed[source]]
 
 
 #: Function of a graph → its step.

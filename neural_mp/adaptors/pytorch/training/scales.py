@@ -53,9 +53,9 @@ class Scales(nn.Module):
         learned: bool,
     ) -> None:
         super().__init__()
-        encodings = [each for part in tensors for each in part]
-        weights = [each for group in groups for each in group]
-        self.groups = [WeightGroup.of([each.form for each in group]) for group in groups]
+        encodings = [entry for part in tensors for entry in part]
+        weights = [entry for group in groups for entry in group]
+        self.groups = [WeightGroup.of([entry.form for entry in group]) for group in groups]
         self.tensor_parts = len(tensors)
         self.sizes = [*map(len, tensors), *[group.count for group in self.groups]]
         # Numbers of rows before each part, counted from the first weight.
@@ -65,22 +65,22 @@ class Scales(nn.Module):
         ]
         self.tensors = [_Slot(part, i) for part, n in enumerate(tensors) for i in range(len(n))]
         self.weights = [
-            _Slot(part, sum(each.form.count for each in group[:member]))
+            _Slot(part, sum(entry.form.count for entry in group[:member]))
             for part, group in enumerate(groups, len(tensors))
             for member in range(len(group))
         ]
-        self.alone = [WeightGroup.of([each.form]) for each in weights]
+        self.alone = [WeightGroup.of([entry.form]) for entry in weights]
         self.log_scales = nn.Parameter(torch.zeros(sum(self.sizes)), requires_grad=learned)
-        scales = torch.tensor([each.scale for each in encodings], dtype=torch.float64)
-        rows = [each.scales.reshape(-1).double() for each in weights]
+        scales = torch.tensor([entry.scale for entry in encodings], dtype=torch.float64)
+        rows = [entry.scales.reshape(-1).double() for entry in weights]
         self.register_buffer("initial", torch.cat([scales, *rows]))
-        points = torch.tensor([each.zero_point for each in encodings], dtype=torch.int64)
+        points = torch.tensor([entry.zero_point for entry in encodings], dtype=torch.int64)
         self.register_buffer("zero_points", points)
         offsets = [
-            torch.zeros(each.form.count) if each.offsets is None else each.offsets.reshape(-1)
-            for each in weights
+            torch.zeros(entry.form.count) if entry.offsets is None else entry.offsets.reshape(-1)
+            for entry in weights
         ]
-        has_offsets = any(each.form.has_offsets for each in weights)
+        has_offsets = any(entry.form.has_offsets for entry in weights)
         stored = torch.cat(offsets).float() if has_offsets else torch.empty(0)
         self.register_buffer("row_offsets", stored)
         self.observing = False
@@ -91,7 +91,7 @@ class Scales(nn.Module):
 
     def encodings(self) -> list[QuantParams]:
         """Return the current scales and zero points of quantized tensors."""
-        return [QuantParams(*each) for each in Rounding(self).encodings]
+        return [QuantParams(*encoding) for encoding in Rounding(self).encodings]
 
     def stored(self, number: int) -> StoredRows:
         """Return the current form and numbers of a weight, as they are stored."""
@@ -99,17 +99,17 @@ class Scales(nn.Module):
         scales, offsets = Rounding(self).rows_of(number)
         if offsets is None:
             return StoredRows(form, scales.reshape(form.rows))
-        parts = (each.reshape(form.rows).bfloat16() for each in (scales, offsets))
+        parts = (part.reshape(form.rows).bfloat16() for part in (scales, offsets))
         return StoredRows(form, *parts)
 
     @uncompiled
     def observe_tensor(self, number: int, x: torch.Tensor) -> None:
         """Move a range towards that of a tensor."""
-        known = self.encodings()[number]
+        previous = self.encodings()[number]
         low, high = (end.item() for end in torch.aminmax(x))
-        found = QuantParams.of(moving_range((known.low, known.high), (low, high)))
-        self.zero_points[number] = found.zero_point
-        self._set(number, torch.tensor([found.scale], dtype=torch.float64))
+        updated = QuantParams.of(moving_range((previous.low, previous.high), (low, high)))
+        self.zero_points[number] = updated.zero_point
+        self._set(number, torch.tensor([updated.scale], dtype=torch.float64))
 
     @uncompiled
     def observe_weight(self, number: int, weight: torch.Tensor) -> torch.Tensor:
@@ -117,9 +117,9 @@ class Scales(nn.Module):
         values, slot = as_numpy(weight.detach()), self.weights[number]
         limit = self.alone[number].limits[1]
         axes = tuple(range(1, values.ndim))
-        found = torch.from_numpy(weight_scales(values, axes, limit)).reshape(-1)
-        self._set(len(self.tensors) + self.starts[slot.part] + slot.start, found)
-        return found
+        scales = torch.from_numpy(weight_scales(values, axes, limit)).reshape(-1)
+        self._set(len(self.tensors) + self.starts[slot.part] + slot.start, scales)
+        return scales
 
     def _set(self, start: int, scales: torch.Tensor) -> None:
         """Set some scales."""
@@ -169,14 +169,14 @@ class Rounding:
             self.table.observe_tensor(number, x.detach())
             encoding = self.table.initial[number].float(), self.table.zero_points[number]
             if not torch.compiler.is_compiling():
-                known = self.table.encodings()[number]
-                encoding = known.scale, known.zero_point
+                params = self.table.encodings()[number]
+                encoding = params.scale, params.zero_point
         slot = self.table.tensors[number]
         log = self.logs[slot.part]
         if len(log) > 1:
             log = log[slot.start : slot.start + 1]
-        found: torch.Tensor = RoundActivation.apply(x, log, *encoding)
-        return found
+        rounded: torch.Tensor = RoundActivation.apply(x, log, *encoding)
+        return rounded
 
     def weight(self, weight: torch.Tensor, number: int) -> torch.Tensor:
         """Return a weight after quantize and dequantize."""
@@ -187,8 +187,8 @@ class Rounding:
         scales, offsets = self.rows_of(number)
         if self.table.observing and offsets is None:
             scales = self.table.observe_weight(number, weight).view(group.rows)
-        (found,) = RoundWeights.apply(group, log, scales, offsets, weight)
-        rounded: torch.Tensor = found
+        (result,) = RoundWeights.apply(group, log, scales, offsets, weight)
+        rounded: torch.Tensor = result
         return rounded
 
     def rows_of(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -111,19 +111,19 @@ def simulated(
         }
     shell = None if model.shell is None else copy.deepcopy(model.shell).requires_grad_(False)
     network = assembled(shell, {path: part.module for path, part in parts.items()})
-    made = SimulatedModule(network, schedule, Source(given, converted, parts))
-    if not any(p.requires_grad for p in made.weights()):
+    simulation = SimulatedModule(network, schedule, Source(given, converted, parts))
+    if not any(p.requires_grad for p in simulation.weights()):
         raise ConfigurationError(
             "the model must have float weights to train (requires_grad=True), got none; unfreeze "
             "a layer, or give the model before it was quantized or frozen"
         )
-    return made.eval()
+    return simulation.eval()
 
 
 def _frozen_modules(module: nn.Module | None) -> frozenset[str]:
     """Return the paths of modules all of whose own parameters are frozen."""
     named = () if module is None else module.named_modules(remove_duplicate=False)
-    own = {path: list(each.parameters(recurse=False)) for path, each in named}
+    own = {path: list(child.parameters(recurse=False)) for path, child in named}
     return frozenset(p for p, ws in own.items() if ws and not any(w.requires_grad for w in ws))
 
 
@@ -179,11 +179,11 @@ class _Simulator:
     def quantize(self, node: Node) -> None:
         """Replace a quantize node and its dequantize nodes by one call."""
         x, scale, zero_point = node.args
-        owner = self.plan.flow.scale_owner.get(fx.tensor_name(x), fx.tensor_name(x))
-        self.encodings.setdefault(owner, QuantParams(scale, zero_point))
-        self.found.quantizers[node.name] = place = list(self.encodings).index(owner)
+        root = self.plan.flow.scale_owner.get(fx.tensor_name(x), fx.tensor_name(x))
+        self.encodings.setdefault(root, QuantParams(scale, zero_point))
+        self.found.quantizers[node.name] = index = list(self.encodings).index(root)
         with self.module.graph.inserting_before(node):
-            rounded = self.module.graph.call_method(TENSOR, (self.rounding, x, place))
+            rounded = self.module.graph.call_method(TENSOR, (self.rounding, x, index))
         rounded.meta["val"] = x.meta["val"].float()
         for pair in list(node.users):
             dtype = pair.args[3]
@@ -202,8 +202,8 @@ class _Simulator:
             rounded = self.module.graph.call_function(round_dynamically, node.args)
         rounded.meta["val"] = pair.meta["val"]
         pair.replace_all_uses_with(rounded)
-        for each in (pair, *parts, node):
-            self.module.graph.erase_node(each)
+        for obsolete in (pair, *parts, node):
+            self.module.graph.erase_node(obsolete)
 
     def weights(self, layer: Node) -> None:
         """Make the float weights that the stored integers of a layer were rounded from."""
@@ -244,9 +244,9 @@ class _Simulator:
                 continue
             layer, mine = readers[0]
             with graph.inserting_before(mine):
-                read = graph.get_attr(self.found.weights[key])
-                rounded = graph.call_method(WEIGHT, (self.rounding, read, number))
-            for node in (read, rounded):
+                weight = graph.get_attr(self.found.weights[key])
+                rounded = graph.call_method(WEIGHT, (self.rounding, weight, number))
+            for node in (weight, rounded):
                 node.meta = {"val": mine.meta["val"], PLACE: weight_of(layer)}
             for layer, mine in readers:
                 layer.replace_input_with(mine, rounded)
@@ -267,12 +267,12 @@ class _Simulator:
 
     def norm_source(self, key: Key) -> NormSource | None:
         """Return the batch norm folded into the only layer that reads a weight, if it is known."""
-        (layer, _), *others = self.readers[key]
-        if others or layer.target not in CONVOLUTIONS or self.rows[key].form.has_offsets:
+        (layer, _), *rest = self.readers[key]
+        if rest or layer.target not in CONVOLUTIONS or self.rows[key].form.has_offsets:
             return None
-        given = self.given[str(layer.meta.get(fx.OP_NAME))]
-        weight = fx.constant(self.source, fx.arguments(given)["weight"])
-        return norm_source(self.original, given, self.path, weight)
+        op = self.given[str(layer.meta.get(fx.OP_NAME))]
+        weight = fx.constant(self.source, fx.arguments(op)["weight"])
+        return norm_source(self.original, op, self.path, weight)
 
     def norm(self, key: Key, source: NormSource, number: int) -> None:
         """Let the batch norm folded into a layer be trained."""
@@ -306,12 +306,12 @@ class _Simulator:
                 self.found.floats[name] = self.parameter(_plain(name), stored, trained)
                 self.found.origins[self.found.floats[name]] = self.origin(node)
             with self.module.graph.inserting_before(node):
-                read = self.module.graph.get_attr(self.found.floats[name])
-                read.meta["val"] = value
+                attr = self.module.graph.get_attr(self.found.floats[name])
+                attr.meta["val"] = value
                 if value.dtype in DTYPES.values():
-                    read = self.module.graph.call_function(CAST, (read,), {"dtype": value.dtype})
-                    read.meta["val"] = value
-            node.replace_all_uses_with(read)
+                    attr = self.module.graph.call_function(CAST, (attr,), {"dtype": value.dtype})
+                    attr.meta["val"] = value
+            node.replace_all_uses_with(attr)
 
     def trains(self, value: object, reader: Node) -> bool:
         """Whether a constant of a layer is trained: unless the user froze it."""
@@ -333,13 +333,13 @@ class _Simulator:
         self.module.register_parameter(free, nn.Parameter(value.clone(), requires_grad=trained))
         return free
 
-    def add(self, word: str, module: nn.Module) -> str:
+    def add(self, prefix: str, module: nn.Module) -> str:
         """Register a module, and return its name."""
         number = 0
-        while hasattr(self.module, f"{word}_{number}"):
+        while hasattr(self.module, f"{prefix}_{number}"):
             number += 1
-        self.module.add_module(f"{word}_{number}", module)
-        return f"{word}_{number}"
+        self.module.add_module(f"{prefix}_{number}", module)
+        return f"{prefix}_{number}"
 
 
 def _plain(name: str) -> str:

@@ -79,20 +79,20 @@ class Trainer:
         return self.model(*call.args, **call.kwargs)
 
     def _call(self, inputs: Any) -> CallArgs:
-        given: TorchModel = self.model.source.given
-        return given.call(pytree.tree_map(_tensor, inputs))
+        model: TorchModel = self.model.source.given
+        return model.call(pytree.tree_map(_tensor, inputs))
 
     def first_non_finite(self, batch: Any) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
         inputs, _ = inputs_and_targets(batch, self.loss is not None)
-        found: list[str] = []
+        locations: list[str] = []
         parts = [self.model.part(path) for path in self.model.source.parts]
 
         def trace(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not found and isinstance(part, GraphModule):
+            if not locations and isinstance(part, GraphModule):
                 tracer = _Tracer(part)
                 tracer.run(*flat_inputs(part, args, kwargs), enable_io_processing=False)
-                found.extend(tracer.found)
+                locations.extend(tracer.found)
 
         handles = [part.register_forward_pre_hook(trace, with_kwargs=True) for part in parts]
         try:
@@ -101,7 +101,7 @@ class Trainer:
         finally:
             for handle in handles:
                 handle.remove()
-        return next(iter(found), None)
+        return next(iter(locations), None)
 
     def state(self) -> bytes:
         """Return weights, scales, optimizer and random state, for `load`."""
@@ -136,10 +136,10 @@ def _distance(outputs: Any, reference: Any) -> torch.Tensor:
     """Return the mean NSR of the float outputs."""
     pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(reference), strict=True)
     noises = [
-        (found.float() - wanted.float()).square().sum()
-        / wanted.float().square().sum().clamp_min(LEAST_POWER)
-        for found, wanted in pairs
-        if fx.is_float(found)
+        (output.float() - expected.float()).square().sum()
+        / expected.float().square().sum().clamp_min(LEAST_POWER)
+        for output, expected in pairs
+        if fx.is_float(output)
     ]
     if not noises:
         raise ConfigurationError("self-distillation requires a float output, got none; set loss")

@@ -93,14 +93,14 @@ class StoredRows:
     def rounded(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a weight after quantize and dequantize."""
         integers, scales, offsets = self._rounded(weight)
-        found = integers.mul_(scales)
-        return (found if offsets is None else found.add_(offsets)).view(weight.shape)
+        dequantized = integers.mul_(scales)
+        return (dequantized if offsets is None else dequantized.add_(offsets)).view(weight.shape)
 
     def _rounded(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         group = WeightGroup.of([self.form])
         scales, offsets = (
-            None if each is None else each.float().view(group.rows)
-            for each in (self.scales, self.offsets)
+            None if part is None else part.float().view(group.rows)
+            for part in (self.scales, self.offsets)
         )
         values = weight.reshape(group.shape)
         return _in_steps(values, scales, offsets, self.form.limits)[1], scales, offsets
@@ -137,7 +137,7 @@ class WeightGroup:
         factor = gradient_factor(first.width, first.limits[1])
         fixed = tuple(members), first.limits, first.has_offsets
         if len(members) > 1:
-            counts = tuple(each.count for each in members)
+            counts = tuple(member.count for member in members)
             count = sum(counts)
             return cls(*fixed, (count, first.width), (count, 1), counts, factor, count)
         shape = (*first.rows, first.width) if first.has_offsets else first.shape
@@ -218,10 +218,10 @@ class RoundWeights(torch.autograd.Function):
 
 def grouped(forms: Sequence[RowFormat]) -> list[list[int]]:
     """Return the places of weights that are rounded together: small ones with equal rows."""
-    found: dict[object, list[int]] = {}
-    for place, form in enumerate(forms):
-        found.setdefault(form.likes if form.is_small else place, []).append(place)
-    return list(found.values())
+    groups: dict[object, list[int]] = {}
+    for index, form in enumerate(forms):
+        groups.setdefault(form.likes if form.is_small else index, []).append(index)
+    return list(groups.values())
 
 
 def _in_steps(

@@ -144,8 +144,8 @@ def check_graph(graph: GraphDef, what: str) -> None:
     Raises:
         ModelLoadError: a node of the graph or of a function in its library does more.
     """
-    for found in suspicious(graph):
-        raise found.refusal(what)
+    for op in suspicious(graph):
+        raise op.refusal(what)
     check_nodes(graph, what)
 
 
@@ -205,10 +205,10 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
         for asset in assets:
             resolve_sibling(file, asset.filename, _ASSETS)
         what = f"the SavedModel {str(file.parent)!r}"
-        found = list(suspicious(meta.graph_def))
-        if found:
+        ops = list(suspicious(meta.graph_def))
+        if ops:
             paths = {node_of(asset.tensor_info.name) for asset in assets}
-            _check(meta, found, what, paths, session)
+            _check(meta, ops, what, paths, session)
         check_nodes(meta.graph_def, what)
         if session:
             _check_calls(meta.graph_def, what)
@@ -223,10 +223,10 @@ def _check_calls(graph: GraphDef, what: str) -> None:
     Raises:
         ModelLoadError: a function is missing.
     """
-    known = {function.signature.name for function in graph.library.function}
+    defined = {function.signature.name for function in graph.library.function}
     for node in graph.node:
         for name in called(node):
-            if name != node.op and name not in known and op_def_registry.get(name) is None:
+            if name != node.op and name not in defined and op_def_registry.get(name) is None:
                 raise ModelLoadError(
                     f"{what} is refused: node {preview(node.name)} calls the function "
                     f"{preview(name)}, which the file does not contain. Save the model again"
@@ -237,26 +237,26 @@ def _assets(meta: meta_graph_pb2.MetaGraphDef, file: Path) -> list[meta_graph_pb
     """Return the assets of a graph, wherever TensorFlow looks for them."""
     if meta.asset_file_def:
         return list(meta.asset_file_def)
-    found = []
+    assets = []
     if _ASSET_COLLECTION in meta.collection_def:
         for packed in meta.collection_def[_ASSET_COLLECTION].any_list.value:
             asset = meta_graph_pb2.AssetFileDef()
             try:
-                fits = packed.Unpack(asset)
+                unpacked = packed.Unpack(asset)
             except DecodeError:
-                fits = False
-            if not fits:
+                unpacked = False
+            if not unpacked:
                 raise ModelLoadError(
                     f"the SavedModel {str(file.parent)!r} is refused: entries of its collection "
                     f"{_ASSET_COLLECTION!r} must be assets, got {packed.type_url!r}"
                 )
-            found.append(asset)
-    return found
+            assets.append(asset)
+    return assets
 
 
 def _check(
     meta: meta_graph_pb2.MetaGraphDef,
-    found: Iterable[UnsafeOp],
+    ops: Iterable[UnsafeOp],
     what: str,
     assets: set[str],
     session: bool,
@@ -265,7 +265,7 @@ def _check(
     results = reached(meta.graph_def, _results(meta))
     run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
     restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
-    for item in found:
+    for item in ops:
         if _TABLES_OF_FILES.fullmatch(item.node.op) and item.where:
             fine = not session and _handed_assets(meta, item)
         elif _TABLES_OF_FILES.fullmatch(item.node.op):
@@ -280,9 +280,9 @@ def _check(
             raise item.refusal(what)
 
 
-def _within(found: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
+def _within(op: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
     nodes, functions = run
-    return found.where in functions if found.where else found.node.name in nodes
+    return op.where in functions if op.where else op.node.name in nodes
 
 
 def _results(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
@@ -307,24 +307,24 @@ def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
         yield from _tensors_of(component)
 
 
-def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp, assets: set[str]) -> bool:
+def _from_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp, assets: set[str]) -> bool:
     """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
-    name = node_of(found.node.input[1]) if len(found.node.input) > 1 else ""
+    name = node_of(op.node.input[1]) if len(op.node.input) > 1 else ""
     while name in nodes and name not in assets and nodes[name].op == "Identity":
         name = node_of(nodes[name].input[0])
     return name in assets
 
 
-def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp) -> bool:
+def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp) -> bool:
     """Whether the node's function reads a file named by an argument that is bound to an asset."""
     objects = meta.object_graph_def
-    if found.where not in objects.concrete_functions or _called_within(meta, found.where):
+    if op.where not in objects.concrete_functions or _called_within(meta, op.where):
         return False
-    (function,) = (f for f in meta.graph_def.library.function if f.signature.name == found.where)
+    (function,) = (f for f in meta.graph_def.library.function if f.signature.name == op.where)
     arguments = {argument.name for argument in function.signature.input_arg}
-    named = len(found.node.input) > 1 and node_of(found.node.input[1]) in arguments
-    bound = objects.concrete_functions[found.where].bound_inputs
+    named = len(op.node.input) > 1 and node_of(op.node.input[1]) in arguments
+    bound = objects.concrete_functions[op.where].bound_inputs
     kinds = [objects.nodes[i].WhichOneof("kind") if i < len(objects.nodes) else None for i in bound]
     return named and len(bound) == len(arguments) and set(kinds) <= set(_HANDED)
 

@@ -55,7 +55,7 @@ def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
     """Yield the faults of a file as text; add its arrays to a list."""
     import h5py
 
-    waiting, seen = [opened], set()
+    waiting, visited = [opened], set()
     while waiting:
         group = waiting.pop()
         for name in group:
@@ -64,10 +64,10 @@ def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
                 yield f"{where!r} is a link to another object"
             item = group[name]
             address = h5py.h5o.get_info(item.id).addr
-            if address in seen:
+            if address in visited:
                 yield f"{where!r} is stored under two names"
-            seen.add(address)
-            if len(seen) > MAX_HDF5_OBJECTS:
+            visited.add(address)
+            if len(visited) > MAX_HDF5_OBJECTS:
                 yield f"number of objects exceeds the limit of {MAX_HDF5_OBJECTS}"
             if isinstance(item, h5py.Group):
                 waiting.append(item)
@@ -149,8 +149,8 @@ def check_keras_file(path: Path) -> int:
             damaged.
     """
     shown = repr(str(path))
-    read = _texts_of_archive if path.suffix == ".keras" else _texts
-    texts, nbytes = read(path, shown)
+    extract = _texts_of_archive if path.suffix == ".keras" else _texts
+    texts, nbytes = extract(path, shown)
     for text in texts:
         try:
             for fault in _faults(load_json(text), ()):
@@ -195,8 +195,8 @@ def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
 def _texts(path: Path, shown: str) -> tuple[list[bytes | str], int]:
     """Return the configurations in an `.h5` file and the size of its weights."""
     attributes, nbytes = check_hdf5(path, shown)
-    found = [attributes.get(name) for name in ("model_config", "training_config")]
-    return [text for text in found if isinstance(text, bytes | str)], nbytes
+    configs = [attributes.get(name) for name in ("model_config", "training_config")]
+    return [text for text in configs if isinstance(text, bytes | str)], nbytes
 
 
 def _faults(config: object, inside: tuple[str, ...]) -> Iterator[str]:
@@ -290,10 +290,10 @@ def _part_classes() -> frozenset[str]:
 
     Legacy files have the name of the class, which may differ from the exported one.
     """
-    modules = (_member(place) for place in _PLACES)
-    found = [item for module in modules if module is not None for item in vars(module).items()]
+    modules = (_member(path) for path in _PLACES)
+    members = [item for module in modules if module is not None for item in vars(module).items()]
     return frozenset(
-        word for name, kind in found if _is_part_class(kind) for word in (name, kind.__name__)
+        alias for name, kind in members if _is_part_class(kind) for alias in (name, kind.__name__)
     ) - frozenset(_HARMFUL)
 
 
@@ -308,9 +308,9 @@ def _member(path: str) -> Any:
     """Return an attribute of the Keras package by its path; None if missing."""
     import keras
 
-    return reduce(lambda found, part: getattr(found, part, None), path.split("."), keras)
+    return reduce(lambda parent, part: getattr(parent, part, None), path.split("."), keras)
 
 
 def _is_part_class(kind: object) -> bool:
-    known = tuple(found for found in map(_member, _KINDS) if isinstance(found, type))
-    return inspect.isclass(kind) and issubclass(kind, known)
+    bases = tuple(base for base in map(_member, _KINDS) if isinstance(base, type))
+    return inspect.isclass(kind) and issubclass(kind, bases)

@@ -81,8 +81,8 @@ def _of_names(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
     names: list[str | bytes] = [node.name, node.op, *node.input]
     if node.op in _RESTORING:
         constants = (_constant(nodes, node, position) for position in range(1, len(node.input)))
-        found = (each.attr["value"].tensor for each in constants if each is not None)
-        names += [text for tensor in found for text in tensor.string_val]
+        tensors = (constant.attr["value"].tensor for constant in constants if constant is not None)
+        names += [text for tensor in tensors for text in tensor.string_val]
     longest = max(map(len, names))
     if longest > MAX_NODE_NAME_CHARS:
         yield f"names must have at most {MAX_NODE_NAME_CHARS} characters, got {longest}"
@@ -135,12 +135,12 @@ def _of_tensor(tensor: TensorProto) -> Iterator[str]:
     if tensor.dtype in _HANDLES:
         yield "must consist of numbers or strings"
     width = tf.as_dtype(tensor.dtype).size if tensor.dtype in _TYPES - _HANDLES else 0
-    nbytes, given = math.prod(sizes) * width, len(tensor.tensor_content)
-    if given and tensor.dtype == types_pb2.DT_STRING:
+    nbytes, actual = math.prod(sizes) * width, len(tensor.tensor_content)
+    if actual and tensor.dtype == types_pb2.DT_STRING:
         yield "must list its strings"
-    elif given and width and given != nbytes:
-        yield f"must have {nbytes} bytes for its shape, got {given}"
-    if not given and nbytes > MAX_REPEATED_BYTES:
+    elif actual and width and actual != nbytes:
+        yield f"must have {nbytes} bytes for its shape, got {actual}"
+    if not actual and nbytes > MAX_REPEATED_BYTES:
         yield f"must have at most {MAX_REPEATED_BYTES} bytes, got a shape of {nbytes} bytes"
 
 
@@ -149,10 +149,10 @@ def _of_kinds(node: NodeDef, definition: OpDef) -> Iterator[str]:
     for declared in definition.attr:
         kind = "list" if declared.type.startswith("list(") else _KINDS[declared.type]
         if declared.name in node.attr:
-            given = node.attr[declared.name].WhichOneof("value")
+            actual = node.attr[declared.name].WhichOneof("value")
             # An empty list may lack a value; in functions, an attribute may be a parameter.
-            fits = given in (kind, "placeholder") or (given is None and kind == "list")
-            if not fits:
+            matches = actual in (kind, "placeholder") or (actual is None and kind == "list")
+            if not matches:
                 yield f"its attribute {declared.name!r} must be of the kind {declared.type!r}"
         elif not declared.HasField("default_value"):
             yield f"its attribute {declared.name!r} is missing"
@@ -182,15 +182,15 @@ def _of_kernel(node: NodeDef) -> Iterator[str]:
         "Tdevice_outputs": 1,
         "Thost_outputs": 0 if dequantizes else 2,
     }
-    given = {key: len(lists[key].type) if key in lists else 0 for key in needed}
+    actual = {key: len(lists[key].type) if key in lists else 0 for key in needed}
     for key, count in needed.items():
-        if given[key] < count:
+        if actual[key] < count:
             fused = ", ".join(step.decode(errors="replace") for step in steps) or "none"
             yield (
-                f"its attribute {key!r} must list {count} types, got {given[key]} (fused ops: "
+                f"its attribute {key!r} must list {count} types, got {actual[key]} (fused ops: "
                 f"{fused})"
             )
-    total = given["Tdevice_inputs"] + given["Thost_inputs"]
+    total = actual["Tdevice_inputs"] + actual["Thost_inputs"]
     inputs = sum(not is_control(tensor) for tensor in node.input)
     if inputs != total:
         yield f"it must have {total} inputs, got {inputs}"
@@ -200,13 +200,13 @@ def _of_kernel(node: NodeDef) -> Iterator[str]:
 
 def _constant(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> NodeDef | None:
     """Return the constant that is an input of a node, directly or by Identities; None if none."""
-    seen = set()
+    visited = set()
     while position < len(node.input):
-        found = nodes.get(node_of(node.input[position]))
-        if found is None or found.name in seen or found.op not in (CONSTANT, "Identity"):
+        source = nodes.get(node_of(node.input[position]))
+        if source is None or source.name in visited or source.op not in (CONSTANT, "Identity"):
             return None
-        if found.op == CONSTANT:
-            return found
-        seen.add(found.name)
-        node, position = found, 0
+        if source.op == CONSTANT:
+            return source
+        visited.add(source.name)
+        node, position = source, 0
     return None

@@ -37,8 +37,8 @@ def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], Any]:
     losses = partial(_by_output if choice.name in BY_OUTPUT else _by_class, choice)
 
     def loss(targets: Any, outputs: Any) -> tf.Tensor:
-        found = losses(targets, outputs)
-        return tf.reduce_sum(found) if choice.sums else tf.reduce_mean(found)
+        values = losses(targets, outputs)
+        return tf.reduce_sum(values) if choice.sums else tf.reduce_mean(values)
 
     return loss
 
@@ -56,13 +56,13 @@ def _by_class(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
 def _by_output(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
     """Return the losses of single outputs."""
     check_targets(targets.shape, outputs.shape)
-    wanted, found = (
+    expected, actual = (
         tf.expand_dims(tf.cast(tf.reshape(values, tf.shape(outputs)), outputs.dtype), -1)
         for values in (targets, outputs)
     )
     if choice.name == SQUARED_ERROR:
-        return keras.losses.mean_squared_error(wanted, found)
-    return keras.losses.binary_crossentropy(wanted, found, from_logits=choice.from_logits)
+        return keras.losses.mean_squared_error(expected, actual)
+    return keras.losses.binary_crossentropy(expected, actual, from_logits=choice.from_logits)
 
 
 def optimizer_of(model: SimulatedModel, choice: OptimizerChoice) -> keras.optimizers.Optimizer:

@@ -9,10 +9,10 @@ from neural_mp.core.hardware import Device
 
 def devices() -> list[Device]:
     """Return the CPU, the GPUs, and devices of TensorFlow plug-ins, e.g. Intel's XPU."""
-    found = []
+    result = []
     for device in tf.config.list_physical_devices():
         kind = device.device_type.lower()
         details = tf.config.experimental.get_device_details(device) if kind != "cpu" else {}
         name = "CPU" if kind == "cpu" else details.get("device_name", device.name)
-        found.append(Device("tensorflow", kind, name))
-    return found
+        result.append(Device("tensorflow", kind, name))
+    return result

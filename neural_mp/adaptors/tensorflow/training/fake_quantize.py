@@ -50,9 +50,9 @@ def _activation_rounding(rounding: Callable[[tf.Tensor], tf.Tensor]) -> Any:
         def gradients(grad: tf.Tensor) -> Any:
             within = tf.where((steps >= -0.5) & (steps <= LEVELS + 0.5), grad, 0.0)
             # d(rounded)/d(log scale) is rounded − x within the range, and rounded outside.
-            found = tf.reduce_sum(grad * rounded) - tf.reduce_sum(within * x)
+            scale_grad = tf.reduce_sum(grad * rounded) - tf.reduce_sum(within * x)
             factor = tf.math.rsqrt(tf.cast(tf.maximum(tf.size(x), 1), tf.float32) * LEVELS)
-            return within, found * factor, None, None
+            return within, scale_grad * factor, None, None
 
         return rounded, gradients
 
@@ -96,9 +96,9 @@ class FakeQuantizer(keras.layers.Layer):
         return function(x, *(variable.value for variable in variables))
 
     def _observe(self, x: tf.Tensor, observing: tf.Tensor) -> None:
-        known = self.initial.value * tf.exp(self.log_scale.value), self.zero_point.value
+        params = self.initial.value * tf.exp(self.log_scale.value), self.zero_point.value
         ends = tf.reduce_min(x), tf.reduce_max(x)
-        scale, zero_point = tf.numpy_function(_followed, [*known, *ends], (tf.float32, tf.float32))
+        scale, zero_point = tf.numpy_function(_followed, [*params, *ends], (tf.float32, tf.float32))
         follow(observing, self.initial, scale)
         follow(observing, self.zero_point, zero_point)
         follow(observing, self.log_scale, 0.0)
@@ -106,9 +106,9 @@ class FakeQuantizer(keras.layers.Layer):
 
 def _followed(scale: Array, zero_point: Array, low: Array, high: Array) -> tuple[Any, Any]:
     """Return scale and zero point after a batch with a range."""
-    known = QuantParams(float(scale), int(zero_point))
-    found = QuantParams.of(moving_range((known.low, known.high), (float(low), float(high))))
-    return np.float32(found.scale), np.float32(found.zero_point)
+    previous = QuantParams(float(scale), int(zero_point))
+    updated = QuantParams.of(moving_range((previous.low, previous.high), (float(low), float(high))))
+    return np.float32(updated.scale), np.float32(updated.zero_point)
 
 
 class FakeWeight(keras.layers.Layer):
@@ -155,10 +155,10 @@ class FakeWeight(keras.layers.Layer):
         return self._round(weight, self.log_scales.value, self.initial.value)
 
     def _observe(self, weight: tf.Tensor, observing: tf.Tensor) -> None:
-        found = tf.numpy_function(
+        scales = tf.numpy_function(
             lambda value: weight_scales(value, tuple(self.axes), self.limit), [weight], tf.float32
         )
-        follow(observing, self.initial, found)
+        follow(observing, self.initial, scales)
         follow(observing, self.log_scales, 0.0)
 
     @property
@@ -173,9 +173,9 @@ class FakeWeight(keras.layers.Layer):
 
             def gradients(grad: tf.Tensor) -> Any:
                 within = tf.where(tf.abs(steps) <= limit + 0.5, grad, 0.0)
-                found = tf.reduce_sum(grad * rounded - within * weight, axes, keepdims=True)
+                scale_grad = tf.reduce_sum(grad * rounded - within * weight, axes, keepdims=True)
                 values = weight.shape.num_elements() // logs.shape.num_elements()
-                return within, found * gradient_factor(values, self.limit), None
+                return within, scale_grad * gradient_factor(values, self.limit), None
 
             return rounded, gradients
 
@@ -184,16 +184,16 @@ class FakeWeight(keras.layers.Layer):
 
 def follow(observing: tf.Tensor, variable: keras.Variable, value: Any) -> None:
     """Set a variable if `observing`."""
-    found = tf.where(observing, value, variable.value)
-    variable.assign(tf.ensure_shape(found, variable.shape))
+    updated = tf.where(observing, value, variable.value)
+    variable.assign(tf.ensure_shape(updated, variable.shape))
 
 
 def variable_of(
     layer: keras.layers.Layer, value: Any, name: str, trained: bool, dtype: str = _F32
 ) -> keras.Variable:
     """Add a variable with a value to a layer."""
-    made = layer.add_weight(
+    variable = layer.add_weight(
         shape=np.shape(value), dtype=dtype, initializer="zeros", trainable=trained, name=name
     )
-    made.assign(value)
-    return made
+    variable.assign(value)
+    return variable

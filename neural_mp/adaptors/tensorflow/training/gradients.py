@@ -144,12 +144,12 @@ class TrainableKerasModel:
             outputs = tf.nest.map_structure(_as_float32, outputs)
             loss = loss_value(self._model, self._loss, inputs, targets, outputs, weights)
             scaled = loss * scale
-        found = tape.gradient(scaled, [variable.value for variable in variables])
+        grads = tape.gradient(scaled, [variable.value for variable in variables])
         arrays = [
             np.zeros(variable.shape, np.float32)
             if grad is None
             else tf.cast(tf.convert_to_tensor(grad), tf.float32).numpy() / np.float32(scale)
-            for variable, grad in zip(variables, found, strict=True)
+            for variable, grad in zip(variables, grads, strict=True)
         ]
         return Gradients(float(loss), arrays)
 
@@ -178,18 +178,18 @@ def _optimizer(model: keras.Model, given: object) -> Any:
     if given is None:
         given = getattr(model, "optimizer", None) or "adam"
     try:
-        found = keras.optimizers.get(given)
+        instance = keras.optimizers.get(given)
     except ValueError:
         raise ConfigurationError(
             f"optimizer must be a Keras optimizer or the name of one, got {given!r}"
         ) from None
-    if isinstance(found, keras.optimizers.LossScaleOptimizer):
-        found = found.inner_optimizer
+    if isinstance(instance, keras.optimizers.LossScaleOptimizer):
+        instance = instance.inner_optimizer
     try:
-        return _recreated(found)
+        return _recreated(instance)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ConfigurationError(
-            f"optimizer {type(found).__name__} cannot be recreated from its config "
+            f"optimizer {type(instance).__name__} cannot be recreated from its config "
             f"({one_line(error)}); pass an optimizer of Keras, e.g. optimizer='adam'"
         ) from error
 
@@ -201,9 +201,9 @@ def _recreated(optimizer: keras.optimizers.Optimizer) -> Any:
         return type(optimizer).from_config(optimizer.get_config())
     without = object.__new__(type(optimizer))
     vars(without).update(vars(optimizer), _learning_rate=None)
-    made = type(optimizer).from_config(without.get_config())
-    made.learning_rate = rate
-    return made
+    copy = type(optimizer).from_config(without.get_config())
+    copy.learning_rate = rate
+    return copy
 
 
 def _float32_layers(units: Mapping[str, Sequence[Any]]) -> set[str]:
@@ -218,23 +218,23 @@ def _output_layers(
     model: keras.Model, units: Mapping[str, Sequence[Any]], inputs: object
 ) -> set[str]:
     """Return the layers that make the model's outputs; the last layer if ops follow."""
-    made: dict[int, str] = {}
-    kept: list[Any] = []  # the id of a deleted tensor may be reused
+    producers: dict[int, str] = {}
+    tensors: list[Any] = []  # the id of a deleted tensor may be reused
     called: list[str] = []
     names = {id(layer): name for name, layers in units.items() for layer in layers}
 
     def record(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outputs = plain(*args, **kwargs)
         for tensor in floating(outputs):
-            kept.append(tensor)
-            made[id(tensor)] = names[id(layer)]
+            tensors.append(tensor)
+            producers[id(tensor)] = names[id(layer)]
         called.append(names[id(layer)])
         return outputs
 
     layers = [layer for group in units.values() for layer in group]
     with untouched(model), calls_wrapped(layers, record):
         outputs = model(inputs, training=True)
-    return {made.get(id(tensor), called[-1]) for tensor in floating(outputs) if called}
+    return {producers.get(id(tensor), called[-1]) for tensor in floating(outputs) if called}
 
 
 @contextmanager

@@ -37,9 +37,9 @@ def _parameters(op_type: str) -> Mapping[str, str] | None:
 
 def can_be_called(node: NodeDef) -> bool:
     """Whether a node can be called: no loop or branch, no op of the runtime's own."""
-    held = (attribute.WhichOneof("value") for attribute in node.attr.values())
-    known = node.op not in CONTROL_FLOW and _parameters(node.op) is not None
-    return known and "func" not in held
+    kinds = (attribute.WhichOneof("value") for attribute in node.attr.values())
+    is_supported = node.op not in CONTROL_FLOW and _parameters(node.op) is not None
+    return is_supported and "func" not in kinds
 
 
 def has_gradient(node: NodeDef) -> bool:
@@ -57,7 +57,7 @@ def call_node(node: NodeDef, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     parameters = _parameters(node.op)
     assert definition is not None
     assert parameters is not None  # see `can_be_called`
-    left = list(inputs)
+    remaining = list(inputs)
     arguments: dict[str, Any] = {}
     for argument in definition.input_arg:
         parameter = parameters[argument.name]
@@ -66,9 +66,9 @@ def call_node(node: NodeDef, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         elif argument.type_list_attr:
             count = len(node.attr[argument.type_list_attr].list.type)
         else:
-            arguments[parameter] = left.pop(0)
+            arguments[parameter] = remaining.pop(0)
             continue
-        arguments[parameter], left = left[:count], left[count:]
+        arguments[parameter], remaining = remaining[:count], remaining[count:]
     for attribute in definition.attr:
         if attribute.name in parameters and attribute.name in node.attr:
             arguments[attribute.name] = _python_value(node.attr[attribute.name])

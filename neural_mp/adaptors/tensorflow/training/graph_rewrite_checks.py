@@ -106,10 +106,10 @@ def sessions_without_rewrite() -> int:
     if not state.non_mixed_precision_session_created():
         return 0
     return sum(
-        not getattr(found, "_closed", True)
-        and getattr(found, "_config", None) is not None
-        and _is_plain(found._config)
-        for found in _sessions()
+        not getattr(session, "_closed", True)
+        and getattr(session, "_config", None) is not None
+        and _is_plain(session._config)
+        for session in _sessions()
     )
 
 
@@ -120,9 +120,9 @@ def _sessions() -> list[BaseSession]:
     of the many objects of a process.
     """
     classes = [BaseSession]
-    for known in classes:
-        classes.extend(known.__subclasses__())
-    return [found for found in gc.get_referrers(*classes) if type(found) in classes]
+    for base in classes:
+        classes.extend(base.__subclasses__())
+    return [session for session in gc.get_referrers(*classes) if type(session) in classes]
 
 
 @contextmanager
@@ -134,27 +134,27 @@ def sessions_follow(precision: Precision) -> Iterator[None]:
     outside, so the constructor shared by all sessions is wrapped meanwhile.
     """
     if precision is Precision.FP16:
-        before = state.is_mixed_precision_graph_rewrite_enabled()
+        previous = state.is_mixed_precision_graph_rewrite_enabled()
         state.set_mixed_precision_graph_rewrite_enabled(True)
         try:
             yield
         finally:
-            state.set_mixed_precision_graph_rewrite_enabled(before)
+            state.set_mixed_precision_graph_rewrite_enabled(previous)
         return
     original, follows = BaseSession.__init__, True
 
     def construct(
         self: BaseSession, target: str = "", graph: ops.Graph | None = None, config: object = None
     ) -> None:
-        given = context.context().config if config is None else config
-        wanted = _following(given, precision) if follows else None
-        if wanted is None:
+        effective = context.context().config if config is None else config
+        rewritten = _following(effective, precision) if follows else None
+        if rewritten is None:
             original(self, target, graph, config=config)
             return
-        before = state.non_mixed_precision_session_created()
-        original(self, target, graph, config=wanted)
+        previous = state.non_mixed_precision_session_created()
+        original(self, target, graph, config=rewritten)
         # TensorFlow checks its FP16 switch only, and would count the session as one without.
-        state.set_non_mixed_precision_session_created(before)
+        state.set_non_mixed_precision_session_created(previous)
 
     BaseSession.__init__ = construct
     try:
@@ -173,10 +173,10 @@ def _following(config: object, precision: Precision) -> Any | None:
     option, _ = PASSES[precision]
     if getattr(rewrites, option) == RewriterConfig.OFF or rewrites.optimizers:
         return None
-    wanted = config_pb2.ConfigProto()
-    wanted.CopyFrom(config)
-    setattr(wanted.graph_options.rewrite_options, option, RewriterConfig.ON)
-    return wanted
+    rewritten = config_pb2.ConfigProto()
+    rewritten.CopyFrom(config)
+    setattr(rewritten.graph_options.rewrite_options, option, RewriterConfig.ON)
+    return rewritten
 
 
 def _is_plain(config: config_pb2.ConfigProto) -> bool:

@@ -105,37 +105,37 @@ def loss_value(
             )
         try:
             # Not the public method: an override by the user may lack `training`.
-            found = model._compute_loss(inputs, targets, outputs, weights, training=True)
+            value = model._compute_loss(inputs, targets, outputs, weights, training=True)
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise ConfigurationError(
                 f"the compiled loss of model {model.name!r} fails for the batch "
                 f"({one_line(error)}); correct the targets, or pass a loss, e.g. loss='mse'"
             ) from error
-        return tf.cast(found, tf.float32)
+        return tf.cast(value, tf.float32)
     function = loss_function(loss)
     weighted = isinstance(function, keras.losses.Loss) and weights is not None
     options = {"sample_weight": weights} if weighted else {}
     try:
-        found = tf.convert_to_tensor(function(targets, outputs, **options))
+        value = tf.convert_to_tensor(function(targets, outputs, **options))
     except (ValueError, TypeError, tf.errors.OpError) as error:
         raise ConfigurationError(f"the loss {loss!r} fails: {one_line(error)}") from error
-    if found.shape.rank != 0:
+    if value.shape.rank != 0:
         raise ConfigurationError(
-            f"the loss must return one number, got an array of shape {tuple(found.shape)}; take "
+            f"the loss must return one number, got an array of shape {tuple(value.shape)}; take "
             f"its mean"
         )
-    return tf.add_n([tf.cast(part, tf.float32) for part in (found, *model.losses)])
+    return tf.add_n([tf.cast(part, tf.float32) for part in (value, *model.losses)])
 
 
 def loss_function(loss: object) -> Callable[..., Any]:
     """Return the loss function that a user names or passes; raise `ConfigurationError` for none."""
     if isinstance(loss, str):
-        known = [name for name in dir(keras.losses) if name[:1] != "_" and name not in _NO_LOSSES]
+        names = [name for name in dir(keras.losses) if name[:1] != "_" and name not in _NO_LOSSES]
         try:
             loss = keras.losses.get(loss)
         except ValueError:
             raise ConfigurationError(
-                f"Keras has no loss {loss!r}{did_you_mean(loss, known)}"
+                f"Keras has no loss {loss!r}{did_you_mean(loss, names)}"
             ) from None
         loss = loss() if isinstance(loss, type) else _NamedLoss(loss)
     if not callable(loss):
@@ -173,14 +173,14 @@ def untouched(model: keras.Model) -> Iterator[None]:
         for variable, value in values:
             variable.assign(value)
         for metric in model.metrics:  # a loss creates its metrics on first use
-            if not any(metric is other for other in metrics):
+            if not any(metric is original for original in metrics):
                 metric.reset_state()
 
 
 def floating(values: object) -> list[tf.Tensor]:
     """Return the floating-point tensors in nested values, with ragged parts and variables."""
-    found = [leaf for leaf in tree_leaves(values) if tf.is_tensor(leaf)]
-    tensors = map(tf.convert_to_tensor, tf.nest.flatten(found, expand_composites=True))
+    leaves = [leaf for leaf in tree_leaves(values) if tf.is_tensor(leaf)]
+    tensors = map(tf.convert_to_tensor, tf.nest.flatten(leaves, expand_composites=True))
     return [tensor for tensor in tensors if tensor.dtype.is_floating]
 
 
@@ -202,8 +202,8 @@ def _gradients(
         [*call.inputs, *(weight.value for weight in call.layer.trainable_variables)]
         for call in calls
     ]
-    found = tape.gradient(loss, [above, below])
-    return [(_extent(outer), _extent(inner)) for outer, inner in zip(*found, strict=True)]
+    gradients = tape.gradient(loss, [above, below])
+    return [(_extent(outer), _extent(inner)) for outer, inner in zip(*gradients, strict=True)]
 
 
 def _extent(gradients: Sequence[Any]) -> ValueStats:

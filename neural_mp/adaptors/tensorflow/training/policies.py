@@ -45,21 +45,21 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
 
 def kept_layers(model: keras.Model) -> tuple[str, ...]:
     """Return the paths of the layers that the names of `set_policy` keep in float32."""
-    found = tuple(layers_of(model))
-    matching = _matching(found)
+    layers = tuple(layers_of(model))
+    matching = _matching(layers)
     inside = {id(inner) for layer in matching for inner in layer._flatten_layers()}
-    kept = [layer for layer in found if id(layer) in inside]
-    for layer in kept:
+    float_layers = [layer for layer in layers if id(layer) in inside]
+    for layer in float_layers:
         if layer.path is None:  # the map has no entry for the layer
             layer.dtype_policy = FLOAT32
     missing = [name for name in _active_names() if name not in _matched]
     if missing:
-        known = {word for layer in found for word in (layer.name, path_of(layer))}
+        names = {label for layer in layers for label in (layer.name, path_of(layer))}
         raise ConfigurationError(
             f"set_policy(keep=…) names {missing[0]!r}, which matches no layer of model "
-            f"{model.name!r}{did_you_mean(missing[0], known)}"
+            f"{model.name!r}{did_you_mean(missing[0], names)}"
         )
-    return tuple(map(path_of, kept))
+    return tuple(map(path_of, float_layers))
 
 
 def layers_of(model: object) -> Iterator[Any]:
@@ -115,8 +115,8 @@ def watch_compile() -> None:
     """
     # Patched in the defining class: Keras does not compile a loaded model if the `compile` of its
     # class differs.
-    owner = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-    plain = owner.compile
+    model_class = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+    plain = model_class.compile
     if hasattr(plain, "keras_compile"):
         return
     signature = inspect.signature(plain)
@@ -129,21 +129,21 @@ def watch_compile() -> None:
             kept_layers(self)
         else:  # layers created on building are not known yet
             _matching(tuple(layers_of(self)))
-        given = bound.arguments
-        if given.get("auto_scale_loss") and computes_in_float16(self):
-            given["optimizer"] = scaled(given["optimizer"])
+        arguments = bound.arguments
+        if arguments.get("auto_scale_loss") and computes_in_float16(self):
+            arguments["optimizer"] = scaled(arguments["optimizer"])
         plain(*bound.args, **bound.kwargs)
 
     compile_with_loss_scale.keras_compile = plain  # type: ignore[attr-defined]
-    owner.compile = compile_with_loss_scale
+    model_class.compile = compile_with_loss_scale
 
 
 def scaled(optimizer: object) -> Any:
     """Return an optimizer that scales the loss, wrapping the given one if necessary."""
-    made = keras.optimizers.get(optimizer)
-    if made is None or isinstance(made, keras.optimizers.LossScaleOptimizer):
-        return made
-    return LossScaleOptimizer(made)
+    instance = keras.optimizers.get(optimizer)
+    if instance is None or isinstance(instance, keras.optimizers.LossScaleOptimizer):
+        return instance
+    return LossScaleOptimizer(instance)
 
 
 def _active_names() -> tuple[str, ...]:
@@ -153,14 +153,14 @@ def _active_names() -> tuple[str, ...]:
 
 def _matching(layers: Collection[Any]) -> list[Any]:
     """Return the layers that match the names of `set_policy`."""
-    found: dict[int, Any] = {}
+    selected: dict[int, Any] = {}
     for name in _active_names():
         expression = _compiled(_path_expression([name]))
-        fits = {id(layer): layer for layer in layers if expression.fullmatch(path_of(layer))}
-        found.update(fits)
-        if fits:
+        matches = {id(layer): layer for layer in layers if expression.fullmatch(path_of(layer))}
+        selected.update(matches)
+        if matches:
             _matched.add(name)
-    return list(found.values())
+    return list(selected.values())
 
 
 def _path_expression(names: Collection[str]) -> str:
@@ -183,10 +183,10 @@ def unit_layers(model: keras.Model) -> dict[str, list[Any]]:
     A layer with nested layers counts as a whole, since its own code combines their results. Nested
     models are split. Layers with equal names, which are rare, are grouped.
     """
-    found: dict[str, list[Any]] = {}
+    units: dict[str, list[Any]] = {}
     for layer in _units(model):
-        found.setdefault(name_in(model, layer), []).append(layer)
-    return found
+        units.setdefault(name_in(model, layer), []).append(layer)
+    return units
 
 
 def _units(model: keras.Model) -> Iterator[Any]:
@@ -200,11 +200,11 @@ def _units(model: keras.Model) -> Iterator[Any]:
 @contextmanager
 def restored_policies(model: keras.Model) -> Iterator[None]:
     """Restore the policies of all layers at the end of the context."""
-    before = [(layer, layer._dtype_policy) for layer in model._flatten_layers()]
+    policies = [(layer, layer._dtype_policy) for layer in model._flatten_layers()]
     try:
         yield
     finally:
-        for layer, policy in before:
+        for layer, policy in policies:
             layer._dtype_policy = policy
 
 

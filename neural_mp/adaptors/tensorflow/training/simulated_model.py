@@ -94,13 +94,13 @@ class SimulatedModel(keras.Model):
         self.supports_jit = False  # Observers call Python, which XLA cannot.
         self.schedule, self.source, self.record = schedule, source, None
         self.steps = variable_of(self, 0, "steps", False, dtype="int64")
-        made = [
+        variables = [
             variable_of(self, weight.value, name.replace("/", "_"), weight.trained)
             for name, weight in floats.items()
         ]
         # Keras saves layers in lists by their positions, and replaces a dict that is set.
         self.all_kernels, self.all_quantizers = list(kernels.values()), list(quantizers.values())
-        self._found = _Parts(kernels, dict(zip(floats, made, strict=True)), quantizers)
+        self._found = _Parts(kernels, dict(zip(floats, variables, strict=True)), quantizers)
         self.built = True
 
     @property
@@ -149,20 +149,20 @@ class SimulatedModel(keras.Model):
         """
         signature, graph = self.source.given.signature, self.source.given
         weights = {name: kernel(observing) for name, kernel in self.kernels.items()}
-        owner = self.source.plan.flow.scale_owner
+        scale_owner = self.source.plan.flow.scale_owner
 
         def variable(constant: str) -> tf.Tensor | None:
             if constant in self.kernels:
                 return self.kernels[constant].weight.value
-            found = self.floats.get(constant)
-            return None if found is None else found.value
+            weight = self.floats.get(constant)
+            return None if weight is None else weight.value
 
         walk = Walk(
             graph,
             self.source.rounding,
             lambda node: weights[self.source.constant_of(node)],
             variable,
-            lambda tensor, value, averaged: self.quantizers[owner[tensor]](
+            lambda tensor, value, averaged: self.quantizers[scale_owner[tensor]](
                 value, observing=observing, averaged=averaged
             ),
             seen,

@@ -159,13 +159,13 @@ class Walk:
     def _value(self, tensor: str, variant: str = FP32) -> tf.Tensor:
         """Return a variant of a tensor, made on the first request."""
         tensor = tensor if output_of(tensor) else node_of(tensor)
-        found = self._variants[tensor]
-        if variant not in found:
-            found[variant] = self._made(tensor, variant, found)
-        return found[variant]
+        variants = self._variants[tensor]
+        if variant not in variants:
+            variants[variant] = self._made(tensor, variant, variants)
+        return variants[variant]
 
-    def _made(self, tensor: str, variant: str, found: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        if self.model.graph.is_constant(tensor) and FP32 not in found:
+    def _made(self, tensor: str, variant: str, variants: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        if self.model.graph.is_constant(tensor) and FP32 not in variants:
             value: Array = self.model.graph.value(tensor)
             if variant == FP32:
                 return tf.constant(value)
@@ -173,4 +173,4 @@ class Walk:
         if variant == UINT8:
             return self.quantized(tensor, self._value(tensor), False)
         # The values of a quantized tensor are floats on its grid.
-        return tf.cast(next(iter(found.values())), DTYPES[variant])
+        return tf.cast(next(iter(variants.values())), DTYPES[variant])

@@ -69,10 +69,10 @@ def simulated(
     }
     _check_ops(model, [*kernels, *floats])
     quantizers = {
-        owner: FakeQuantizer(
-            QuantParams.of(ranges[owner]), learned, f"{_plain(reference, owner)}_result"
+        root: FakeQuantizer(
+            QuantParams.of(ranges[root]), learned, f"{_plain(reference, root)}_result"
         )
-        for owner in dict.fromkeys(plan.flow.scale_owner.values())
+        for root in dict.fromkeys(plan.flow.scale_owner.values())
     }
     trained = [*(kernel.weight.trainable for kernel in kernels.values())]
     if not any([*trained, *(weight.trained for weight in floats.values())]):
@@ -99,10 +99,10 @@ def _check_ops(model: TensorFlowModel, weights: Iterable[str]) -> None:
             trained.add(name)
         if not can_be_called(node) or (name in trained and not has_gradient(node)):
             layers = model.layers.get(name)
-            place = f"layer {layers[-1].name!r}" if layers else f"op {name!r}"
+            location = f"layer {layers[-1].name!r}" if layers else f"op {name!r}"
             raise ConversionError(
                 f"training with a plan requires ops with gradients and without loops, got "
-                f"{node.op} in {place}; replace the layer, or train the FP32 model"
+                f"{node.op} in {location}; replace the layer, or train the FP32 model"
             )
 
 
@@ -123,22 +123,22 @@ def _frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
     fixed = {
         layer.name for layer in layers_in(model.original) if layer.weights and not layer.trainable
     }
-    found = set()
+    nodes = set()
     for node, layers in model.layers.items():
         if fixed.intersection(layer.name for layer in owners_of(layers)):
-            found.add(node)
-    return frozenset(found)
+            nodes.add(node)
+    return frozenset(nodes)
 
 
-def finished(made: SimulatedModel) -> TensorFlowModel:
+def finished(simulation: SimulatedModel) -> TensorFlowModel:
     """Return the converted model with the weights and scales of a simulation."""
-    source: Source = made.source
+    source: Source = simulation.source
     graph = source.given.graph.copy()
-    for name, kernel in made.kernels.items():
+    for name, kernel in simulation.kernels.items():
         graph.add(make_constant(name, kernel.weight.numpy()))
-    for name, variable in made.floats.items():
+    for name, variable in simulation.floats.items():
         graph.add(make_constant(name, variable.numpy()))
-    encodings = {owner: each.encoding for owner, each in made.quantizers.items()}
+    encodings = {root: quantizer.encoding for root, quantizer in simulation.quantizers.items()}
     ranges = {**source.ranges, **{n: (e.low, e.high) for n, e in encodings.items()}}
-    scales = {name: kernel.scales() for name, kernel in made.kernels.items()}
+    scales = {name: kernel.scales() for name, kernel in simulation.kernels.items()}
     return write(source.given.with_graph(graph, weight_scales=scales), source.plan, ranges)

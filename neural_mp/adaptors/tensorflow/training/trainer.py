@@ -54,8 +54,8 @@ class Trainer:
         """See the protocol."""
         self.optimizer.learning_rate = learning_rate
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
-        wanted = self._reference(inputs) if self.loss is None else targets
-        return float(self._compiled(_tensors(inputs), _tensors(wanted)))
+        expected = self._reference(inputs) if self.loss is None else targets
+        return float(self._compiled(_tensors(inputs), _tensors(expected)))
 
     def _step(self, inputs: Any, targets: Any) -> tf.Tensor:
         variables = self.model.trainable_variables
@@ -86,9 +86,9 @@ class Trainer:
         return tf.cast(self.optimizer.iterations.value, tf.int64)
 
     def _reference(self, inputs: Any) -> Any:
-        given: TensorFlowModel = self.model.source.reference
-        feeds = given.signature.bind(tf.nest.map_structure(np.asarray, inputs))
-        return given.signature.packed(given.run(feeds))
+        reference: TensorFlowModel = self.model.source.reference
+        feeds = reference.signature.bind(tf.nest.map_structure(np.asarray, inputs))
+        return reference.signature.packed(reference.run(feeds))
 
     def first_non_finite(self, batch: Any) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
@@ -96,61 +96,61 @@ class Trainer:
         arrays = tf.nest.flatten(_tensors(inputs))
         if not all(map(_finite, arrays)):
             return "the input"
-        found: list[str] = []
+        locations: list[str] = []
 
         def seen(node: NodeDef, results: Sequence[tf.Tensor]) -> None:
-            if not found and not all(map(_finite, results)):
-                found.append(_place(self.model.source.given, node))
+            if not locations and not all(map(_finite, results)):
+                locations.append(_place(self.model.source.given, node))
 
         self.model.walked(_tensors(inputs), seen=seen)
-        return next(iter(found), None)
+        return next(iter(locations), None)
 
     def state(self) -> bytes:
         """Return weights, scales, optimizer and random state, for `load`."""
-        held = [*self.model.variables, *self.optimizer.variables]
+        variables = [*self.model.variables, *self.optimizer.variables]
         stored = io.BytesIO()
-        np.savez(stored, *[np.asarray(variable.value) for variable in held])
+        np.savez(stored, *[np.asarray(variable.value) for variable in variables])
         return stored.getvalue()
 
     def load(self, state: bytes, *, resume: bool = False) -> None:
         """Restore a result of `state`; see the protocol. Training draws no random numbers."""
-        held = [*self.model.variables, *self.optimizer.variables]
+        variables = [*self.model.variables, *self.optimizer.variables]
         try:
             with np.load(io.BytesIO(state), allow_pickle=False) as parts:
-                values = [parts[f"arr_{number}"] for number in range(len(held))]
-                if len(parts.files) != len(held):
-                    raise ValueError(f"{len(parts.files)} arrays for {len(held)} variables")
-            for variable, value in zip(held, values, strict=True):
+                values = [parts[f"arr_{number}"] for number in range(len(variables))]
+                if len(parts.files) != len(variables):
+                    raise ValueError(f"{len(parts.files)} arrays for {len(variables)} variables")
+            for variable, value in zip(variables, values, strict=True):
                 if tuple(variable.shape) != value.shape:
                     raise ValueError(f"{variable.path} has shape {tuple(variable.shape)}")
         except (ValueError, KeyError, OSError, EOFError, pickle.UnpicklingError) as error:
             raise ConfigurationError(
                 f"the checkpoint must be of the same model and plan: {error}; {_ANOTHER}"
             ) from error
-        for variable, value in zip(held, values, strict=True):
+        for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
 
 def _before_hiding(model: SimulatedModel) -> frozenset[str]:
     """Return the nodes whose NaN may not reach the loss, as the next kernel hides it."""
     graph, rounding = model.source.given.graph, model.source.rounding
-    found = {name for name, kind in rounding.results.items() if kind == UINT8}
+    nodes = {name for name, kind in rounding.results.items() if kind == UINT8}
     for name, node in graph.nodes.items():
         inputs = data_inputs(node)
         positions = range(len(inputs)) if node.op in _HIDING else rounding.reads.get(name, ())
-        found.update(node_of(inputs[position]) for position in positions)
-    return frozenset(found)
+        nodes.update(node_of(inputs[position]) for position in positions)
+    return frozenset(nodes)
 
 
 def _place(model: TensorFlowModel, node: NodeDef) -> str:
     """Return the description of a result or weight, by its layer if known."""
-    word, name = "the result", node.name
+    kind, name = "the result", node.name
     if node.op == CONSTANT:
-        word = "a weight"
+        kind = "a weight"
         readers = (n.name for n in model.graph.nodes.values() if name in map(node_of, n.input))
         name = next(readers, name)
     owners = owners_of(model.layers.get(name, ()))
-    return f"{word} of layer {owners[-1].name if owners else name!r}"
+    return f"{kind} of layer {owners[-1].name if owners else name!r}"
 
 
 def _tensors(values: Any) -> Any:
@@ -165,11 +165,11 @@ def _distance(outputs: Any, reference: Any) -> tf.Tensor:
     """Return the mean NSR of the float outputs."""
     pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(reference), strict=True)
     noises = []
-    for found, wanted in pairs:
-        if found.dtype.is_floating:
-            found, wanted = tf.cast(found, tf.float32), tf.cast(wanted, tf.float32)
-            power = tf.maximum(tf.reduce_sum(tf.square(wanted)), LEAST_POWER)
-            noises.append(tf.reduce_sum(tf.square(found - wanted)) / power)
+    for output, expected in pairs:
+        if output.dtype.is_floating:
+            output, expected = tf.cast(output, tf.float32), tf.cast(expected, tf.float32)
+            power = tf.maximum(tf.reduce_sum(tf.square(expected)), LEAST_POWER)
+            noises.append(tf.reduce_sum(tf.square(output - expected)) / power)
     if not noises:
         raise ConfigurationError("self-distillation requires a float output, got none; set loss")
     return tf.reduce_mean(tf.stack(noises))

@@ -57,14 +57,14 @@ class RuleLossScale(DynamicLossScale):
             raised = tf.where(grows, tf.minimum(scale * rule.factor, rule.maximum), scale)
             good = tf.where(grows, none, good)
             lowered = tf.maximum(scale / rule.factor, rule.minimum)
-        after = (
+        updates = (
             tf.where(finite, raised, lowered),
             tf.where(finite, good, none),
             tf.where(finite, skipped, skipped + one),
             tf.where(finite, none, in_a_row + one),
         )
-        with tf.control_dependencies(after):
-            written = [weight.assign(value) for weight, value in zip(weights, after, strict=True)]
+        with tf.control_dependencies(updates):
+            written = [weight.assign(value) for weight, value in zip(weights, updates, strict=True)]
         return (None if tf.executing_eagerly() else tf.group(written)), finite
 
     def weight(self, name: str) -> Any:

@@ -47,10 +47,10 @@ class _Scaler:
         if isinstance(self._optimizer, LossScaleOptimizer):
             self.useless = self._optimizer.skipped_in_a_row
             return
-        before, self._before = self._before, self._state()
-        if self._before[0] > before[0]:
+        previous, self._before = self._before, self._state()
+        if self._before[0] > previous[0]:
             self.useless = 0
-        elif self._before[1] < before[1] or not self._before[1]:
+        elif self._before[1] < previous[1] or not self._before[1]:
             self.useless += steps
 
     @property
@@ -155,9 +155,9 @@ class Watch(keras.callbacks.Callback):
         self._useless = self._useless_in_a_row(steps, logs or {})
         if self._useless < self.patience:
             return
-        found = self._batch()
-        if found is not None:  # otherwise wait for the next epoch's batches
-            self._stop(found)
+        current = self._batch()
+        if current is not None:  # otherwise wait for the next epoch's batches
+            self._stop(current)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Check the last steps of the training, and restore the model's functions."""
@@ -200,7 +200,7 @@ class Watch(keras.callbacks.Callback):
     @property
     def _is_protected(self) -> bool:
         """Whether the weights only changed by finite gradients of scaled losses."""
-        idle = (_steps_of(optimizer) == before for optimizer, before in self._others)
+        idle = (_steps_of(optimizer) == steps for optimizer, steps in self._others)
         return bool(self._scalers) and all(idle)
 
     def _stop(self, batch: object) -> None:
@@ -226,15 +226,15 @@ class Watch(keras.callbacks.Callback):
     def _advice(self, batch: object, scale: float) -> str:
         """Return the finding of a pass through a batch with the last good weights as text."""
         try:
-            found = self._find_origin(batch, scale)
+            origin = self._find_origin(batch, scale)
         except NeuralMPError as error:
             return f". The responsible layer cannot be found: {error}"
-        if found is None:
+        if origin is None:
             return ". A pass of the next batch is finite; check the data for NaN and Inf"
-        words = f". {found.message[0].upper()}{found.message[1:]}"
-        if not found.keep:
-            return words
-        return f"{words}. Keep the layer in float32: set_policy(…, keep=({found.layer!r},))"
+        message = f". {origin.message[0].upper()}{origin.message[1:]}"
+        if not origin.keep:
+            return message
+        return f"{message}. Keep the layer in float32: set_policy(…, keep=({origin.layer!r},))"
 
     def _find_origin(self, batch: object, scale: float) -> NonFinite | None:
         current = [] if self._is_protected else self.model.get_weights()

@@ -77,10 +77,10 @@ def _image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> Ann
 
 
 def _box(edges: Any) -> tuple[float, ...]:
-    found = tuple(map(float, edges))
-    if len(found) != _EDGES:
-        raise TypeError(f"a bbox must hold {_EDGES} numbers, got {len(found)}")
-    return found
+    box = tuple(map(float, edges))
+    if len(box) != _EDGES:
+        raise TypeError(f"a bbox must hold {_EDGES} numbers, got {len(box)}")
+    return box
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,15 @@ def coco_raw(root: object, img_dir: str = "val2017", anno_dir: str = ANNOTATIONS
         Batches are those of `BoxedImages`.
     """
     folder, annotations, images, names = _opened("COCORaw", root, "img_dir", img_dir, anno_dir)
-    kept = tuple(image for image in images if image.boxes and (folder / image.name).is_file())
-    if not kept:
+    selected = tuple(image for image in images if image.boxes and (folder / image.name).is_file())
+    if not selected:
         raise DataError(
             f"COCORaw: none of the {len(images)} images in {annotations} has boxes and exists in "
             f"{folder}"
         )
-    if any(image.height <= 0 or image.width <= 0 for image in kept):
+    if any(image.height <= 0 or image.width <= 0 for image in selected):
         raise DataError(f"COCORaw: {annotations}: each height and width must be above 0 pixels")
-    return RawImages(folder, kept, names)
+    return RawImages(folder, selected, names)
 
 
 class ImageArrays(CocoImages):
@@ -180,13 +180,13 @@ def coco_npy(root: object, npy_dir: str = "val2017", anno_dir: str = ANNOTATIONS
         `[]`, and left, top, width, height in pixels, float64 `[4]`.
     """
     folder, annotations, images, names = _opened("COCONpy", root, "npy_dir", npy_dir, anno_dir)
-    kept = tuple(image for image in images if _array_path(folder, image).is_file())
-    if not kept:
+    selected = tuple(image for image in images if _array_path(folder, image).is_file())
+    if not selected:
         expected = f", e.g. {_array_path(folder, images[0])}" if images else ""
         raise DataError(
             f"COCONpy: none of the {len(images)} images in {annotations} has an array{expected}"
         )
-    return ImageArrays(folder, kept, names)
+    return ImageArrays(folder, selected, names)
 
 
 def _array_path(folder: Path, image: AnnotatedImage) -> Path:

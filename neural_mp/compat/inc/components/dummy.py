@@ -172,8 +172,8 @@ class EndedStream:
         """Draw each input before its label."""
         inputs, labels = [], []
         for tensor, count, label in zip_longest(self.inputs, self.counts or (), self.labels):
-            places = np.unravel_index(np.arange(count), tensor.shape)
-            inputs.append((np.stack(places, axis=-1), tensor.draw(random, (count,))))
+            indices = np.unravel_index(np.arange(count), tensor.shape)
+            inputs.append((np.stack(indices, axis=-1), tensor.draw(random, (count,))))
             labels += [label.draw(random)] if label else []
         return inputs, labels
 

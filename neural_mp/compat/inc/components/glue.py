@@ -202,14 +202,14 @@ def read_task(
 
 def _columns(file: Path, form: GlueTask, rows: Iterator[list[str]]) -> list[int]:
     """Return the positions of the sentences and, last, of the label; consume a header."""
-    wanted = (*form.texts, form.label)
+    columns = (*form.texts, form.label)
     if not form.has_header:
-        return [int(column) for column in wanted]
+        return [int(column) for column in columns]
     header: list[str] = next(rows, [])
-    for column in wanted:
+    for column in columns:
         if column not in header:
             raise DataError(f"{file} has no column {column!r}{did_you_mean(column, header)}")
-    return [header.index(column) for column in wanted]
+    return [header.index(column) for column in columns]
 
 
 def _label(where: str, text: str, classes: tuple[str, ...]) -> int | float:
@@ -230,11 +230,11 @@ def _tokenized(
     ids, mask, segments = (np.zeros((len(texts), length), dtype=np.int64) for _ in range(3))
     for number, sentences in enumerate(texts):
         with tokenizer_errors(Path(tokenizer.name_or_path)):
-            found = tokenizer(
+            encoding = tokenizer(
                 *sentences, truncation=True, max_length=length, return_token_type_ids=True
             )
-        count = len(found["input_ids"])
-        ids[number, :count] = found["input_ids"]
+        count = len(encoding["input_ids"])
+        ids[number, :count] = encoding["input_ids"]
         mask[number, :count] = 1
-        segments[number, :count] = found["token_type_ids"]
+        segments[number, :count] = encoding["token_type_ids"]
     return ids, mask, segments

@@ -50,13 +50,13 @@ def unconverted_image_folder(root: object) -> ImageFolder:
 
 
 def _default_list(folder: Path) -> Path:
-    found = next((folder / name for name in LABEL_LISTS if (folder / name).is_file()), None)
-    if found is None:
+    label_list = next((folder / name for name in LABEL_LISTS if (folder / name).is_file()), None)
+    if label_list is None:
         raise DataError(
             f"ImagenetRaw: {folder} has no {' or '.join(LABEL_LISTS)}; set image_list to a file "
             f"with a line 'image label' for each image"
         )
-    return found
+    return label_list
 
 
 @dataset("ImagenetRaw", needs=pillow)
@@ -82,9 +82,9 @@ class ImagenetRaw(Options):
         super().__post_init__()
         label_list = self.image_list or _default_list(self.data_path)
         listed = _listed_images(self.data_path, label_list)
-        found = tuple((path, label) for path, label in listed if path.is_file())
+        existing = tuple((path, label) for path, label in listed if path.is_file())
         missing = [path for path, _ in listed if not path.is_file()]
-        if not found:
+        if not existing:
             first = f", e.g. {missing[0]}" if missing else ""
             raise DataError(
                 f"ImagenetRaw: none of the {len(listed)} images in {label_list} exists{first}"
@@ -96,7 +96,7 @@ class ImagenetRaw(Options):
                 DatasetWarning,
                 stacklevel=3,
             )
-        self.put(files=found)
+        self.put(files=existing)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -160,17 +160,17 @@ class StyleTransfer(Options):
 
     def _images(self, option: str) -> list[Path]:
         folder: Path = getattr(self, option)
-        found = sorted(
+        paths = sorted(
             path
             for path in folder.iterdir()
             if path.name.endswith(str(self.image_format)) and not path.name.startswith(".")
         )
-        if not found:
+        if not paths:
             raise DataError(
                 f"style_transfer: {option}: {folder} has no files ending in "
                 f"{self.image_format!r}; set image_format to the ending of the images"
             )
-        return found
+        return paths
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -249,8 +249,8 @@ class MeanIntersectionOverUnion(MeanIoU):
                 f"mIOU: predictions must hold a prediction for each pixel of the labels, got "
                 f"{predicted.size} predictions and {truth.size} labels"
             )
-        known = (truth >= 0) & (truth < self._classes)
-        predicted, truth = predicted[known], truth[known]
+        valid = (truth >= 0) & (truth < self._classes)
+        predicted, truth = predicted[valid], truth[valid]
         if predicted.size and not 0 <= predicted.min() <= predicted.max() < self._classes:
             raise MetricError(
                 f"mIOU: with num_classes={self._classes}, predictions must be classes from 0 to "

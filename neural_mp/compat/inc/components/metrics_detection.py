@@ -145,8 +145,8 @@ class MeanAveragePrecision:
             np.isin(boxes.classes, list(CATEGORIES)).any() for boxes in self._truth.values()
         ):
             return 0.0
-        found = summary(self._truth, self._found, self._overlaps, self._recalls, CATEGORIES)
-        return found[self._key.removeprefix("DetectionBoxes_")]
+        values = summary(self._truth, self._found, self._overlaps, self._recalls, CATEGORIES)
+        return values[self._key.removeprefix("DetectionBoxes_")]
 
     def _positions(self, count: int) -> dict[str, int]:
         """Return the index of each output, by name, among `count` outputs."""
@@ -173,26 +173,26 @@ class MeanAveragePrecision:
             {scores.shape} if scores is not None else set()
         )
         if corners.ndim != 2 or corners.shape[1] != 4 or len(rows) != 1:
-            found = f"boxes {corners.shape}, classes {classes.shape}"
-            found += "" if scores is None else f", scores {scores.shape}"
+            shapes = f"boxes {corners.shape}, classes {classes.shape}"
+            shapes += "" if scores is None else f", scores {scores.shape}"
             raise MetricError(
                 f"{self.name}: {what} of an image must be boxes [M, 4] with M classes and scores, "
-                f"got {found}"
+                f"got {shapes}"
             )
         return Boxes(corners, classes, scores)
 
     def _classes(self, names: Sequence[Any], ids: object) -> np.ndarray:
         """Return the class ids of one image's boxes, from the names if there are no ids."""
-        found = as_numpy(ids)
-        if found.size or not len(names):
-            return found
-        words = [text(name) for name in _by_image(names)]
-        for word in words:
-            if word not in self._ids:
+        class_ids = as_numpy(ids)
+        if class_ids.size or not len(names):
+            return class_ids
+        class_names = [text(name) for name in _by_image(names)]
+        for key in class_names:
+            if key not in self._ids:
                 raise MetricError(
-                    f"{self.name}: unknown class {word!r} in a label{did_you_mean(word, self._ids)}"
+                    f"{self.name}: unknown class {key!r} in a label{did_you_mean(key, self._ids)}"
                 )
-        return np.array([self._ids[word] for word in words])
+        return np.array([self._ids[key] for key in class_names])
 
 
 @registered(METRICS, "COCOmAP")
@@ -233,7 +233,7 @@ class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
         self._mapping = _mapping("COCOmAPv2: output_index_mapping", output_index_mapping)
 
     def _positions(self, count: int) -> dict[str, int]:
-        beyond = {what: place for what, place in self._mapping.items() if place >= count}
+        beyond = {what: position for what, position in self._mapping.items() if position >= count}
         if beyond:
             raise MetricError(
                 f"COCOmAPv2: {' and '.join(beyond)} must be among the {count} outputs, got "
@@ -253,24 +253,26 @@ def _mapping(option: str, value: object) -> dict[str, int]:
     for what in _OUTPUTS[1:]:
         if what not in value:
             raise ConfigurationError(f"{option} must hold the position of {what!r}, got {value!r}")
-    places = {what: whole_number(f"{option}: {what}", value[what], -1) for what in value}
-    if min(places[what] for what in _OUTPUTS[1:]) < 0:
+    positions = {what: whole_number(f"{option}: {what}", value[what], -1) for what in value}
+    if min(positions[what] for what in _OUTPUTS[1:]) < 0:
         raise ConfigurationError(f"{option}: only num_detections can be -1, got {value!r}")
-    return {what: place for what, place in places.items() if place >= 0}
+    return {what: position for what, position in positions.items() if position >= 0}
 
 
 def _label_map(option: str, path: object) -> dict[str, int]:
     """Read class ids by name from a YAML file."""
     file = existing_path(option, path)
-    wanted = "must be a YAML file with a line 'name: id' for each class"
+    requirement = "must be a YAML file with a line 'name: id' for each class"
     try:
-        found = read_file(file).data
+        content = read_file(file).data
     except ConfigurationError as error:
-        raise ConfigurationError(f"{option} {wanted}; {file} cannot be read: {error}") from error
-    fits = isinstance(found, Mapping) and found
-    if not fits or not all(isinstance(number, int) for number in found.values()):
-        raise ConfigurationError(f"{option} {wanted}, got {file} with another structure")
-    return {str(name): number for name, number in found.items()}
+        raise ConfigurationError(
+            f"{option} {requirement}; {file} cannot be read: {error}"
+        ) from error
+    is_mapping = isinstance(content, Mapping) and content
+    if not is_mapping or not all(isinstance(number, int) for number in content.values()):
+        raise ConfigurationError(f"{option} {requirement}, got {file} with another structure")
+    return {str(name): number for name, number in content.items()}
 
 
 def _recalls(option: str, value: object) -> np.ndarray | None:

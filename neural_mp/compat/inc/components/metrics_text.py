@@ -54,14 +54,14 @@ class GLUE(Collection):
         """Update with one batch."""
         scores, truth = as_one(preds, "predictions"), as_one(labels, "labels")
         if self.task == "sts-b":
-            fits = scores.size == truth.size
+            is_valid = scores.size == truth.size
             predicted, form = scores.reshape(-1), "one number for each label"
         else:
-            fits = scores.ndim == 2 and len(scores) == truth.size
-            predicted = scores.argmax(axis=1) if fits else scores
+            is_valid = scores.ndim == 2 and len(scores) == truth.size
+            predicted = scores.argmax(axis=1) if is_valid else scores
             truth = whole_numbers(truth, "labels")
             form = "scores [N, C] for labels [N]"
-        if not fits:
+        if not is_valid:
             raise MetricError(
                 f"GLUE: with task {self.task!r}, predictions must be {form}, got predictions of "
                 f"shape {scores.shape} and labels of shape {truth.shape}"
@@ -200,8 +200,8 @@ class BLEU:
             self._words += len(words)
             self._reference_words += len(right)
             for length in range(1, _LONGEST + 1):
-                runs, known = _runs(words, length), _runs(right, length)
-                self._right[length - 1] += (runs & known).total()
+                runs, expected = _runs(words, length), _runs(right, length)
+                self._right[length - 1] += (runs & expected).total()
                 self._runs[length - 1] += runs.total()
 
     def merge(self, other: BLEU) -> None:
@@ -229,8 +229,8 @@ class BLEU:
 
 def _texts(values: Any, what: str) -> list[str]:
     values = values.tolist() if isinstance(values, np.ndarray) else values
-    fits = isinstance(values, Sequence) and not isinstance(values, str | bytes)
-    if not fits or not all(isinstance(value, str | bytes) for value in values):
+    is_sequence = isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    if not is_sequence or not all(isinstance(value, str | bytes) for value in values):
         raise MetricError(f"BLEU: {what} must be a list of strings, got {values!r:.80}")
     return [text(value) for value in values]
 
@@ -241,9 +241,9 @@ def _runs(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
 
 
 def _tokenized(sentence: str) -> list[str]:
-    after, before, symbols = _set_apart()
-    sentence = after.sub(r"\1 \2 ", sentence.lower())
-    return symbols.sub(r" \1 ", before.sub(r" \1 \2", sentence)).split()
+    trailing, leading, symbols = _set_apart()
+    sentence = trailing.sub(r"\1 \2 ", sentence.lower())
+    return symbols.sub(r" \1 ", leading.sub(r" \1 \2", sentence)).split()
 
 
 @cache
@@ -251,9 +251,9 @@ def _set_apart() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
     """Return patterns of punctuation after and before non-digits, and of symbols (Unicode)."""
     kinds: dict[str, list[str]] = {"P": [], "S": []}
     for character in map(chr, range(sys.maxunicode + 1)):
-        found = kinds.get(unicodedata.category(character)[0])
-        if found is not None and character != "\\":
-            found.append(re.escape(character))
+        characters = kinds.get(unicodedata.category(character)[0])
+        if characters is not None and character != "\\":
+            characters.append(re.escape(character))
     punctuation, symbols = ("[" + "".join(kinds[kind]) + "]" for kind in "PS")
     return (
         re.compile(rf"(\D)({punctuation})"),

@@ -98,9 +98,9 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
     size = math.prod(shape)
     values = np.frombuffer(_content(path, data, start + size + 1), dtype=np.uint8, offset=start)
     if values.size != size:
-        found = "more" if values.size > size else f"{values.size} bytes"
+        actual = "more" if values.size > size else f"{values.size} bytes"
         raise DataError(
-            f"{path} is damaged: its shape {shape} requires {size} bytes of values, got {found}"
+            f"{path} is damaged: its shape {shape} requires {size} bytes of values, got {actual}"
         )
     return values.reshape(shape)
 
@@ -184,15 +184,15 @@ def small_images(
     for archive in (folder / file for folder in folders for file in files.archives):
         if archive.is_file():
             return _archive(archive, part, files.rank)
-    wanted: tuple[str, ...] = getattr(files, part)
+    required: tuple[str, ...] = getattr(files, part)
     for folder in folders:
-        paths = [path for file in wanted if (path := _plain_or_packed(folder / file))]
-        if len(paths) == len(wanted):
+        paths = [path for file in required if (path := _plain_or_packed(folder / file))]
+        if len(paths) == len(required):
             return files.read(paths)
     is_pickled = files.pickle is not None and (parent / files.pickle).is_file()
     pickled = "; pickled files of the Python version can run code and are not read"
     raise DataError(
-        f"{name}: nothing is downloaded; put {', '.join(wanted)} or {files.archives[0]} into "
+        f"{name}: nothing is downloaded; put {', '.join(required)} or {files.archives[0]} into "
         f"{parent} or its folder {' or '.join(files.folders)}{pickled if is_pickled else ''}"
     )
 
@@ -201,8 +201,8 @@ def _with_channel(
     name: str, root: object, train: bool = False, download: bool = True
 ) -> SmallImages:
     """Return `small_images` as `[28, 28, 1]`."""
-    found = small_images(name, root, train, download)
-    return SmallImages(found.images[..., np.newaxis], found.labels)
+    images = small_images(name, root, train, download)
+    return SmallImages(images.images[..., np.newaxis], images.labels)
 
 
 def _plain_or_packed(path: Path) -> Path | None:

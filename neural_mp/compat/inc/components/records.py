@@ -112,17 +112,17 @@ def _check_lengths(name: str, file: Path, size: int, _changed: int) -> None:
 
     Size and modification time are cache keys: a file is checked once, not in every pass.
     """
-    place = 0
+    offset = 0
     with file.open("rb") as stream:
-        while place + _HEAD <= size:
-            stream.seek(place)
+        while offset + _HEAD <= size:
+            stream.seek(offset)
             length = int.from_bytes(stream.read(8), "little")
             if length > size:
                 raise DataError(
                     f"{name}: {file} is damaged: the length of a record exceeds that of the file, "
                     f"{length} bytes > {size} bytes"
                 )
-            place += _HEAD + length + _TAIL
+            offset += _HEAD + length + _TAIL
 
 
 @dataclass(frozen=True)
@@ -142,16 +142,16 @@ class RecordDataset:
     def __iter__(self) -> Iterator[Any]:
         tensorflow = tensorflow_for(f"dataset {self.name!r}")
         for file in self.files:
-            found = Path(file).stat()
-            _check_lengths(self.name, Path(file), found.st_size, found.st_mtime_ns)
-        read = 0
+            stats = Path(file).stat()
+            _check_lengths(self.name, Path(file), stats.st_size, stats.st_mtime_ns)
+        count = 0
         try:
             for record in _serialized(self.files):
                 yield self.decode(record)
-                read += 1
+                count += 1
         except (tensorflow.errors.OpError, ValueError) as error:
             raise DataError(
-                f"{self.name}: record {read + 1} of {self._where()} cannot be read: "
+                f"{self.name}: record {count + 1} of {self._where()} cannot be read: "
                 f"{one_line(error)}"
             ) from error
 
@@ -291,8 +291,8 @@ def tf_record_dataset(root: object) -> RecordDataset:
         raise ConfigurationError(f"TFRecordDataset: root must be a path, got {root!r}")
     path = Path(root).expanduser().absolute()
     above = Path(path.anchor)
-    found = [path] if path.is_file() else above.glob(str(path.relative_to(above)))
-    files = tuple(sorted(str(file) for file in found if file.is_file()))
+    matches = [path] if path.is_file() else above.glob(str(path.relative_to(above)))
+    files = tuple(sorted(str(file) for file in matches if file.is_file()))
     if not files:
         raise DataError(f"TFRecordDataset: root: no file matches {path}")
     return RecordDataset("TFRecordDataset", files, bytes)

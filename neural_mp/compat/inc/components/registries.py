@@ -35,19 +35,19 @@ _IGNORED = {
 def words(option: str, value: Any) -> list[Any]:
     """Return a list as is, `"a, b"` and `"a b"` as lists of words, other values as one item."""
     if isinstance(value, str):
-        found = value.replace(",", " ").split()
-        if not found:
+        items = value.replace(",", " ").split()
+        if not items:
             raise ConfigurationError(f"{option} must hold at least one value, got {value!r}")
-        return list(found)
+        return list(items)
     return list(value) if isinstance(value, Sequence) else [value]
 
 
 def numbers(option: str, value: Any) -> tuple[float, ...]:
     """Parse one or several numbers, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
-    found = tuple(finite_number(option, _number(item)) for item in words(option, value))
-    if not found:
+    values = tuple(finite_number(option, _number(item)) for item in words(option, value))
+    if not values:
         raise ConfigurationError(f"{option} must hold at least one value, got {value!r}")
-    return found
+    return values
 
 
 def sizes(option: str, value: Any) -> tuple[int, ...]:
@@ -119,19 +119,19 @@ POSITIVE: Check = partial(whole_number, minimum=1)
 NON_NEGATIVE: Check = partial(whole_number, minimum=0)
 
 
-def choice(*words: str) -> Check:
+def choice(*choices: str) -> Check:
     """Return a check for one of some words."""
-    return lambda option, value: one_of(option, value, words)
+    return lambda option, value: one_of(option, value, choices)
 
 
 def parsed(parse: Check, rule: str, test: Callable[[Any], bool]) -> Check:
     """Return a check that parses a value, then tests the result against a rule."""
 
     def check(name: str, value: Any) -> Any:
-        found = parse(name, value)
-        if not test(found):
+        result = parse(name, value)
+        if not test(result):
             raise ConfigurationError(f"{name} must be {rule}, got {value!r}")
-        return found
+        return result
 
     return check
 

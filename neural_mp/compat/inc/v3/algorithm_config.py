@@ -66,8 +66,8 @@ class AlgorithmConfig(BaseConfig):
     def get_model_info(cls, model: Any) -> list[tuple[str, str]]:
         """Return name and type of the layers of a module that the options may hold for."""
         leaves = (pair for pair in model.named_modules() if not any(pair[1].children()))
-        found = [(name, type(layer).__name__) for name, layer in leaves]
-        return [pair for pair in found if not cls.types or pair[1] in cls.types]
+        layers = [(name, type(layer).__name__) for name, layer in leaves]
+        return [pair for pair in layers if not cls.types or pair[1] in cls.types]
 
     def kept(self) -> tuple[str, ...]:
         """Return patterns of the ops that the algorithm leaves in FP32, unless they are named."""
@@ -132,8 +132,8 @@ class WeightOnlyConfig(AlgorithmConfig):
 
     @property
     def _rounding(self) -> str:
-        found = next(word for word in self.roundings if word in ROUNDINGS)
-        return "hqq" if self._is_small_float and found == ROUND_TO_NEAREST else found
+        rounding = next(name for name in self.roundings if name in ROUNDINGS)
+        return "hqq" if self._is_small_float and rounding == ROUND_TO_NEAREST else rounding
 
     def warn_without_effect(self) -> None:
         """Log warnings for options without effect, and for weights of another type than asked."""
@@ -141,10 +141,10 @@ class WeightOnlyConfig(AlgorithmConfig):
         if self._dtype in _FLOATS:
             return
         if self._is_small_float or self.bit_width != self._asked_bits:
-            asked = self._dtype if self._is_small_float else f"{self._asked_bits} bits"
+            requested = self._dtype if self._is_small_float else f"{self._asked_bits} bits"
             logger.warning(
                 "no kernel reads weights in %s: integers of %d bits are used, rounded by %s",
-                asked,
+                requested,
                 self.bit_width,
                 self._rounding,
             )
@@ -198,10 +198,10 @@ class Int8Config(AlgorithmConfig):
     def constraint(self) -> OpConstraint:
         """Return the constraint of an op."""
         chosen = str(self.options.get(self.algorithm_option) or "minmax")
-        known = chosen in set(RANGE_ALGORITHMS) and self.approach is Approach.STATIC
+        supported = chosen in set(RANGE_ALGORITHMS) and self.approach is Approach.STATIC
         return OpConstraint(
             (Precision.INT8,),
-            activation=QuantConstraint(algorithm=(chosen,) if known else None),
+            activation=QuantConstraint(algorithm=(chosen,) if supported else None),
             approaches=(self.approach,),
             is_lenient=True,
         )

@@ -105,14 +105,14 @@ class AutoRoundConfig(WeightOnlyConfig):
     def _scheme(self, scheme: Any) -> tuple[int, int]:
         if isinstance(scheme, Mapping):
             return int(scheme.get("bits", 4)), int(scheme.get("group_size", _GROUP_SIZE))
-        found = _WEIGHTS.fullmatch(str(scheme).upper())
-        if found is None:
+        match = _WEIGHTS.fullmatch(str(scheme).upper())
+        if match is None:
             raise NotHereError(
                 f"AutoRoundConfig(scheme={scheme!r}) is not supported: no CPU kernel here computes "
                 f"in this type; use scheme='W4A16' (or W2A16, W3A16, W8A16), "
                 f"or INT8StaticQuantConfig for INT8"
             )
-        return int(found[1]), int(found[2] or _GROUP_SIZE)
+        return int(match[1]), int(match[2] or _GROUP_SIZE)
 
     @property
     def searched(self) -> tuple[Precision, ...]:
@@ -126,15 +126,15 @@ class AutoRoundConfig(WeightOnlyConfig):
             raise ConfigurationError(
                 f"target_bits must be a number of bits from 2 to 32, got {target!r}"
             )
-        given = self.options["options"]
-        schemes = given.split(",") if isinstance(given, str) else given
+        requested = self.options["options"]
+        schemes = requested.split(",") if isinstance(requested, str) else requested
         named = [_WEIGHTS.fullmatch(str(scheme).strip().upper()) for scheme in schemes]
-        bits = {int(found[1]) for found in named if found is not None} & INTEGERS.keys()
+        bits = {int(match[1]) for match in named if match is not None} & INTEGERS.keys()
         if not bits:
             logger.warning(
                 "AutoRoundConfig.options=%r names no scheme with a kernel here; 2, 3, 4 and 8 bits "
                 "are searched",
-                given,
+                requested,
             )
         return tuple(parse_precisions([INTEGERS[b] for b in sorted(bits or INTEGERS)]))
 

@@ -68,9 +68,9 @@ def _recorded(
 ) -> CalibrationInputs | None:
     if run_fn is None:
         return None
-    with calibration(model) as found:
+    with calibration(model) as inputs:
         run_fn(model, *(run_args or ()))
-    return found
+    return inputs
 
 
 def _searched(
@@ -89,12 +89,12 @@ def _searched(
     tuning.calib_dataloader = data
     if data is None:
         tuning.inputs = example_inputs
-    wanted = _precisions(options.config_set, model)
-    if wanted:
-        tuning.precisions = wanted
+    precisions = _precisions(options.config_set, model)
+    if precisions:
+        tuning.precisions = precisions
     if hasattr(model, "generate"):
         tuning.capture = Capture.LAYERS
-    if any(precision.is_low_bit for precision in wanted):
+    if any(precision.is_low_bit for precision in precisions):
         tuning.objective = "footprint"
     result = tuning.fit()
     return model if result.model is model else own_module(result)
@@ -104,11 +104,11 @@ def _precisions(config_set: Any, model: Any) -> tuple[Precision, ...]:
     """Return the precisions that a set names; those of decoders, or none, without a set."""
     if config_set is None:
         return (Precision.INT4, Precision.INT8) if hasattr(model, "generate") else ()
-    found: set[Precision] = set()
+    precisions: set[Precision] = set()
     for config in expanded(config_set):
         for algorithm in algorithms_of(config):
-            found.update(algorithm.constraint().precisions or ())
-    return tuple(precision for precision in Precision if precision in found)
+            precisions.update(algorithm.constraint().precisions or ())
+    return tuple(precision for precision in Precision if precision in precisions)
 
 
 def get_all_config_set() -> list[BaseConfig]:

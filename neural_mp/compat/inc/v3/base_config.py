@@ -57,15 +57,15 @@ class BaseConfig:
             raise ConfigurationError(
                 f"{type(self).__name__} takes {len(self.defaults)} options, got {len(values)}"
             )
-        given = {**dict(zip(self.defaults, values, strict=False)), **options}
-        for name in given.keys() - self.defaults.keys():
+        arguments = {**dict(zip(self.defaults, values, strict=False)), **options}
+        for name in arguments.keys() - self.defaults.keys():
             logger.warning(
                 "%s has no option %r, which has no effect%s",
                 type(self).__name__,
                 name,
                 did_you_mean(name, self.defaults),
             )
-        self.options: dict[str, Any] = {**self.defaults, **given}
+        self.options: dict[str, Any] = {**self.defaults, **arguments}
         self.white_list = white_list
         self.local_config: dict[Any, BaseConfig] = {}
         if isinstance(white_list, list | tuple):
@@ -125,13 +125,13 @@ class BaseConfig:
             config_list: the configurations; default: this one, or its members.
             model_info: pairs of name and type of the ops, as of `get_model_info`.
         """
-        found: dict[tuple[str, str], BaseConfig] = {}
+        mapping: dict[tuple[str, str], BaseConfig] = {}
         for name, kind in model_info:
             for config in self.members() if config_list is None else config_list:
                 chosen = config.of_op(name, kind)
                 if chosen is not None:
-                    found[name, kind] = chosen
-        return found
+                    mapping[name, kind] = chosen
+        return mapping
 
     def of_op(self, name: str, kind: str) -> BaseConfig | None:
         """Return the configuration of an op; None if it has none."""
@@ -152,10 +152,10 @@ class BaseConfig:
         """Return the options; with local settings, under the keys `global` and `local`."""
         if not self.local_config:
             return self.get_params_dict()
-        found: dict[str, Any] = {LOCAL: {k: c.to_dict() for k, c in self.local_config.items()}}
+        result: dict[str, Any] = {LOCAL: {k: c.to_dict() for k, c in self.local_config.items()}}
         if self.white_list == EVERY_OP:
-            found[GLOBAL] = self.get_params_dict()
-        return found
+            result[GLOBAL] = self.get_params_dict()
+        return result
 
     @classmethod
     def from_dict(cls: type[C], config_dict: Mapping[str, Any]) -> C:
@@ -207,13 +207,13 @@ class BaseConfig:
     def expand(self: C) -> list[C]:
         """Return one configuration for each combination of the values of options with a list."""
         several = {name: value for name, value in self.options.items() if self._stands_for(name)}
-        found = []
+        configs = []
         for values in itertools.product(*several.values()):
             chosen = dict(zip(several, values, strict=True))
             config = type(self)(**{**self.options, **chosen, "white_list": self.white_list})
             config.local_config.update(copy.copy(self.local_config))
-            found.append(config)
-        return found
+            configs.append(config)
+        return configs
 
     def _stands_for(self, name: str) -> bool:
         """Whether the value of an option is a list of values to try."""
@@ -275,8 +275,8 @@ class ComposableConfig(BaseConfig):
 
     def get_model_info(self, model: Any) -> list[tuple[str, str]]:
         """Return name and type of the layers that the members' options may hold for."""
-        found = (pair for config in self.config_list for pair in config.get_model_info(model))
-        return list(dict.fromkeys(found))
+        layers = (pair for config in self.config_list for pair in config.get_model_info(model))
+        return list(dict.fromkeys(layers))
 
     @classmethod
     def from_named(

@@ -91,12 +91,12 @@ class EvaluationFuncWrapper:
         Raises:
             MetricError: the function returns no number.
         """
-        found = self.eval_fn(model, *self.eval_args)
+        accuracy = self.eval_fn(model, *self.eval_args)
         try:
-            return float(found)
+            return float(accuracy)
         except (TypeError, ValueError):
             raise MetricError(
-                f"eval_fn must return a number, got {type(found).__name__}; return the accuracy"
+                f"eval_fn must return a number, got {type(accuracy).__name__}; return the accuracy"
             ) from None
 
 
@@ -116,10 +116,10 @@ class Evaluator:
         """Set the functions: one, or dicts with `eval_fn`, and perhaps `weight` and `name`."""
         if eval_fns is None:
             return
-        given = {"eval_fn": eval_fns} if callable(eval_fns) else eval_fns
+        entries = {"eval_fn": eval_fns} if callable(eval_fns) else eval_fns
         self.eval_fn_registry = [
-            {"weight": 1.0, "name": getattr(one["eval_fn"], "__name__", "eval_fn"), **one}
-            for one in ([given] if isinstance(given, Mapping) else given)
+            {"weight": 1.0, "name": getattr(entry["eval_fn"], "__name__", "eval_fn"), **entry}
+            for entry in ([entries] if isinstance(entries, Mapping) else entries)
         ]
 
     def get_number_of_eval_functions(self) -> int:
@@ -139,7 +139,9 @@ class Evaluator:
 
     def evaluate(self, model: Any) -> float:
         """Return the weighted sum of the functions' values for a model."""
-        return float(sum(one["weight"] * one["eval_fn"](model) for one in self.eval_fn_registry))
+        return float(
+            sum(entry["weight"] * entry["eval_fn"](model) for entry in self.eval_fn_registry)
+        )
 
 
 evaluator = Evaluator()
@@ -183,19 +185,19 @@ class TuningConfig:
         Raises:
             ConfigurationError: the direction is unclear: the name suggests an error.
         """
-        wanted = AccuracyCriterion(
+        target = AccuracyCriterion(
             self.tolerable_loss,
             higher_is_better=self.higher_is_better,
             any_tolerance=True,
             any_baseline=True,
         )
         if eval_fn is None:
-            return wanted
+            return target
         try:
-            return directed(wanted, MetricSet(()), eval_fn)
+            return directed(target, MetricSet(()), eval_fn)
         except ConfigurationError as error:
-            words = str(error).replace("in accuracy_criterion", "in TuningConfig", 1)
-            raise ConfigurationError(words) from None
+            message = str(error).replace("in accuracy_criterion", "in TuningConfig", 1)
+            raise ConfigurationError(message) from None
 
     def configs(self) -> ConfigLoader:
         """Return the configurations in the order of the sampler, each once."""
@@ -217,11 +219,11 @@ class ConfigLoader:
         self.sampler = sampler(self.config_set)
 
     def __iter__(self) -> Iterator[BaseConfig]:
-        seen: list[BaseConfig] = []
+        unique: list[BaseConfig] = []
         for index in self.sampler:
             config = self.config_set[index]
-            if config not in seen:
-                seen.append(config)
+            if config not in unique:
+                unique.append(config)
                 yield config
 
 

@@ -36,12 +36,12 @@ def parsed_config(given: object, known: Mapping[str, type[BaseConfig]] = ALGORIT
 
 def algorithms_of(config: BaseConfig) -> tuple[AlgorithmConfig, ...]:
     """Return the configurations of algorithms that a configuration consists of."""
-    found = tuple(member for member in config.members() if isinstance(member, AlgorithmConfig))
-    if not found:
+    algorithms = tuple(member for member in config.members() if isinstance(member, AlgorithmConfig))
+    if not algorithms:
         raise ConfigurationError(
             f"quant_config must be of an algorithm, got {type(config).__name__}"
         )
-    return found
+    return algorithms
 
 
 def conversion_of(config: BaseConfig, model: Any) -> Conversion:
@@ -65,28 +65,28 @@ def conversion_of(config: BaseConfig, model: Any) -> Conversion:
 
 def _in_use(algorithms: tuple[AlgorithmConfig, ...]) -> list[AlgorithmConfig]:
     """Return the distinct configurations that ops are converted by."""
-    found: list[AlgorithmConfig] = []
+    configs: list[AlgorithmConfig] = []
     for algorithm in algorithms:
         usual = [algorithm] if algorithm.white_list == EVERY_OP else []
         local = [single for c in algorithm.local_config.values() for single in algorithms_of(c)]
-        found += [config for config in (*usual, *local) if config not in found]
-    return found
+        configs += [config for config in (*usual, *local) if config not in configs]
+    return configs
 
 
 def rules_of(algorithms: tuple[AlgorithmConfig, ...]) -> ConversionRules:
     """Return the rules of several algorithms: of two for one op, the later one counts."""
     defaults: list[tuple[frozenset[str], OpConstraint]] = []
-    kept: list[str] = []
+    excluded: list[str] = []
     by_type: dict[str, OpConstraint] = {}
     by_name: dict[str, OpConstraint] = {}
     for algorithm in algorithms:
         if algorithm.white_list == EVERY_OP:
             defaults.append((algorithm.types, algorithm.constraint()))
-            kept += algorithm.kept()
+            excluded += algorithm.kept()
         for key, local in algorithm.local_config.items():
             (single,) = algorithms_of(local)
             if isinstance(key, str):
                 by_name[key] = single.constraint()
             else:
                 by_type[type_name(key)] = single.constraint()
-    return ConversionRules(tuple(defaults), tuple(kept), by_type, by_name)
+    return ConversionRules(tuple(defaults), tuple(excluded), by_type, by_name)

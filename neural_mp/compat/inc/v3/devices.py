@@ -24,10 +24,10 @@ def is_client(processor_type: object) -> bool:
     Raises:
         ConfigurationError: the kind does not exist.
     """
-    word = str(getattr(processor_type, "value", processor_type or "server")).lower()
-    if word not in ("client", "server"):
-        raise ConfigurationError(f"processor_type must be client or server, got {word!r}")
-    return word == "client"
+    name = str(getattr(processor_type, "value", processor_type or "server")).lower()
+    if name not in ("client", "server"):
+        raise ConfigurationError(f"processor_type must be client or server, got {name!r}")
+    return name == "client"
 
 
 def get_processor_type_from_user_config(user_processor_type: object = None) -> ProcessorType:

@@ -221,12 +221,12 @@ def result_of(model: Any) -> OptimizedModel:
     Raises:
         ConfigurationError: the module is not converted.
     """
-    found = _attribute(model, _RESULT)
-    if found is None:
+    stored = _attribute(model, _RESULT)
+    if stored is None:
         raise ConfigurationError(
             f"model must be a module that convert returned, got {type(model).__name__}"
         )
-    result: OptimizedModel = found
+    result: OptimizedModel = stored
     return result
 
 
@@ -284,7 +284,7 @@ def _attribute(model: Any, name: str) -> Any:
 
 def _format(given: Any) -> str:
     """Return the name of a format, which may be an enumeration's member."""
-    word = str(getattr(given, "value", given))
-    if word not in _FORMATS:
-        raise ConfigurationError(f"format must be {' or '.join(_FORMATS)}, got {word!r}")
-    return word
+    name = str(getattr(given, "value", given))
+    if name not in _FORMATS:
+        raise ConfigurationError(f"format must be {' or '.join(_FORMATS)}, got {name!r}")
+    return name

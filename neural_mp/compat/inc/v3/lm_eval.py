@@ -42,12 +42,12 @@ def evaluate(args: LMEvalParser) -> dict[str, Any]:
     Raises:
         MissingFrameworkError: lm-eval is not installed.
     """
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "num_fewshot": args.num_fewshot,
         "batch_size": args.batch_size,
         "limit": args.limit,
     }
     tasks = args.tasks.split(",")
     if args.user_model is None:
-        return task_results(args.model, tasks, model_args=args.model_args, **given)
-    return task_results(args.user_model, tasks, tokenizer=args.tokenizer, **given)
+        return task_results(args.model, tasks, model_args=args.model_args, **options)
+    return task_results(args.user_model, tasks, tokenizer=args.tokenizer, **options)

@@ -41,12 +41,12 @@ class _RecordedSession:
         self._session = session
         self._batches = batches
 
-    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *others: Any) -> Any:
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *arguments: Any) -> Any:
         """Run the session."""
         if feed_dict:
             named = {node_name(getattr(k, "name", k)): value for k, value in feed_dict.items()}
             self._batches.append(named)
-        return self._session.run(fetches, feed_dict, *others)
+        return self._session.run(fetches, feed_dict, *arguments)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -134,17 +134,17 @@ def autotune(
         NeuralMPError: a configuration is invalid, or the model cannot be converted.
     """
     evaluation = EvaluationFuncWrapper(eval_fn, eval_args)
-    given = model if isinstance(model, Model) else Model(model)
+    wrapped = model if isinstance(model, Model) else Model(model)
     if tune_config.searches:
-        return _searched(given, tune_config, evaluation, calib_dataloader, calib_iteration)
+        return _searched(wrapped, tune_config, evaluation, calib_dataloader, calib_iteration)
 
     def converted(config: BaseConfig) -> Result:
         return quantize_model(
             model, copy.deepcopy(config), calib_dataloader, calib_iteration, calib_func
         )
 
-    found: Result | Model = OrderedTrials(tune_config, evaluation).chosen(given, converted)
-    return found
+    result: Result | Model = OrderedTrials(tune_config, evaluation).chosen(wrapped, converted)
+    return result
 
 
 def _searched(

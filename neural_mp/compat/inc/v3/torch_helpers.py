@@ -223,8 +223,8 @@ def set_module(model: Any, op_name: str, new_module: Any) -> None:
 
 def fetch_module(model: Any, op_name: str) -> Any:
     """Return a module by its path; None if there is none."""
-    found = dict(model.named_modules())
-    return found.get(op_name)
+    modules = dict(model.named_modules())
+    return modules.get(op_name)
 
 
 def get_model_info(model: Any, white_module_list: tuple[type, ...]) -> list[tuple[str, str]]:
@@ -236,7 +236,7 @@ def get_model_info(model: Any, white_module_list: tuple[type, ...]) -> list[tupl
     ]
 
 
-def get_quantizer(model: Any, *others: object) -> Any:
+def get_quantizer(model: Any, *arguments: object) -> Any:
     """Return None: an observed model has no quantizer of its own."""
     return None
 

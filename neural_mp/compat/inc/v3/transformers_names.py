@@ -152,9 +152,9 @@ class _Auto:
         """
         if is_saved_model(name):
             return _savable(load(name))
-        kept = {key: value for key, value in options.items() if key not in _IGNORED}
+        arguments = {key: value for key, value in options.items() if key not in _IGNORED}
         kind = getattr(importlib.import_module("transformers"), cls._kind)
-        model = kind.from_pretrained(name, *values, **kept).eval()
+        model = kind.from_pretrained(name, *values, **arguments).eval()
         if quantization_config is None:
             return model
         return _savable(_quantized(model, quantization_config))
@@ -181,7 +181,7 @@ def _quantized(model: Any, options: Any) -> Any:
         return convert(prepare(model, options))
     config = options.config()
     prepared = prepare(model, config)
-    if any(word != "rtn" for word in config.roundings):
+    if any(rounding != "rtn" for rounding in config.roundings):
         _run(prepared, options.batches())
     return convert(prepared)
 

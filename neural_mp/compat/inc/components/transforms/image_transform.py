@@ -127,9 +127,9 @@ def tensorflow_resize(image: np.ndarray, height: int, width: int, method: str) -
     Raises:
         ValueError: the shape or the dtype does not fit.
     """
-    given = np.asarray(checked_rank(image, 3))
-    given = given if method == "nearest" else given.astype(np.float32)
-    return computed(lambda tf: tf.image.resize(given, (height, width), method))
+    pixels = np.asarray(checked_rank(image, 3))
+    pixels = pixels if method == "nearest" else pixels.astype(np.float32)
+    return computed(lambda tf: tf.image.resize(pixels, (height, width), method))
 
 
 @contextmanager
@@ -153,8 +153,8 @@ def opencv_resize(image: np.ndarray, width: int, height: int, method: str) -> np
     """
     checked_rank(image, 2, 3)
     if image.dtype.name not in _OPENCV_DTYPES:  # results of others depend on OpenCV's version
-        known = ", ".join(_OPENCV_DTYPES)
-        raise ValueError(f"dtype must be one of {known}, got {image.dtype}; add a Cast before")
+        supported = ", ".join(_OPENCV_DTYPES)
+        raise ValueError(f"dtype must be one of {supported}, got {image.dtype}; add a Cast before")
     with opencv() as cv2:
         how = getattr(cv2, OPENCV_METHODS[method])
         return np.asarray(cv2.resize(np.asarray(image), (width, height), interpolation=how))

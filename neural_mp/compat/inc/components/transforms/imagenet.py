@@ -89,8 +89,8 @@ class BilinearImagenet(ImageTransform):
 
     def scaled(self, image: np.ndarray) -> np.ndarray:
         """Return `[height, width, C]`."""
-        found = opencv_resize(image, self.width, self.height, "bilinear")
-        return found if found.ndim == 3 else found[:, :, np.newaxis]
+        resized = opencv_resize(image, self.width, self.height, "bilinear")
+        return resized if resized.ndim == 3 else resized[:, :, np.newaxis]
 
 
 @registered(TRANSFORMS, "BilinearImagenet", "tensorflow")
@@ -266,12 +266,12 @@ class ResizeWithRatio(ImageTransform):
             return image, tuple(label)
         old = self.array_of(sample[0]).shape[:2]
         margins = [self.max_dim - size for size in image.shape[:2]]
-        before = [margin // 2 for margin in margins]
-        around = [(low, margin - low) for low, margin in zip(before, margins, strict=True)]
+        offsets = [margin // 2 for margin in margins]
+        around = [(low, margin - low) for low, margin in zip(offsets, margins, strict=True)]
         padded = np.pad(
             np.asarray(image), [*around, (0, 0)][: image.ndim], constant_values=self.constant_value
         )
-        moved = np.asarray(label[0]) * [*old, *old] * self._scale(*old) + [*before, *before]
+        moved = np.asarray(label[0]) * [*old, *old] * self._scale(*old) + [*offsets, *offsets]
         tensor = isinstance(image, TensorImage)
         return (as_tensor_image(padded) if tensor else padded), (moved / self.max_dim, *label[1:])
 

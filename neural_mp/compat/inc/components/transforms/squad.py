@@ -142,20 +142,20 @@ class SquadV1(Options):
         return self._answers(scores), labels
 
     def _answers(self, scores: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
-        found = {}
+        answers = {}
         for question, windows in zip(self.task.questions, self.task.of_question(), strict=True):
             if not windows:
                 continue
-            seen = [(window, *scores[place]) for place, window in windows if place in scores]
+            scored = [(window, *scores[index]) for index, window in windows if index in scores]
             complete = windows[-1][0] in scores
-            found[question.identity] = self._answer(question, seen) if complete else SKIPPED
-        return found
+            answers[question.identity] = self._answer(question, scored) if complete else SKIPPED
+        return answers
 
     def _answer(
-        self, question: Question, seen: Sequence[tuple[Window, np.ndarray, np.ndarray]]
+        self, question: Question, scored: Sequence[tuple[Window, np.ndarray, np.ndarray]]
     ) -> str:
         best: tuple[float, Window, int, int] | None = None
-        for window, starts, ends in seen:
+        for window, starts, ends in scored:
             for start in self._candidates(starts):
                 if not window.shows(start) or not window.best_seen[start - window.first]:
                     continue
@@ -168,13 +168,13 @@ class SquadV1(Options):
         if best is None:
             return _NO_ANSWER
         _, window, start, end = best
-        first, last = (window.words[place - window.first] for place in (start, end))
+        first, last = (window.words[index - window.first] for index in (start, end))
         pieces = window.pieces[start : end + 1]
         return self.task.tokenizer.original_text(question.words[first : last + 1], pieces)
 
     def _candidates(self, scores: np.ndarray) -> list[int]:
         """Return the tokens with the best scores; ties in order of position."""
-        return [int(place) for place in np.argsort(-scores, kind="stable")[: self.n_best_size]]
+        return [int(index) for index in np.argsort(-scores, kind="stable")[: self.n_best_size]]
 
 
 def _row(scores: object) -> np.ndarray:

@@ -51,9 +51,9 @@ class Window:
     words: tuple[int, ...]
     best_seen: tuple[bool, ...]
 
-    def shows(self, place: int) -> bool:
+    def shows(self, index: int) -> bool:
         """Whether an index in `pieces` is in the span."""
-        return self.first <= place < self.first + len(self.words)
+        return self.first <= index < self.first + len(self.words)
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -112,7 +112,7 @@ class Tokenizer:
     def pieces(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the pieces of each text."""
         encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [found.tokens for found in encoded]
+        return [encoding.tokens for encoding in encoded]
 
     def original_text(self, words: Sequence[str], pieces: Sequence[str]) -> str:
         """Return the original text of an answer.
@@ -122,21 +122,21 @@ class Tokenizer:
             pieces: the pieces of the answer.
         """
         original = " ".join(words)
-        found = " ".join(pieces).replace(" ##", "").replace("##", "")
-        found = " ".join(found.split())
+        answer = " ".join(pieces).replace(" ##", "").replace("##", "")
+        answer = " ".join(answer.split())
         split = " ".join(self.words(original))
-        start = split.find(found)
+        start = split.find(answer)
         if start < 0:
             return original
-        original_places = [place for place, letter in enumerate(original) if letter != " "]
-        split_places = [place for place, letter in enumerate(split) if letter != " "]
-        if len(original_places) != len(split_places):
+        original_indices = [index for index, letter in enumerate(original) if letter != " "]
+        split_indices = [index for index, letter in enumerate(split) if letter != " "]
+        if len(original_indices) != len(split_indices):
             return original
-        rank = {place: number for number, place in enumerate(split_places)}
-        ends = (rank.get(start), rank.get(start + len(found) - 1))
+        rank = {index: number for number, index in enumerate(split_indices)}
+        ends = (rank.get(start), rank.get(start + len(answer) - 1))
         if ends[0] is None or ends[1] is None:
             return original
-        return original[original_places[ends[0]] : original_places[ends[1]] + 1]
+        return original[original_indices[ends[0]] : original_indices[ends[1]] + 1]
 
 
 def _numbered(vocabulary: Path) -> dict[str, int]:
@@ -173,21 +173,21 @@ class SquadWindows:
     @cached_property
     def windows(self) -> list[Window]:
         """The windows of all questions, in model input order."""
-        asked = self.tokenizer.pieces([question.text for question in self.questions])
+        question_pieces = self.tokenizer.pieces([question.text for question in self.questions])
         texts = dict.fromkeys(question.words for question in self.questions)
         pieces = {words: self.tokenizer.pieces(words) for words in texts}
         return [
             window
             for number, question in enumerate(self.questions)
-            for window in self._of_one(number, asked[number], pieces[question.words])
+            for window in self._of_one(number, question_pieces[number], pieces[question.words])
         ]
 
     def of_question(self) -> list[list[tuple[int, Window]]]:
         """Return for each question its windows, with their indices among all."""
-        found: list[list[tuple[int, Window]]] = [[] for _ in self.questions]
-        for place, window in enumerate(self.windows):
-            found[window.question].append((place, window))
-        return found
+        windows: list[list[tuple[int, Window]]] = [[] for _ in self.questions]
+        for index, window in enumerate(self.windows):
+            windows[window.question].append((index, window))
+        return windows
 
     def _of_one(self, number: int, asked: list[str], text: list[list[str]]) -> list[Window]:
         asked = asked[: self.question_length]
@@ -197,8 +197,8 @@ class SquadWindows:
                 f"a question of {len(asked)} pieces leaves no room for its text in a window of "
                 f"{self.length}; set a larger max_seq_length or a smaller max_query_length"
             )
-        words = [word for word, found in enumerate(text) for _ in found]
-        pieces = [piece for found in text for piece in found]
+        words = [word for word, parts in enumerate(text) for _ in parts]
+        pieces = [piece for parts in text for piece in parts]
         spans = self._spans(len(pieces), room)
         start = ["[CLS]", *asked, "[SEP]"]
         return [
@@ -207,7 +207,7 @@ class SquadWindows:
                 (*start, *pieces[begin:end], "[SEP]"),
                 len(start),
                 tuple(words[begin:end]),
-                tuple(_best_span(spans, place) == span for place in range(begin, end)),
+                tuple(_best_span(spans, index) == span for index in range(begin, end)),
             )
             for span, (begin, end) in enumerate(spans)
         ]
@@ -218,13 +218,13 @@ class SquadWindows:
         return [(begin, min(begin + room, count)) for begin in begins]
 
 
-def _best_span(spans: Sequence[tuple[int, int]], place: int) -> int:
+def _best_span(spans: Sequence[tuple[int, int]], index: int) -> int:
     """Return the span with the most context on the shorter side of a place; ties: the longer."""
     if len(spans) == 1:
         return 0
     around = {
-        span: min(place - begin, end - 1 - place) + 0.01 * (end - begin)
+        span: min(index - begin, end - 1 - index) + 0.01 * (end - begin)
         for span, (begin, end) in enumerate(spans)
-        if begin <= place < end
+        if begin <= index < end
     }
     return max(around, key=lambda span: around[span])

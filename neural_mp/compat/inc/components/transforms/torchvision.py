@@ -109,10 +109,10 @@ class Resize(ImageTransform):
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        both = isinstance(self.size, list | tuple) and len(self.size) == 2
+        is_pair = isinstance(self.size, list | tuple) and len(self.size) == 2
         sizes = two_sizes("Resize: size", self.size)
         PillowResize(sizes, self.interpolation)
-        self.put(size=sizes if both else sizes[:1])
+        self.put(size=sizes if is_pair else sizes[:1])
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an image of unchanged type."""
@@ -159,8 +159,8 @@ class CenterCrop(ImageTransform):
 
 
 def _margins(name: str, value: Any) -> tuple[int, ...]:
-    given = value if isinstance(value, list | tuple) else [value]
-    sizes = tuple(whole_number(name, size, minimum=0) for size in given)
+    items = value if isinstance(value, list | tuple) else [value]
+    sizes = tuple(whole_number(name, size, minimum=0) for size in items)
     if len(sizes) not in (1, 2, 4):
         raise ConfigurationError(f"{name} must be 1, 2 or 4 numbers, got {value!r}")
     return (sizes * 4)[:4]
@@ -312,17 +312,17 @@ class ColorJitter(RandomTransform):
         super().__post_init__()
         pillow("transform 'ColorJitter'")
         for name, (neutral, least, most, _) in _JITTER.items():
-            given = getattr(self, name)
-            found = finite_numbers(f"ColorJitter: {name}", given)
-            if len(found) == 1 and found[0] >= 0:
-                lowest = neutral - found[0]
-                found = (lowest if name == "hue" else max(0.0, lowest), neutral + found[0])
-            if len(found) != 2 or not least <= found[0] <= found[1] <= most:
+            value = getattr(self, name)
+            bounds = finite_numbers(f"ColorJitter: {name}", value)
+            if len(bounds) == 1 and bounds[0] >= 0:
+                lowest = neutral - bounds[0]
+                bounds = (lowest if name == "hue" else max(0.0, lowest), neutral + bounds[0])
+            if len(bounds) != 2 or not least <= bounds[0] <= bounds[1] <= most:
                 raise ConfigurationError(
                     f"ColorJitter: {name} must be one number, or [lowest, highest] from {least} "
-                    f"to {most}, got {given!r}"
+                    f"to {most}, got {value!r}"
                 )
-            self.put(**{name: found})
+            self.put(**{name: bounds})
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return a picture of unchanged shape."""
