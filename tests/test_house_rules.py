@@ -125,9 +125,45 @@ def test_arguments_and_items_are_not_packed():
 
 #: Participles, adverbs and pronouns, which are no names of values by themselves.
 VAGUE_NAMES = frozenset(
-    "found given made said told asked wanted taken known kept there here place places each one "
-    "other others word words way ways seen left held gone fits both alone beside before after read "
-    "owner turned close near".split()
+    [
+        "found",
+        "given",
+        "made",
+        "said",
+        "told",
+        "asked",
+        "wanted",
+        "taken",
+        "known",
+        "kept",
+        "there",
+        "here",
+        "place",
+        "places",
+        "each",
+        "one",
+        "other",
+        "others",
+        "word",
+        "words",
+        "way",
+        "ways",
+        "seen",
+        "left",
+        "held",
+        "gone",
+        "fits",
+        "both",
+        "alone",
+        "beside",
+        "before",
+        "after",
+        "read",
+        "owner",
+        "turned",
+        "close",
+        "near",
+    ]
 )
 #: Share of vague names among all local names: some are a convention, as in `__eq__(self, other)`.
 MAX_VAGUE_RATIO = 0.01
