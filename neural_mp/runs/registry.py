@@ -301,6 +301,11 @@ def _nothing_to_resume(
         return HistoryError(f"there is no run to resume in {url!r}; start a run without resume")
     name, previous = (of_model or runs)[-1]
     changed = differences(previous, fingerprint)
+    if not changed:
+        return HistoryError(
+            f"cannot resume: the trials of {str(name)!r} were deleted; start a new run without "
+            f"resume"
+        )
     several = len(changed) > 1 or changed[0].endswith("s")  # "the four lists"
     return HistoryError(
         f"cannot resume: the {' and the '.join(changed)} of this run "

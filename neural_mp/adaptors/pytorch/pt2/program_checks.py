@@ -186,6 +186,11 @@ class _Propagation(Interpreter):
         carried = [
             x for x, o in zip(arguments, call.operands, strict=True) if o.role is Role.CARRIED
         ]
+        if len(results) < len(carried):
+            raise ValueError(
+                f"the loop {node.name!r} carries {len(carried)} tensors, but its body returns "
+                f"{len(results)}"
+            )
         for previous, current in zip(carried, results, strict=False):
             if not _is_like(current, previous):
                 raise ValueError(
