@@ -42,22 +42,24 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _counts(words: list[str]) -> dict[str, int]:
+def _counts(entries: list[str]) -> dict[str, int]:
     """Return the number of attacks on each kind of file that is given one."""
     from mutations import GROUPS
 
-    parts = [word.partition("=") for word in words]
+    parts = [entry.partition("=") for entry in entries]
     if wrong := [kind for kind, _, number in parts if kind not in GROUPS or not number.isdigit()]:
         sys.exit(f"--count must be kinds of files with numbers, got {', '.join(wrong)}")
     return {kind: int(number) for kind, _, number in parts}
 
 
-def _attacked(family: Family, given: argparse.Namespace, progress: Progress) -> Iterator[Finding]:
-    scale = 1.0 if family.name in given.whole else given.scale
+def _attacked(
+    family: Family, arguments: argparse.Namespace, progress: Progress
+) -> Iterator[Finding]:
+    scale = 1.0 if family.name in arguments.whole else arguments.scale
     count = max(1, round(family.full * scale))
     bar = progress.add_task(family.name, total=count)
     with tempfile.TemporaryDirectory() as folder:
-        for finding in family.findings(count, Path(folder), given.seed):
+        for finding in family.findings(count, Path(folder), arguments.seed):
             progress.advance(bar)
             yield finding
 
@@ -75,22 +77,22 @@ def main() -> None:
     from families import FAMILIES, PARTS
     from mutations import MUTATIONS, mutations
 
-    given, console = _arguments(), Console()
+    arguments, console = _arguments(), Console()
     check()
-    named = [f for f in (*FAMILIES, *PARTS) if f.name in given.only]
-    if unknown := set(given.only) - {f.name for f in named}:
+    named = [f for f in (*FAMILIES, *PARTS) if f.name in arguments.only]
+    if unknown := set(arguments.only) - {f.name for f in named}:
         sys.exit(f"--only must name families or kinds of files, got {', '.join(unknown)}")
-    chosen = [f for f in named or FAMILIES if f.name not in given.without]
-    counted = mutations(_counts(given.count))
+    chosen = [f for f in named or FAMILIES if f.name not in arguments.without]
+    counted = mutations(_counts(arguments.count))
     chosen = [counted if f is MUTATIONS else f for f in chosen]
     findings, table = [], Table("family", "attacks", "right", "refused", "harmful", "seconds")
     with Progress(console=console) as progress:
         for family in chosen:
             begun = time.monotonic()
-            found = list(_attacked(family, given, progress))
-            findings += found
+            outcomes = list(_attacked(family, arguments, progress))
+            findings += outcomes
             seconds = f"{time.monotonic() - begun:.0f}"
-            for name, by in counts(found).items():
+            for name, by in counts(outcomes).items():
                 table.add_row(*_row(name, by), seconds)
                 seconds = ""
     console.print(table)

@@ -47,13 +47,13 @@ def dense(width: int, depth: int) -> nn.Module:
 
 def first_deciles(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Seconds of one call of each, in turns of random order."""
-    seen: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in random.sample(list(calls.items()), len(calls)):
             start = time.perf_counter()
             call()
-            seen[name].append(time.perf_counter() - start)
-    return {name: float(np.quantile(times, 0.1)) for name, times in seen.items()}
+            samples[name].append(time.perf_counter() - start)
+    return {name: float(np.quantile(times, 0.1)) for name, times in samples.items()}
 
 
 def tuned(source: Any, data: Any, precisions: str, runtime: str | None = None) -> Any:
@@ -70,28 +70,28 @@ def tuned(source: Any, data: Any, precisions: str, runtime: str | None = None) -
 
 def pytorch(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
     """INT8 beside the code of its graph, FP32 beside the user's module."""
-    net, given = dense(width, depth), torch.from_numpy(x)
+    net, tensor = dense(width, depth), torch.from_numpy(x)
     data = torch.from_numpy(np.repeat(x, 8, 0))
     int8, fp32 = tuned(net, data, "int8"), tuned(net, data, "fp32")
-    int8(given)
+    int8(tensor)
     graph = int8.held.once(_calls)._target
     forward, constants = graph._code
 
     def flat() -> Any:
         with torch.no_grad():
-            return forward(constants, given)
+            return forward(constants, tensor)
 
     def own() -> Any:
         with torch.no_grad():
-            return net(given)
+            return net(tensor)
 
     return {
         "int8": {
             "runtime": flat,
-            "result": lambda: int8(given),
-            "model": lambda: int8.model(given),
+            "result": lambda: int8(tensor),
+            "model": lambda: int8.model(tensor),
         },
-        "fp32": {"runtime": own, "result": lambda: fp32(given)},
+        "fp32": {"runtime": own, "result": lambda: fp32(tensor)},
     }
 
 
@@ -111,56 +111,56 @@ def onnx_file(width: int, depth: int, x: np.ndarray) -> Path:
     return path
 
 
-def session_call(held: Any, x: np.ndarray) -> Callable[[], Any]:
+def session_call(model: Any, x: np.ndarray) -> Callable[[], Any]:
     """A call of a session of ONNX Runtime that runs the same graph."""
-    session = held.session(held.runs).session
+    session = model.session(model.runs).session
     (port,) = session.get_inputs()
     return lambda: session.run(None, {port.name: x})
 
 
-def request_call(held: Any, x: np.ndarray) -> Callable[[], Any]:
+def request_call(model: Any, x: np.ndarray) -> Callable[[], Any]:
     """A call of OpenVINO's own object for the same graph."""
-    native = openvino_compiled(held)
+    native = openvino_compiled(model)
     return lambda: native(x)
 
 
-def openvino_compiled(held: Any) -> Any:
+def openvino_compiled(model: Any) -> Any:
     """The compiled model of OpenVINO, with the settings of a result."""
     from neural_mp.adaptors.openvino.runtime import Runner
 
-    return Runner(held.runs)._compiled
+    return Runner(model.runs)._compiled
 
 
 def onnxrt(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
     """INT8 and FP32 beside the sessions that run them."""
-    path, found = onnx_file(width, depth, x), {}
+    path, calls = onnx_file(width, depth, x), {}
     for precision in ("int8", "fp32"):
         result = tuned(path, np.repeat(x, 8, 0), precision)
-        found[precision] = {
+        calls[precision] = {
             "runtime": session_call(result.held, x),
             "result": lambda result=result: result(x),
             "dict": lambda result=result: result({"x": x}),
         }
-    return found
+    return calls
 
 
 def openvino(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
     """INT8 and FP32 beside compiled models."""
     import neural_mp.adaptors.openvino.runtime as runtime
 
-    path, found = onnx_file(width, depth, x), {}
+    path, calls = onnx_file(width, depth, x), {}
     for precision in ("int8", "fp32"):
         result = tuned(runtime.core().read_model(path), np.repeat(x, 8, 0), precision)
-        found[precision] = {
+        calls[precision] = {
             "runtime": request_call(result.held, x),
             "result": lambda result=result: result(x),
         }
-    return found
+    return calls
 
 
-def on_tensors(own: Callable[..., Callable[[], Any]], held: Any, x: torch.Tensor) -> Any:
+def on_tensors(own: Callable[..., Callable[[], Any]], model: Any, x: torch.Tensor) -> Any:
     """A call of a runtime with a conversion of the input from a tensor and of the result to one."""
-    call = own(held, x.numpy())
+    call = own(model, x.numpy())
 
     def converting() -> torch.Tensor:
         x.detach().numpy()
@@ -171,20 +171,20 @@ def on_tensors(own: Callable[..., Callable[[], Any]], held: Any, x: torch.Tensor
 
 def transferred(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
     """A net of PyTorch in other runtimes beside the calls of the runtimes, on arrays."""
-    net, given, found = dense(width, depth), torch.from_numpy(x), {}
+    net, tensor, calls = dense(width, depth), torch.from_numpy(x), {}
     data = torch.from_numpy(np.repeat(x, 8, 0))
     for runtime, own in (("onnxrt", session_call), ("openvino", request_call)):
         result = tuned(net, data, "int8", runtime)
         result(x)
-        found[f"{runtime} arrays"] = {
+        calls[f"{runtime} arrays"] = {
             "runtime": own(result.held, x),
             "result": lambda result=result: result(x),
         }
-        found[f"{runtime} tensors"] = {
-            "runtime": on_tensors(own, result.held, given),
-            "result": lambda result=result: result(given),
+        calls[f"{runtime} tensors"] = {
+            "runtime": on_tensors(own, result.held, tensor),
+            "result": lambda result=result: result(tensor),
         }
-    return found
+    return calls
 
 
 def tensorflow(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
@@ -193,18 +193,18 @@ def tensorflow(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Cal
 
     hidden = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
     net = keras.Sequential([keras.Input((width,)), *hidden, keras.layers.Dense(10)])
-    found = {}
+    calls = {}
     for precision in ("int8", "fp32"):
         result = tuned(net, np.repeat(x, 8, 0), precision)
         result(x)
         runner = result.held.runner
         (call,) = runner._callables.values()
         fed = (x, *runner._held.values())
-        found[precision] = {
+        calls[precision] = {
             "runtime": lambda call=call, fed=fed: call(*fed),
             "result": lambda result=result: result(x),
         }
-    return found
+    return calls
 
 
 BUILDERS = {
@@ -222,25 +222,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--framework", choices=list(BUILDERS))
     parser.add_argument("--net", choices=list(NETS))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'':28}{'runtime':>12}{'result':>12}{'over':>10}{'ratio':>8}")
     for framework, build in BUILDERS.items():
-        if given.framework not in (None, framework):
+        if arguments.framework not in (None, framework):
             continue
         for net, (width, depth) in NETS.items():
-            if given.net not in (None, net):
+            if arguments.net not in (None, net):
                 continue
             x = np.random.default_rng(0).random((1 if net == "tiny" else 32, width), np.float32)
             for precision, calls in build(width, depth, x).items():
-                rounds = given.rounds if net == "tiny" else max(given.rounds // 5, 20)
+                rounds = arguments.rounds if net == "tiny" else max(arguments.rounds // 5, 20)
                 times = first_deciles(calls, rounds)
                 base = times.pop("runtime")
-                for name, taken in times.items():
+                for name, seconds in times.items():
                     print(
                         f"{framework} {net} {precision} {name:10.6}".ljust(28)
-                        + f"{base * 1e6:9.1f} us{taken * 1e6:9.1f} us"
-                        f"{(taken - base) * 1e6:+7.1f} us{taken / base:8.2f}"
+                        + f"{base * 1e6:9.1f} us{seconds * 1e6:9.1f} us"
+                        f"{(seconds - base) * 1e6:+7.1f} us{seconds / base:8.2f}"
                     )
 
 

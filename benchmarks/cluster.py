@@ -81,8 +81,8 @@ class TimedAssessor(PlanEvaluator):
         if not plan.has_low_precision:
             return PlanEvaluation(Outcome.MISSED), None
         begun = time.process_time()
-        found, model = super().__call__(plan, deadline)
-        return replace(found, seconds=time.process_time() - begun), model
+        evaluation, model = super().__call__(plan, deadline)
+        return replace(evaluation, seconds=time.process_time() - begun), model
 
 
 class Repeated:
@@ -136,8 +136,8 @@ class Task:
             job.measurement.inputs,
         )
         space = job.space
-        found = combinations([levels(space, ops) for ops in space.decision_groups])
-        plans = (space.resolve(plan_of(space, one)) for one in found)
+        choices = combinations([levels(space, ops) for ops in space.decision_groups])
+        plans = (space.resolve(plan_of(space, choice)) for choice in choices)
         return cls(job, plan_evaluator, tuple(itertools.islice(plans, PLANS)))
 
     @property
@@ -221,10 +221,10 @@ class Figures:
 def measured(engine: str, task: Task, large: Task) -> Figures:
     load = psutil.getloadavg()[0]
     with places(engine) as workers:
-        before = sent_so_far(engine)
+        previous = sent_so_far(engine)
         executor = large.started(workers)
         # Who has answered has the model; of Ray's nodes, one shares this process's memory.
-        sent = (sent_so_far(engine) - before) / (PLACES - (engine == "ray"))
+        sent = (sent_so_far(engine) - previous) / (PLACES - (engine == "ray"))
         executor.close()
 
         begun = time.perf_counter()
@@ -232,12 +232,12 @@ def measured(engine: str, task: Task, large: Task) -> Figures:
         start = time.perf_counter() - begun
         overheads = [seconds(gathered, executor, [task.nothing])[0] for _ in range(TRIALS)]
         half = len(task.plans) // 2
-        first, found = seconds(task.alone, task.plans[:half])
-        together, beside = seconds(gathered, executor, task.plans)
-        second, others = seconds(task.alone, task.plans[half:])
+        first, first_half = seconds(task.alone, task.plans[:half])
+        together, parallel = seconds(gathered, executor, task.plans)
+        second, second_half = seconds(task.alone, task.plans[half:])
         executor.close()
-    alone = [*found, *others]
-    same = [one.accuracy for one in alone] == [one.accuracy for one in beside]
+    sequential = [*first_half, *second_half]
+    same = [result.accuracy for result in sequential] == [result.accuracy for result in parallel]
     assert same, "the engine found other accuracies"
     return Figures(
         start,
@@ -246,8 +246,8 @@ def measured(engine: str, task: Task, large: Task) -> Figures:
         sent,
         first + second,
         together,
-        sum(one.seconds for one in alone),
-        sum(one.seconds for one in beside),
+        sum(result.seconds for result in sequential),
+        sum(result.seconds for result in parallel),
         load,
     )
 
@@ -255,42 +255,42 @@ def measured(engine: str, task: Task, large: Task) -> Figures:
 def seconds(call: Any, *arguments: Any) -> tuple[float, Any]:
     """How long a call takes, and what it returns."""
     begun = time.perf_counter()
-    found = call(*arguments)
-    return time.perf_counter() - begun, found
+    result = call(*arguments)
+    return time.perf_counter() - begun, result
 
 
-def lasting(wanted: float) -> Task:
+def lasting(target: float) -> Task:
     """A net for digits, with so much data that a plan takes so many CPU seconds."""
     net, test, train = search_net("residual1"), Digits("test"), Digits("train")
     short = Task.of(net, test, train)
     short.alone(short.plans[:1])
-    taken = statistics.median(short.alone(short.plans[:1])[0].seconds for _ in range(5))
-    return Task.of(net, Repeated(test, max(1, round(wanted / taken))), train)
+    duration = statistics.median(short.alone(short.plans[:1])[0].seconds for _ in range(5))
+    return Task.of(net, Repeated(test, max(1, round(target / duration))), train)
 
 
-def table_of(found: dict[str, Figures]) -> Table:
-    table = Table("", *found)
-    all_of = found.values()
+def table_of(figures: dict[str, Figures]) -> Table:
+    table = Table("", *figures)
+    all_of = figures.values()
     lines = {
-        "start, until both places answered": [f"{one.start:.1f} s" for one in all_of],
-        "overhead of a trial": [f"{one.overhead * 1e3:.1f} ms" for one in all_of],
+        "start, until both places answered": [f"{entry.start:.1f} s" for entry in all_of],
+        "overhead of a trial": [f"{entry.overhead * 1e3:.1f} ms" for entry in all_of],
         f"sent to a place, of a model of {next(iter(all_of)).size / MEGABYTE:.0f} MB": [
-            f"{one.sent / MEGABYTE:.0f} MB" for one in all_of
+            f"{entry.sent / MEGABYTE:.0f} MB" for entry in all_of
         ],
-        f"{PLANS} evaluations in this process": [f"{one.alone:.1f} s" for one in all_of],
-        f"the same on {PLACES} places": [f"{one.together:.1f} s" for one in all_of],
+        f"{PLANS} evaluations in this process": [f"{entry.alone:.1f} s" for entry in all_of],
+        f"the same on {PLACES} places": [f"{entry.together:.1f} s" for entry in all_of],
         "their CPU seconds, here and there": [
-            f"{one.cpu_alone:.1f} and {one.cpu_together:.1f}" for one in all_of
+            f"{entry.cpu_alone:.1f} and {entry.cpu_together:.1f}" for entry in all_of
         ],
-        "speed-up": [f"{one.alone / one.together:.2f}×" for one in all_of],
-        "speed-up by CPU seconds": [f"{one.undisturbed:.2f}×" for one in all_of],
+        "speed-up": [f"{entry.alone / entry.together:.2f}×" for entry in all_of],
+        "speed-up by CPU seconds": [f"{entry.undisturbed:.2f}×" for entry in all_of],
         "speed-up, with the start": [
-            f"{one.alone / (one.start + one.together):.2f}×" for one in all_of
+            f"{entry.alone / (entry.start + entry.together):.2f}×" for entry in all_of
         ],
-        "load of the machine in the minute before": [f"{one.load:.1f}" for one in all_of],
+        "load of the machine in the minute before": [f"{entry.load:.1f}" for entry in all_of],
     }
-    for words, cells in lines.items():
-        table.add_row(words, *cells)
+    for label, cells in lines.items():
+        table.add_row(label, *cells)
     return table
 
 
@@ -303,8 +303,8 @@ def main() -> None:
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     large = Task.of(nn.Sequential(*layers).eval(), Noise(), Noise())
     task = lasting(chosen.seconds)
-    found = {engine: measured(engine, task, large) for engine in chosen.engines.split(",")}
-    Console().print(table_of(found))
+    figures = {engine: measured(engine, task, large) for engine in chosen.engines.split(",")}
+    Console().print(table_of(figures))
 
 
 if __name__ == "__main__":

@@ -63,25 +63,25 @@ def first(pool: np.ndarray, prone: np.ndarray, draw: Draw) -> np.ndarray:
     return pool[np.argsort(draw.exponential(size=len(pool)) * np.exp(-prone[pool]))]
 
 
-def top1(made: Data, loss: float | None, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+def top1(samples: Data, loss: float | None, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
     """Sums of right answers, sample by sample."""
-    chance = 1 / (1 + np.exp(-1.15 - made.skill))
+    chance = 1 / (1 + np.exp(-1.15 - samples.skill))
     base = draw.random(len(chance)) < chance
     ours = base.copy()
     if loss is None:
         ours = draw.random(len(base)) < 0.1
     else:
-        gained = first(np.flatnonzero(~base), -made.prone, draw)[: int(CHURN * len(base))]
+        gained = first(np.flatnonzero(~base), -samples.prone, draw)[: int(CHURN * len(base))]
         net = int(np.floor(loss * TOLERANCE * base.sum() + (loss > 1)))
-        harmed = first(np.flatnonzero(base), made.prone, draw)[: len(gained) + net]
+        harmed = first(np.flatnonzero(base), samples.prone, draw)[: len(gained) + net]
         ours[gained], ours[harmed] = True, False
     return np.cumsum(base), np.cumsum(ours)
 
 
-def mse(made: Data, loss: float | None, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+def mse(samples: Data, loss: float | None, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
     """Sums of squared errors, whose sizes have a heavy tail."""
-    base = np.exp(draw.standard_normal(len(made.skill)) + 0.5 * made.skill)
-    noise = np.exp(0.2 * draw.standard_normal(len(base)) + 0.1 * made.prone)
+    base = np.exp(draw.standard_normal(len(samples.skill)) + 0.5 * samples.skill)
+    noise = np.exp(0.2 * draw.standard_normal(len(base)) + 0.1 * samples.prone)
     ours = base * noise if loss is not None else base * noise * 10
     if loss is not None:
         exact = loss - 1e-6 if loss <= 1 else loss
@@ -89,16 +89,16 @@ def mse(made: Data, loss: float | None, draw: Draw) -> tuple[np.ndarray, np.ndar
     return np.cumsum(base), np.cumsum(ours)
 
 
-def f1(made: Data, loss: float | None, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+def f1(samples: Data, loss: float | None, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
     """F1 of every prefix, times its length, classes 0 to 2 being positive."""
-    truth = made.classes < 3
-    right = draw.random(len(truth)) < 1 / (1 + np.exp(-1.9 - made.skill))
+    truth = samples.classes < 3
+    right = draw.random(len(truth)) < 1 / (1 + np.exp(-1.9 - samples.skill))
     ours = right.copy()
     if loss is None:
         ours = np.where(truth, draw.random(len(truth)) < 0.1, draw.random(len(truth)) < 0.9)
     else:
-        ours[first(np.flatnonzero(~right), -made.prone, draw)[: int(CHURN * len(right))]] = True
-        harmed = first(np.flatnonzero(right & ours), made.prone, draw)
+        ours[first(np.flatnonzero(~right), -samples.prone, draw)[: int(CHURN * len(right))]] = True
+        harmed = first(np.flatnonzero(right & ours), samples.prone, draw)
         target = f1_sums(truth, right)[-1] * (1 - loss * TOLERANCE)
         low, high = 0, len(harmed)  # each further harm lowers F1: the most that meets the target
         while low < high:
@@ -130,9 +130,9 @@ def running(sums: np.ndarray, size: int) -> RunningValues:
 
 def stops(base: RunningValues, ours: RunningValues, rule: Callable[..., bool]) -> int | None:
     """After how many batches the evaluation is stopped."""
-    for seen in range(1, len(base.values) + 1):
-        if rule(base, RunningValues(ours.values[:seen], ours.samples[:seen])):
-            return seen
+    for count in range(1, len(base.values) + 1):
+        if rule(base, RunningValues(ours.values[:count], ours.samples[:count])):
+            return count
     return None
 
 
@@ -168,8 +168,8 @@ class Row:
         draw = np.random.default_rng(self.size + self.batches)
         saved = np.zeros(count)
         for index in range(count):
-            made = data(self.order, self.size * self.batches, draw)
-            base, ours = (running(part, self.size) for part in sums(made, loss, draw))
+            samples = data(self.order, self.size * self.batches, draw)
+            base, ours = (running(part, self.size) for part in sums(samples, loss, draw))
             met = criterion.met(base.values[-1], ours.values[-1])
             assert met == (loss is not None and loss <= 1), (self, loss)
             saved[index] = 1 - (stops(base, ours, rule) or self.batches) / self.batches
@@ -189,11 +189,11 @@ def main() -> None:
     for heading in ("1.5 stopped · saved", "5.0 stopped · saved", "broken stopped · saved"):
         table.add_column(heading)
     rows = [
-        Row(metric, order, *size, told, options.count)
-        for metric, order, size, told in product(
+        Row(metric, order, *size, has_best, options.count)
+        for metric, order, size, has_best in product(
             options.metrics.split(","), options.orders.split(","), SIZES, (False, True)
         )
-        if not told or METRICS[metric][2] is not None
+        if not has_best or METRICS[metric][2] is not None
     ]
     with ProcessPoolExecutor(options.processes) as pool:
         for cells in pool.map(Row.simulate, rows):

@@ -134,7 +134,9 @@ def concatenation(draw: random.Random, axes: int) -> Middle:
 def sum_of_two(draw: random.Random, axes: int) -> Middle:
     """Sums with `alpha`, of a tensor with itself, a constant or a broadcast tensor."""
     alpha = draw.choice((1, 1, 1, 2, -0.5))
-    other = draw.choice(("other", "other", "itself", "number", "broadcast", "channels", "swapped"))
+    operand = draw.choice(
+        ("other", "other", "itself", "number", "broadcast", "channels", "swapped")
+    )
     channels = torch.linspace(-1, 1, 8).reshape(1, 8, *[1] * axes)
 
     def run(x: Tensor, y: Tensor) -> Tensor:
@@ -145,8 +147,8 @@ def sum_of_two(draw: random.Random, axes: int) -> Middle:
             "number": 0.75,
             "broadcast": y.mean(-1, keepdim=True),
             "channels": channels,
-        }[other]
-        if other == "swapped":
+        }[operand]
+        if operand == "swapped":
             return torch.add(y, x, alpha=alpha)
         return torch.add(x, second, alpha=alpha)
 
@@ -378,8 +380,8 @@ class Net(nn.Module):
     def build(self, image: Tensor) -> None:
         """Add the layers that read the results of the op."""
         for result in pytree.tree_leaves(self.middle(*self.first(image))):
-            fits = result.ndim == self.axes + 2 and not self.is_last_dense
-            if fits and min(result.shape[2:]) >= 1:
+            is_spatial = result.ndim == self.axes + 2 and not self.is_last_dense
+            if is_spatial and min(result.shape[2:]) >= 1:
                 size = min(2, *result.shape[2:])
                 layer = self.last_kind(result.shape[1], self.outputs, size, stride=self.stride)
                 self.last.append(layer)
@@ -423,12 +425,12 @@ def drawn_net(family: str, seed: int) -> tuple[Net, list[Tensor]]:
         size = {1: (14,), 2: (9, 8), 3: (5, 6, 4)}[axes]
         net = Net(draw, axes, FAMILIES[family](draw, axes)).eval()
         batch = torch.randn(_SAMPLES, net.channels, *size)
-        other = torch.randn(_OTHER_SAMPLES, net.channels, *size)
+        second = torch.randn(_OTHER_SAMPLES, net.channels, *size)
         larger = torch.randn(_OTHER_SAMPLES, net.channels, *(length + 3 for length in size))
         with suppress(RuntimeError, IndexError, ValueError), torch.no_grad():
             net.build(batch)
             if all(output.numel() and output.isfinite().all() for output in net(batch)):
-                return net, [batch, other, *_accepted(net, larger)]
+                return net, [batch, second, *_accepted(net, larger)]
     raise RuntimeError(f"no net of {family} with seed {seed} runs in PyTorch")
 
 
@@ -450,16 +452,16 @@ def checked(family: str, seed: int) -> Verdict:
             return compared(family, seed, net, batches)
         except Exception as error:  # noqa: BLE001 (counted as a failure)
             where = traceback.extract_tb(error.__traceback__)[-1]
-            words = f"{type(error).__name__}: {str(error)[:160]} ({where.name}:{where.lineno})"
-            return Verdict(family, seed, words)
+            message = f"{type(error).__name__}: {str(error)[:160]} ({where.name}:{where.lineno})"
+            return Verdict(family, seed, message)
 
 
 def compared(family: str, seed: int, net: Net, batches: list[Tensor]) -> Verdict:
     """Return the verdict on a net."""
     adaptor = adaptor_named("pytorch")
-    held = adaptor.load(net, example=batches[0])
-    space = adaptor.space(held, detect({})).restricted_to([Precision.INT8])
-    loaded = LoadedModel(adaptor, held)
+    model = adaptor.load(net, example=batches[0])
+    space = adaptor.space(model, detect({})).restricted_to([Precision.INT8])
+    loaded = LoadedModel(adaptor, model)
     batches = [*batches[:2], *(batch for batch in batches[2:] if _runs(loaded, batch))]
     tunable = loaded.in_space(space).calibrated(batches)
     plan = tunable.space.resolve(tunable.space.fastest_plan())
@@ -499,11 +501,11 @@ def _runs(model: LoadedModel, batch: Tensor) -> bool:
 def sqnr(expected: object, outputs: object) -> float:
     """Return the lowest SQNR in dB over pairs of outputs; -999 if shapes or NaN differ."""
     lowest = 200.0
-    for one, other in zip(expected, outputs, strict=True):  # type: ignore[call-overload]
-        if one.shape != other.shape or not other.isfinite().all():
+    for reference, output in zip(expected, outputs, strict=True):  # type: ignore[call-overload]
+        if reference.shape != output.shape or not output.isfinite().all():
             return -999.0
-        noise = (other.double() - one.double()).square().sum()
-        power = one.double().square().sum()
+        noise = (output.double() - reference.double()).square().sum()
+        power = reference.double().square().sum()
         if noise > 0:
             lowest = min(lowest, float(10 * torch.log10(power / noise)))
     return lowest

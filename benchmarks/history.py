@@ -41,19 +41,19 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--writers", type=int, default=0, help="processes that write trials")
     parser.add_argument("--storage", help="Optuna storage URL; a new SQLite file by default")
-    given = parser.parse_args()
-    if given.writers:
-        write(given.writers, given.storage)
+    arguments = parser.parse_args()
+    if arguments.writers:
+        write(arguments.writers, arguments.storage)
         return
     with tempfile.TemporaryDirectory() as folder:
         url = storage_url(folder)
         rows = [("a run in an empty storage", timed(lambda: started(url, 0)))]
-        fill(url, given.runs, given.models)
+        fill(url, arguments.runs, arguments.models)
         size = Path(folder, "history.db").stat().st_size
-        print(f"{given.runs} runs of {given.models} models, {size / 1e6:.1f} MB")
+        print(f"{arguments.runs} runs of {arguments.models} models, {size / 1e6:.1f} MB")
         rows += [
             ("a new run", timed(lambda: started(url, 1))),
-            ("a new run of a model not seen before", timed(lambda: started(url, given.models))),
+            ("a new run of a model not seen before", timed(lambda: started(url, arguments.models))),
             ("resume the latest run of a model", timed(lambda: started(url, 1, resume=True))),
             ("list all runs", timed(lambda: run_names(url))),
             ("list all with Optuna's summaries", timed(lambda: summaries(url))),
@@ -72,9 +72,9 @@ def write(writers: int, storage: str | None) -> None:
         begun = time.perf_counter()
         slowest = max(pool.map(tried, [url] * writers, range(writers), [TRIALS] * writers))
         seconds = time.perf_counter() - begun
-    each = 1000 * seconds / TRIALS
+    mean = 1000 * seconds / TRIALS
     print(
-        f"{writers} writers: {writers * TRIALS / seconds:.0f} trials/s in all, {each:.0f} ms each"
+        f"{writers} writers: {writers * TRIALS / seconds:.0f} trials/s in all, {mean:.0f} ms each"
     )
     print(f"the slowest trial took {slowest:.2f} s")
 

@@ -126,8 +126,8 @@ def _steps(settings: Settings) -> Iterable[Callable[[], object]]:
         yield partial(_first_batch, settings, section)
     yield partial(config_objects.postprocess, settings)
     for metric in settings.evaluation.metrics:
-        alone = replace(settings.evaluation, metrics=(metric,))
-        yield partial(config_objects.metrics, replace(settings, evaluation=alone))
+        evaluation = replace(settings.evaluation, metrics=(metric,))
+        yield partial(config_objects.metrics, replace(settings, evaluation=evaluation))
     yield partial(config_objects.strategy, settings, settings.tuning.strategy or DEFAULT)
 
 
@@ -179,11 +179,11 @@ def in_short(reason: str) -> str:
     return plain if len(plain) <= 110 else f"{plain[:109]}…"
 
 
-def lines_of(found: list[Found]) -> list[list[str]]:
+def lines_of(outcomes: list[Found]) -> list[list[str]]:
     """Framework, files, usable, refused; a line for each, and one for all."""
-    names = sorted({item.framework for item in found})
-    groups = [(name, [item for item in found if item.framework == name]) for name in names]
-    return [[name, *_counted(items)] for name, items in [*groups, ("all", found)]]
+    names = sorted({item.framework for item in outcomes})
+    groups = [(name, [item for item in outcomes if item.framework == name]) for name in names]
+    return [[name, *_counted(items)] for name, items in [*groups, ("all", outcomes)]]
 
 
 def _counted(items: list[Found]) -> list[str]:
@@ -191,22 +191,22 @@ def _counted(items: list[Found]) -> list[str]:
     return [str(count) for count in (len(items), usable, len(items) - usable)]
 
 
-def reasons_of(found: list[Found]) -> list[list[str]]:
+def reasons_of(outcomes: list[Found]) -> list[list[str]]:
     """Reason, the files it holds back, and those of them that nothing else holds back."""
-    kinds = [{in_short(reason) for reason in item.reasons} for item in found]
-    every = Counter(kind for held in kinds for kind in held)
-    alone = Counter(kind for held in kinds if len(held) == 1 for kind in held)
-    return [[kind, str(count), str(alone[kind])] for kind, count in every.most_common()]
+    kinds = [{in_short(reason) for reason in item.reasons} for item in outcomes]
+    every = Counter(kind for reasons in kinds for kind in reasons)
+    isolated = Counter(kind for reasons in kinds if len(reasons) == 1 for kind in reasons)
+    return [[kind, str(count), str(isolated[kind])] for kind, count in every.most_common()]
 
 
 def table(title: str, headings: list[str], lines: list[list[str]]) -> Table:
     """For a terminal."""
-    made = Table(title=title)
+    result = Table(title=title)
     for index, heading in enumerate(headings):
-        made.add_column(heading, justify="right" if index else "left")
+        result.add_column(heading, justify="right" if index else "left")
     for cells in lines:
-        made.add_row(*cells)
-    return made
+        result.add_row(*cells)
+    return result
 
 
 def unpacked(tag: str, repository: Path, scratch: Path) -> Path:
@@ -231,20 +231,20 @@ def main() -> None:
     console = Console()
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        places = [Path(scratch) / name for name in ("examples", "data")]
-        for place in places:
-            place.mkdir()
-        folder = unpacked(chosen.tag, chosen.repository.resolve(), places[0])
-        made_up, files = MadeUp(places[1]), tuning_files(folder)
-        found = [checked(file, folder, made_up) for file in track(files, console=console)]
-    counts = ["framework", "files", "usable", "refused"], lines_of(found)
-    why = ["why", "files", "nothing else"], reasons_of(found)
+        folders = [Path(scratch) / name for name in ("examples", "data")]
+        for subfolder in folders:
+            subfolder.mkdir()
+        folder = unpacked(chosen.tag, chosen.repository.resolve(), folders[0])
+        made_up, files = MadeUp(folders[1]), tuning_files(folder)
+        outcomes = [checked(file, folder, made_up) for file in track(files, console=console)]
+    counts = ["framework", "files", "usable", "refused"], lines_of(outcomes)
+    why = ["why", "files", "nothing else"], reasons_of(outcomes)
     title = f"Example files of Intel Neural Compressor {chosen.tag}"
     console.print(table(title, *counts), table("Why files are refused", *why))
     if chosen.out:
         chosen.out.write_text(markdown_table(*counts) + "\n" + markdown_table(*why))
     if chosen.json:
-        chosen.json.write_text(json.dumps([vars(item) for item in found], indent=1))
+        chosen.json.write_text(json.dumps([vars(item) for item in outcomes], indent=1))
 
 
 if __name__ == "__main__":

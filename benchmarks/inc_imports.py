@@ -31,17 +31,17 @@ def main(arguments: list[str]) -> None:
     register(THEIRS)
     missing: Counter[str] = Counter()
     placeholders: Counter[str] = Counter()
-    found = with_placeholders = scripts = 0
+    complete = with_placeholders = scripts = 0
     for names in _imports(options.repository, options.tag, options.folder):
         scripts += 1
         absent = {name for name in names if _lookup(name) is None}
         raising = {name for name in names - absent if isinstance(_lookup(name), Absent)}
         missing.update(absent)
         placeholders.update(raising)
-        found += not absent
+        complete += not absent
         with_placeholders += not absent and bool(raising)
     print(f"scripts: {scripts}")
-    print(f"find all names: {found}, of these with placeholders: {with_placeholders}")
+    print(f"find all names: {complete}, of these with placeholders: {with_placeholders}")
     for title, counts in (("missing", missing), ("placeholders", placeholders)):
         print(f"{title}:")
         for name, count in counts.most_common():
@@ -76,8 +76,8 @@ def _lookup(name: str) -> object:
     """Return the object of an import; None if there is none."""
     module, _, attribute = name.partition(":")
     try:
-        found = importlib.import_module(module)
-        return getattr(found, attribute) if attribute else found
+        imported = importlib.import_module(module)
+        return getattr(imported, attribute) if attribute else imported
     except (ImportError, AttributeError):
         return None
 

@@ -77,11 +77,11 @@ class NumpyOfThen(types.ModuleType):
 
 
 def module(name: str, path: Path | None = None, **attributes: Any) -> None:
-    made = types.ModuleType(name)
+    stub = types.ModuleType(name)
     if path is not None:
-        made.__path__ = [str(path)]
-    made.__dict__.update(attributes)
-    sys.modules[name] = made
+        stub.__path__ = [str(path)]
+    stub.__dict__.update(attributes)
+    sys.modules[name] = stub
 
 
 def their_metrics(repository: Path) -> Callable[[str, str], Any]:
@@ -92,7 +92,7 @@ def their_metrics(repository: Path) -> Callable[[str, str], Any]:
     silent = types.SimpleNamespace(info=print, warning=print)
     module("neural_compressor", Path())
     module("neural_compressor.utils", Path(), logger=silent)
-    module("neural_compressor.utils.utility", LazyImport=Lazy, singleton=lambda made: made)
+    module("neural_compressor.utils.utility", LazyImport=Lazy, singleton=lambda cls: cls)
     module("neural_compressor.experimental", Path())
     module("neural_compressor.experimental.metric", package)
     np.float = float  # type: ignore[attr-defined]
@@ -222,8 +222,8 @@ def answers(draw: Draw) -> Batches:
     def one(n: int) -> tuple[Any, Any]:
         rights = [[{"text": sentence(draw)} for _ in range(3)] for _ in range(n)]
         questions = [{"id": str(i), "answers": right} for i, right in enumerate(rights)]
-        given = {str(i): sentence(draw) for i in range(n) if draw.random() < 0.8}
-        return given, [{"paragraphs": [{"qas": questions}]}]
+        predictions = {str(i): sentence(draw) for i in range(n) if draw.random() < 0.8}
+        return predictions, [{"paragraphs": [{"qas": questions}]}]
 
     return [(None, None), *(pair for pair in batches(draw, one) if pair[0])]
 
@@ -242,22 +242,25 @@ def boxes(order: str, unit: float = 1.0, named: bool = False) -> Callable[[Draw]
     """Boxes near the right ones, outputs in this order: n(umber), b(oxes), s(cores), c(lasses)."""
 
     def corners(draw: Draw, size: tuple[int, ...]) -> np.ndarray:
-        near, far = draw.random((*size, 2)), draw.random((*size, 2))
-        return np.concatenate([np.minimum(near, far), np.maximum(near, far)], axis=-1) * unit
+        corner, opposite = draw.random((*size, 2)), draw.random((*size, 2))
+        return (
+            np.concatenate([np.minimum(corner, opposite), np.maximum(corner, opposite)], axis=-1)
+            * unit
+        )
 
     def make(draw: Draw) -> Batches:
         kinds = draw.choice(list(CATEGORIES), size=4)
-        made = []
+        data = []
         for batch in range(4):
-            n, there, found = 3, int(draw.integers(1, 6)), 12
-            truth, classes = corners(draw, (n, there)), draw.choice(kinds, size=(n, there))
-            picked = draw.integers(there, size=(n, found))
+            n, targets, detections = 3, int(draw.integers(1, 6)), 12
+            truth, classes = corners(draw, (n, targets)), draw.choice(kinds, size=(n, targets))
+            picked = draw.integers(targets, size=(n, detections))
             guesses = np.take_along_axis(truth, picked[..., None], axis=1)
             guesses = guesses + draw.normal(size=guesses.shape) * 0.03 * unit
             outputs = {
-                "n": draw.integers(found + 1, size=n),
+                "n": draw.integers(detections + 1, size=n),
                 "b": guesses.astype(np.float32),
-                "s": np.round(draw.random((n, found)), 2).astype(np.float32),
+                "s": np.round(draw.random((n, detections)), 2).astype(np.float32),
                 "c": np.take_along_axis(classes, picked, axis=1).astype(np.float32),
             }
             names = np.array([[CATEGORIES[k].encode() for k in row] for row in classes.tolist()])
@@ -268,8 +271,8 @@ def boxes(order: str, unit: float = 1.0, named: bool = False) -> Callable[[Draw]
                 empty if named else classes,
                 np.array([f"{batch}_{i}.jpg".encode() for i in range(n)]),
             ]
-            made.append(([outputs[key] for key in order], labels))
-        return made
+            data.append(([outputs[key] for key in order], labels))
+        return data
 
     return make
 
@@ -338,15 +341,15 @@ def compared(case: Case, theirs: Callable[[str, str], Any], rounds: int) -> floa
     """The largest difference, as a share of the value where that is above 1."""
     name, framework, options, make, _ = case
     ours = build_metric(name, options, vocabulary(framework.split("_")[0]).metrics)
-    other = theirs(framework, name)(**options)
+    reference = theirs(framework, name)(**options)
     largest = 0.0
     for seed in range(rounds):
         ours.reset()
-        other.reset()
+        reference.reset()
         for predictions, labels in make(np.random.default_rng(seed)):
             ours.update(predictions, labels)
-            other.update(predictions, labels)
-        value, expected = ours.result(), float(other.result())
+            reference.update(predictions, labels)
+        value, expected = ours.result(), float(reference.result())
         largest = max(largest, abs(value - expected) / max(1.0, abs(expected)))
     return largest
 
@@ -356,8 +359,8 @@ def main() -> None:
     parser.add_argument("--repository", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20, help="random data sets of each row")
     arguments = parser.parse_args()
-    here = Path(__file__).parent.resolve()  # holds a tensorflow.py, which is not TensorFlow
-    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != here]
+    own_folder = Path(__file__).parent.resolve()  # holds a tensorflow.py, which is not TensorFlow
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != own_folder]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore")
     table = Table("metric", "framework", "options", "given", "largest difference", "verdict")
@@ -367,13 +370,13 @@ def main() -> None:
         theirs = their_metrics(arguments.repository)
         for case in cases():
             name, framework, options, make, why = case
-            given = make.__qualname__.partition(".")[0]
+            inputs = make.__qualname__.partition(".")[0]
             difference = compared(case, theirs, arguments.rounds)
             equal = difference <= TOLERANCE
             failed += not (equal or why)
             verdict = "equal" if equal else f"on purpose: {why}" if why else "DIFFERS"
-            words = ", ".join(f"{key}={value}" for key, value in options.items())
-            table.add_row(name, framework, words, given, f"{difference:.1e}", verdict)
+            setting = ", ".join(f"{key}={value}" for key, value in options.items())
+            table.add_row(name, framework, setting, inputs, f"{difference:.1e}", verdict)
     Console(width=160).print(table)
     sys.exit(failed > 0)
 

@@ -106,7 +106,7 @@ def _kept(file: Path | None) -> list[Row]:
 
 def _label(case: Case) -> str:
     arguments = next(iter(case.steps.values())).arguments
-    configs = [word for word in arguments if word.endswith(".yaml")]
+    configs = [argument for argument in arguments if argument.endswith(".yaml")]
     return f"{case.name} {' '.join(configs)}".strip()
 
 

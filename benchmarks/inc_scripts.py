@@ -37,9 +37,9 @@ class _Script(ast.NodeVisitor):
         for alias in node.names:
             if alias.name.split(".")[0] == THEIRS:
                 self.imports += 1
-                found = self._module(alias.name)
+                module = self._module(alias.name)
                 name = alias.asname or THEIRS
-                self.names[name] = found if alias.asname else self._module(THEIRS)
+                self.names[name] = module if alias.asname else self._module(THEIRS)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if (node.module or "").split(".")[0] != THEIRS:
@@ -49,14 +49,14 @@ class _Script(ast.NodeVisitor):
         for alias in node.names:
             if module is None or alias.name == "*":
                 continue
-            found = getattr(module, alias.name, None)
-            if found is None:
-                found = self._module(f"{node.module}.{alias.name}", quiet=True)
-            if found is None:
+            value = getattr(module, alias.name, None)
+            if value is None:
+                value = self._module(f"{node.module}.{alias.name}", quiet=True)
+            if value is None:
                 self.problems.append(f"{node.module} has no {alias.name}")
             else:
-                self._note(alias.name, found)
-                self.names[alias.asname or alias.name] = found
+                self._note(alias.name, value)
+                self.names[alias.asname or alias.name] = value
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
@@ -69,9 +69,9 @@ class _Script(ast.NodeVisitor):
             return
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return
-        known = {p.name for p in parameters}
+        accepted = {p.name for p in parameters}
         for keyword in node.keywords:
-            if keyword.arg is not None and keyword.arg not in known:
+            if keyword.arg is not None and keyword.arg not in accepted:
                 self.problems.append(f"{ast.unparse(node.func)} takes no {keyword.arg}")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -85,10 +85,10 @@ class _Script(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         """What a call of a class gives has the attributes of the class."""
         self.generic_visit(node)
-        made = self._value(node.value.func) if isinstance(node.value, ast.Call) else None
+        kind = self._value(node.value.func) if isinstance(node.value, ast.Call) else None
         for target in node.targets:
-            if isinstance(target, ast.Name) and inspect.isclass(made):
-                self.names[target.id] = _Instance(made)
+            if isinstance(target, ast.Name) and inspect.isclass(kind):
+                self.names[target.id] = _Instance(kind)
 
     def _value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):
@@ -106,8 +106,8 @@ class _Script(ast.NodeVisitor):
                 self.problems.append(f"there is no module {name}")
             return None
 
-    def _note(self, name: str, found: Any) -> None:
-        if isinstance(found, Absent):
+    def _note(self, name: str, value: Any) -> None:
+        if isinstance(value, Absent):
             self.problems.append(f"{name} is not here")
 
 
@@ -119,8 +119,8 @@ class _Instance:
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(self._kind, name):
-            found = inspect.getattr_static(self._kind, name)
-            return getattr(self._kind, name) if callable(found) else _ANYTHING
+            attribute = inspect.getattr_static(self._kind, name)
+            return getattr(self._kind, name) if callable(attribute) else _ANYTHING
         if hasattr(self._kind, "__getattr__"):
             return _ANYTHING
         for base in self._kind.__mro__:

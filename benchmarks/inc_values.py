@@ -44,28 +44,28 @@ class Row:
     @property
     def verdicts(self) -> list[str]:
         """Each once, the worst first."""
-        found = {outcome.verdict for _, outcome in self.outcomes}
-        return sorted(found, key=lambda verdict: (not verdict.startswith("DIFFERENT"), verdict))
+        distinct = {outcome.verdict for _, outcome in self.outcomes}
+        return sorted(distinct, key=lambda verdict: (not verdict.startswith("DIFFERENT"), verdict))
 
     @property
     def largest(self) -> str:
         """The largest difference; empty where nothing was compared."""
-        seen = [o.difference for _, o in self.outcomes if not np.isnan(o.difference)]
-        return f"{max(seen):.3g}" if seen else ""
+        differences = [o.difference for _, o in self.outcomes if not np.isnan(o.difference)]
+        return f"{max(differences):.3g}" if differences else ""
 
 
 def rows(
     comparisons: Sequence[Comparison], repository: Repository, only: str, single: bool
 ) -> Iterator[Row]:
     """What was compared, name by name, or one by one."""
-    found: dict[tuple[str, str], list[tuple[str, Outcome]]] = {}
+    groups: dict[tuple[str, str], list[tuple[str, Outcome]]] = {}
     for comparison in comparisons:
         if only.lower() not in comparison.name.lower():
             continue
         key = f"{comparison.name} {comparison.case}" if single else comparison.name
-        outcomes = found.setdefault((key, comparison.framework), [])
+        outcomes = groups.setdefault((key, comparison.framework), [])
         outcomes.append((comparison.case, outcome(comparison, repository)))
-    for (name, framework), outcomes in sorted(found.items()):
+    for (name, framework), outcomes in sorted(groups.items()):
         yield Row(name, framework, outcomes)
 
 

@@ -24,8 +24,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     count = parser.parse_args().jobs
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        model, files = place / "model.onnx", place / "jobs"
+        root = Path(folder)
+        model, files = root / "model.onnx", root / "jobs"
         model.write_bytes(bytes(BYTES))
         files.mkdir()
         for number in range(count):
@@ -34,9 +34,9 @@ def main() -> None:
             digest = job_digest(file)
             name = f"{file.stem}-{digest[:12]}"
             job = JobOutcome(name, str(file), digest, JobStatus.MET, accuracy=0.97, seconds=60.0)
-            job.write(place / "results" / name)
+            job.write(root / "results" / name)
         started = time.perf_counter()
-        results = tune_many(files, output=place / "results")
+        results = tune_many(files, output=root / "results")
         seconds = time.perf_counter() - started
         assert all(job.known for job in results.outcomes)
         size = results.page.stat().st_size

@@ -91,20 +91,20 @@ def all_plans(model: AnyTunableModel) -> dict[frozenset[str], ResolvedPlan]:
     space = model.space
     choices = [levels(space, ops) for ops in space.decision_groups]
     plans = [space.fp32_plan(), *(plan_of(space, chosen) for chosen in combinations(choices))]
-    seen: dict[frozenset[str], ResolvedPlan] = {}
+    distinct: dict[frozenset[str], ResolvedPlan] = {}
     for plan in plans:
         resolved = space.resolve(plan)
-        seen.setdefault(lowered(resolved), resolved)
-    if len(seen) > _MAX_PLANS:
-        raise SystemExit(f"{len(seen)} plans are too many to try them all")
-    return seen
+        distinct.setdefault(lowered(resolved), resolved)
+    if len(distinct) > _MAX_PLANS:
+        raise SystemExit(f"{len(distinct)} plans are too many to try them all")
+    return distinct
 
 
 def seconds_of(models: list[AnyModel], inputs: object, rounds: int) -> list[float]:
     """Return the seconds that each of several models takes, timed in turn."""
     runs = [partial(model, inputs) for model in models]
-    taken = interleaved_rounds(runs, iterations=rounds, block_seconds=_BLOCK_SECONDS)
-    return [uncontended(seconds) for seconds in taken]
+    timings = interleaved_rounds(runs, iterations=rounds, block_seconds=_BLOCK_SECONDS)
+    return [uncontended(seconds) for seconds in timings]
 
 
 def _seconds_by_plan(
@@ -115,8 +115,8 @@ def _seconds_by_plan(
 ) -> dict[frozenset[str], float]:
     """Return the seconds that the models of some plans take, timed in turn."""
     chosen = list(dict.fromkeys(plans))
-    taken = seconds_of([models[low] for low in chosen], inputs, rounds)
-    return dict(zip(chosen, taken, strict=True))
+    seconds = seconds_of([models[low] for low in chosen], inputs, rounds)
+    return dict(zip(chosen, seconds, strict=True))
 
 
 def found_of(name: str, repeats: int, rounds: int) -> Found:

@@ -88,8 +88,8 @@ def _settings(options: argparse.Namespace, keep: Path) -> Settings:
         "rounding_steps": (200, 5),
     }
     chosen = {name: pair[options.quick] for name, pair in sizes.items()}
-    given = {name: getattr(options, name) for name in ("steps", "windows")}
-    chosen |= {name: value for name, value in given.items() if value is not None}
+    overrides = {name: getattr(options, name) for name in ("steps", "windows")}
+    chosen |= {name: value for name, value in overrides.items() if value is not None}
     return Settings(**chosen, keep=keep, peer=options.peer)
 
 
@@ -123,22 +123,22 @@ def _cpu_seconds() -> float:
 
 def _run(
     name: str,
-    place: str,
+    progress: str,
     subjects: Sequence[Subject],
     figures: list[Figure],
     details: list[Detail],
 ) -> None:
     """Run a part, and print and keep what it finds."""
     started, used = time.perf_counter(), _cpu_seconds()
-    for found in PARTS[name](subjects):
-        if isinstance(found, Figure):
-            figures.append(found)
-            words = f"{found.goal.value[0]}{', peer' * found.is_peer}: {found.value}"
+    for item in PARTS[name](subjects):
+        if isinstance(item, Figure):
+            figures.append(item)
+            text = f"{item.goal.value[0]}{', peer' * item.is_peer}: {item.value}"
         else:
-            details.append(found)
-            words = " | ".join(found.cells)
+            details.append(item)
+            text = " | ".join(item.cells)
         spent, cpu = time.perf_counter() - started, _cpu_seconds() - used
-        print(f"[{place}] {name} {spent:5.0f} s, CPU {cpu:5.0f} s  {words}", flush=True)
+        print(f"[{progress}] {name} {spent:5.0f} s, CPU {cpu:5.0f} s  {text}", flush=True)
 
 
 if __name__ == "__main__":

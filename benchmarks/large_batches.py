@@ -44,7 +44,7 @@ def convert(name: str, folder: Path) -> None:
     case = CASES[name]
     MixedPrecision(
         model=case.build(),
-        calib_dataloader=[_tensors(given) for given in case.cut(CALIBRATION, CALIBRATED, 8)],
+        calib_dataloader=[_tensors(inputs) for inputs in case.cut(CALIBRATION, CALIBRATED, 8)],
         workspace=folder / "workspace",
         exit_policy={"performance_only": True},
     )().save(folder / name)
@@ -54,19 +54,19 @@ def _tensors(arrays: tuple) -> tuple[torch.Tensor, ...]:
     return tuple(map(torch.from_numpy, arrays))
 
 
-def print_cost(way: str, name: str, batch: str, folder: str) -> None:
+def print_cost(mode: str, name: str, batch: str, folder: str) -> None:
     """Print milliseconds of CPU time and page faults of a call in this process."""
-    if way == "whole":
+    if mode == "whole":
         batch_parts.MAX_PART_BYTES = _UNLIMITED
         direct_calls.keep_freed_memory = lambda: None
     result = load(Path(folder) / name)
-    given = _tensors(CASES[name].draw(int(batch), TIMED))
-    taken = []
+    inputs = _tensors(CASES[name].draw(int(batch), TIMED))
+    costs = []
     for _ in range(_WARMUP + _CALLS):
-        before, started = _faults(), time.process_time()
-        result(*given)
-        taken.append((1e3 * (time.process_time() - started), _faults() - before))
-    milliseconds, faults = zip(*taken[_WARMUP:], strict=True)
+        baseline, started = _faults(), time.process_time()
+        result(*inputs)
+        costs.append((1e3 * (time.process_time() - started), _faults() - baseline))
+    milliseconds, faults = zip(*costs[_WARMUP:], strict=True)
     print(json.dumps([statistics.median(milliseconds), statistics.median(faults)]))
 
 
@@ -80,31 +80,33 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--batches", default="8,32")
     parser.add_argument("--cost", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.cost:
-        print_cost(*given.cost)
+    options = parser.parse_args()
+    if options.cost:
+        print_cost(*options.cost)
         return
     table = Table(title=f"INT8 in PyTorch, {torch.get_num_threads()} threads, CPU time")
-    for heading in ("", *(f"{way}: ms, page faults" for way in WAYS), "whole / in parts"):
+    for heading in ("", *(f"{mode}: ms, page faults" for mode in WAYS), "whole / in parts"):
         table.add_column(heading, justify="right" if heading else "left")
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.models.split(","):
+        for name in options.models.split(","):
             convert(name, Path(folder))
-            for batch in given.batches.split(","):
+            for batch in options.batches.split(","):
                 table.add_row(f"{name}, batch {batch}", *_compared(name, batch, folder))
     Console(width=100).print(table)
 
 
 def _compared(name: str, batch: str, folder: str) -> list[str]:
     """Return the cells of a row."""
-    found: dict[str, list[list[float]]] = {way: [] for way in WAYS}
-    for way in WAYS * _PROCESSES:
-        command = [sys.executable, str(THIS), "--cost", way, name, batch, folder]
+    costs: dict[str, list[list[float]]] = {mode: [] for mode in WAYS}
+    for mode in WAYS * _PROCESSES:
+        command = [sys.executable, str(THIS), "--cost", mode, name, batch, folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr.strip()[-2000:])
-        found[way].append(json.loads(done.stdout.splitlines()[-1]))
-    medians = [[statistics.median(kind) for kind in zip(*found[way], strict=True)] for way in WAYS]
+        costs[mode].append(json.loads(done.stdout.splitlines()[-1]))
+    medians = [
+        [statistics.median(kind) for kind in zip(*costs[mode], strict=True)] for mode in WAYS
+    ]
     cells = [f"{milliseconds:.1f}, {faults:,.0f}" for milliseconds, faults in medians]
     return [*cells, f"{medians[0][0] / medians[1][0]:.2f}"]
 

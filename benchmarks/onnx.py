@@ -127,15 +127,15 @@ WAYS = {
 }
 
 
-def convert(way: str, name: str, source: Path, target: Path, size: int) -> None:
+def convert(variant: str, name: str, source: Path, target: Path, size: int) -> None:
     """One conversion, in this process; prints what it took."""
     from peak import peak_memory
 
-    if way in ("ours", "dynamic"):
-        found = ours(name, source, target, size, way == "dynamic")
+    if variant in ("ours", "dynamic"):
+        figures = ours(name, source, target, size, variant == "dynamic")
     else:
-        found = theirs(name, source, target, size, way == "prepared")
-    print(json.dumps({**found, "megabytes": peak_memory() / 1e6}))
+        figures = theirs(name, source, target, size, variant == "prepared")
+    print(json.dumps({**figures, "megabytes": peak_memory() / 1e6}))
 
 
 def child(*arguments: Any) -> dict[str, float]:
@@ -154,8 +154,8 @@ def conversions(path: Path) -> str:
     return " / ".join(str(kinds[op]) for op in ("Cast", "QuantizeLinear", "DequantizeLinear"))
 
 
-def decibels(reference: np.ndarray, given: np.ndarray) -> float:
-    noise = np.linalg.norm(reference - given)
+def decibels(reference: np.ndarray, actual: np.ndarray) -> float:
+    noise = np.linalg.norm(reference - actual)
     return float(20 * np.log10(np.linalg.norm(reference) / max(noise, 1e-12)))
 
 
@@ -164,19 +164,21 @@ def compare(name: str, batches: list[int], iterations: int, size: int) -> None:
     from neural_mp.profiling import interleaved_medians
 
     console = Console(width=110)
-    ways = [way for way in WAYS if name == "bert" or way != "dynamic"]
+    variants = [variant for variant in WAYS if name == "bert" or variant != "dynamic"]
     with tempfile.TemporaryDirectory() as scratch:
         files = {"FP32": Path(scratch) / "fp32.onnx"}
         child("--make", name, files["FP32"])
         table = Table(title=f"{name}: to INT8, {SAMPLES} samples in batches of {size}")
         for heading in ("", "seconds", "of which", "peak memory, MB"):
             table.add_column(heading)
-        for way in ways:
-            files[WAYS[way]] = Path(scratch) / f"{way}.onnx"
-            cost = child("--convert", way, name, files["FP32"], files[WAYS[way]], size)
+        for variant in variants:
+            files[WAYS[variant]] = Path(scratch) / f"{variant}.onnx"
+            cost = child("--convert", variant, name, files["FP32"], files[WAYS[variant]], size)
             parts = {k: v for k, v in cost.items() if k not in ("all", "megabytes")}
-            words = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
-            table.add_row(WAYS[way], f"{cost['all']:.1f}", words, f"{cost['megabytes']:.0f}")
+            breakdown = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
+            table.add_row(
+                WAYS[variant], f"{cost['all']:.1f}", breakdown, f"{cost['megabytes']:.0f}"
+            )
         console.print(table)
         sessions = {
             label: ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -212,8 +214,8 @@ def main() -> None:
     if options.make:
         make(options.make[0], Path(options.make[1]))
     elif options.convert:
-        way, name, source, target, size = options.convert
-        convert(way, name, Path(source), Path(target), int(size))
+        variant, name, source, target, size = options.convert
+        convert(variant, name, Path(source), Path(target), int(size))
     else:
         batches = [int(size) for size in options.batches.split(",")]
         for name in options.models.split(","):

@@ -116,8 +116,8 @@ def main() -> None:
     for run in RUNS:
         workspace = chosen.out / run.framework
         shutil.rmtree(workspace, ignore_errors=True)
-        asked = ["--net", chosen.net, "--out", str(chosen.out), "--only", run.framework]
-        ended = subprocess.run([sys.executable, __file__, *asked], check=False).returncode
+        arguments = ["--net", chosen.net, "--out", str(chosen.out), "--only", run.framework]
+        ended = subprocess.run([sys.executable, __file__, *arguments], check=False).returncode
         expected = -signal.SIGKILL if run.killed_after else 0
         if ended != expected:
             raise SystemExit(f"the run of {run.framework} ended with {ended}")

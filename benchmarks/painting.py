@@ -41,11 +41,11 @@ def main() -> None:
     for heading in ("ops", *RuleSet):
         table.add_column(heading, justify="right")
     for size in sizes:
-        made = graph(size)
+        ops_graph = graph(size)
         cells = []
         for rules in RuleSet:
             start = time.perf_counter()
-            paint(made, LISTS, rules)
+            paint(ops_graph, LISTS, rules)
             seconds = time.perf_counter() - start
             cells.append(f"{seconds:.3f} ({seconds / size * 1e6:.1f})")
         table.add_row(f"{size:,}", *cells)

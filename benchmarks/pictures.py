@@ -93,7 +93,7 @@ def trials_picture(net: str, note: str) -> str:
         *(partial(model, batch) for model in models.values()),
     ]
     in_float, *seconds = interleaved_medians(runs, warmup=3, iterations=51)
-    shares = {plan: each / in_float for plan, each in zip(models, seconds, strict=True)}
+    shares = {plan: latency / in_float for plan, latency in zip(models, seconds, strict=True)}
     report = any_result.report
     points = [Point(1.0, report.baseline_accuracy, "FP32", large=True)] + [
         Point(shares[trial.plan], trial.accuracy, strategy, large=chosen)
@@ -124,11 +124,11 @@ def main() -> None:
     parser.add_argument("--net", default="residual3")
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
     chosen = parser.parse_args()
-    here = hardware.detect()
-    exact = "with" if here.int8_accumulation.value == "exact" else "without"
+    machine = hardware.detect()
+    exact = "with" if machine.int8_accumulation.value == "exact" else "without"
     today = datetime.date.today()
     threads = os.environ.get("OMP_NUM_THREADS", "all")
-    note = f"{here.name}, {exact} exact products of bytes, {threads} thread(s), {today}"
+    note = f"{machine.name}, {exact} exact products of bytes, {threads} thread(s), {today}"
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / "trials.svg").write_text(trials_picture(chosen.net, note), encoding="utf-8")
     (chosen.out / "phases.svg").write_text(phases_picture(chosen.net, note), encoding="utf-8")

@@ -151,12 +151,12 @@ def _send(search, tried: list[Trial]) -> list[PrecisionPlan] | None:
         return None
 
 
-def growth(before: Planning | None, after: Planning) -> str:
+def growth(previous: Planning | None, current: Planning) -> str:
     """How much longer it takes for twice the ops, and the power of size that this is."""
-    if before is None:
+    if previous is None:
         return ""
-    doublings = math.log2(after.ops / before.ops)
-    factor = (after.total / before.total) ** (1 / doublings)
+    doublings = math.log2(current.ops / previous.ops)
+    factor = (current.total / previous.total) ** (1 / doublings)
     return f"{factor:.2f}"
 
 
@@ -182,16 +182,22 @@ def main() -> None:
             "× a doubling",
         ):
             table.add_column(heading, justify="right")
-        before, profile = None, cProfile.Profile()
+        previous, profile = None, cProfile.Profile()
         for size in sizes:
-            after = Planning(size, strategy)
-            after.run()
-            parts = [f"{after.seconds.get(part, 0.0):.3f}" for part in PARTS]
-            counts = [f"{after.ops:,}", f"{len(after.trials[0].plan):,}", str(len(after.trials))]
-            per_op = f"{after.total / after.ops * 1e6:.0f}"
-            met = "yes" if after.met else "no"
-            table.add_row(*counts, met, f"{after.total:.3f}", *parts, per_op, growth(before, after))
-            before = after
+            current = Planning(size, strategy)
+            current.run()
+            parts = [f"{current.seconds.get(part, 0.0):.3f}" for part in PARTS]
+            counts = [
+                f"{current.ops:,}",
+                f"{len(current.trials[0].plan):,}",
+                str(len(current.trials)),
+            ]
+            per_op = f"{current.total / current.ops * 1e6:.0f}"
+            met = "yes" if current.met else "no"
+            table.add_row(
+                *counts, met, f"{current.total:.3f}", *parts, per_op, growth(previous, current)
+            )
+            previous = current
         console.print(table)
         if options.profile:
             Planning(sizes[-1], strategy).run(profile)

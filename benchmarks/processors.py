@@ -49,10 +49,10 @@ _SAME = 0.02
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
-def limits_for(framework: str, wanted: str | None) -> tuple[str, ...]:
+def limits_for(framework: str, requested: str | None) -> tuple[str, ...]:
     if framework == "onnxrt":
         return (NO_LIMIT,)
-    return (wanted,) if wanted else LIMITS
+    return (requested,) if requested else LIMITS
 
 
 def child(limit: str, *arguments: Any) -> Any:
@@ -77,13 +77,13 @@ def run_child(framework: str, model: str, batches: str, repeats: str) -> None:
     processor_runs.quiet()
     sizes = [int(size) for size in batches.split(",")]
     if model == GATED:
-        found: Any = {
+        result: Any = {
             size: processor_runs.search(framework, size, int(repeats), ROUNDS[model])
             for size in sizes
         }
     else:
-        found = processor_runs.vision(framework, model, sizes, ROUNDS[model])
-    print(json.dumps(found))
+        result = processor_runs.vision(framework, model, sizes, ROUNDS[model])
+    print(json.dumps(result))
 
 
 def spread(found: dict[str, float]) -> str:
@@ -91,16 +91,16 @@ def spread(found: dict[str, float]) -> str:
 
 
 def table(title: str, *headings: str) -> Table:
-    made = Table(title=title)
+    result = Table(title=title)
     for heading in headings:
-        made.add_column(heading)
-    return made
+        result.add_column(heading)
+    return result
 
 
-def vision_rows(framework: str, limit: str, model: str, found: Any) -> Iterator[tuple[str, ...]]:
-    decibels, sizes = found["decibels"], found["sizes"]
-    saturating = "saturating" in found["products"].values()
-    for batch, speeds in found["speeds"].items():
+def vision_rows(framework: str, limit: str, model: str, results: Any) -> Iterator[tuple[str, ...]]:
+    decibels, sizes = results["decibels"], results["sizes"]
+    saturating = "saturating" in results["products"].values()
+    for batch, speeds in results["speeds"].items():
         yield (
             framework,
             limit,
@@ -112,16 +112,16 @@ def vision_rows(framework: str, limit: str, model: str, found: Any) -> Iterator[
             f"{decibels['vnni']:.1f}",
             f"{decibels['portable']:.1f}",
             spread(speeds["portable"]),
-            f"{found['float_size'] / 1e6:.1f} / {sizes['this'] / 1e6:.1f}"
+            f"{results['float_size'] / 1e6:.1f} / {sizes['this'] / 1e6:.1f}"
             f" / {sizes['portable'] / 1e6:.1f}",
         )
 
 
 def compare_vision(
-    frameworks: list[str], models: list[str], wanted: str | None, batches: str | None
+    frameworks: list[str], models: list[str], requested: str | None, batches: str | None
 ) -> Table:
     """All rows of ResNet-50 and MobileNetV2."""
-    made = table(
+    result = table(
         "INT8 beside FP32",
         "framework",
         "limit",
@@ -136,22 +136,22 @@ def compare_vision(
         "MB FP32 / here / portable",
     )
     for framework in frameworks:
-        for limit in limits_for(framework, wanted):
+        for limit in limits_for(framework, requested):
             for model in models:
                 sizes = batches or ",".join(map(str, BATCHES[model]))
-                found = child(limit, framework, model, sizes, 1)
-                for row in vision_rows(framework, limit, model, found):
+                results = child(limit, framework, model, sizes, 1)
+                for row in vision_rows(framework, limit, model, results):
                     print(" | ".join(row), file=sys.stderr, flush=True)
-                    made.add_row(*row)
-    return made
+                    result.add_row(*row)
+    return result
 
 
 def search_row(run: dict[str, Any]) -> tuple[str, ...]:
     """One search: what it came to, what it says of that, and what it is."""
     counts = " + ".join(f"{count} {name}" for name, count in sorted(run["counts"].items()))
-    said = "FP32"
+    reported = "FP32"
     if run["said_low"] is not None:
-        said = f"{run['said']:.2f} ({run['said_low']:.2f} to {run['said_high']:.2f})"
+        reported = f"{run['said']:.2f} ({run['said_low']:.2f} to {run['said_high']:.2f})"
     measured = spread(run["measured"])
     accuracy = f"{run['baseline']:.4f} → {run['accuracy']:.4f}"
     tried = ", ".join(
@@ -162,7 +162,7 @@ def search_row(run: dict[str, Any]) -> tuple[str, ...]:
         counts,
         str(run["effective"]),
         tried,
-        said,
+        reported,
         measured,
         spread(run["lowest"]),
         str(run["met"]),
@@ -172,13 +172,13 @@ def search_row(run: dict[str, Any]) -> tuple[str, ...]:
 
 def verdict(runs: list[dict[str, Any]]) -> str:
     """How often the result was FP32, and how often it was slower than that for sure."""
-    kept = [run for run in runs if run["said_low"] is not None]
-    slower = sum(run["measured"]["high"] < 1 - _SAME for run in kept)
-    faster = sum(run["measured"]["low"] > 1 + _SAME for run in kept)
-    hollow = sum(run["effective"] == 0 for run in kept)
-    untold = sum(not _holds(run) for run in kept)
+    quantized = [run for run in runs if run["said_low"] is not None]
+    slower = sum(run["measured"]["high"] < 1 - _SAME for run in quantized)
+    faster = sum(run["measured"]["low"] > 1 + _SAME for run in quantized)
+    hollow = sum(run["effective"] == 0 for run in quantized)
+    untold = sum(not _holds(run) for run in quantized)
     return (
-        f"{len(runs)} searches: FP32 {len(runs) - len(kept)}; faster than FP32 by more than "
+        f"{len(runs)} searches: FP32 {len(runs) - len(quantized)}; faster than FP32 by more than "
         f"{_SAME:.0%} for sure {faster}, slower {slower}; called met with no op in INT8 {hollow}; "
         f"said and measured intervals apart {untold}"
     )
@@ -190,14 +190,14 @@ def _holds(run: dict[str, Any]) -> bool:
 
 
 def compare_searches(
-    frameworks: list[str], wanted: str | None, batches: str | None, repeats: int
+    frameworks: list[str], requested: str | None, batches: str | None, repeats: int
 ) -> Iterator[Table]:
     """A table of searches for every framework, limit and batch."""
     for framework in frameworks:
-        for limit in limits_for(framework, wanted):
+        for limit in limits_for(framework, requested):
             sizes = batches or ",".join(map(str, BATCHES[GATED]))
             for batch, runs in child(limit, framework, GATED, sizes, repeats).items():
-                made = table(
+                result = table(
                     f"Search on the gated net: {framework}, limit {limit}, batch {batch}",
                     "plan",
                     "run in INT8",
@@ -209,9 +209,9 @@ def compare_searches(
                     "accuracy",
                 )
                 for run in runs:
-                    made.add_row(*search_row(run))
-                made.caption = verdict(runs)
-                yield made
+                    result.add_row(*search_row(run))
+                result.caption = verdict(runs)
+                yield result
 
 
 def main() -> None:
@@ -234,8 +234,8 @@ def main() -> None:
         console.print(compare_vision(frameworks, chosen, options.limit, options.batches))
     if GATED in models:
         tables = compare_searches(frameworks, options.limit, options.batches, options.repeats)
-        for made in tables:
-            console.print(made)
+        for result in tables:
+            console.print(result)
 
 
 if __name__ == "__main__":

@@ -91,12 +91,12 @@ class ChildError(Exception):
     """A child process that ended with an error."""
 
 
-def cost(way: str, name: str, peer: str | None) -> dict[str, Any]:
+def cost(tool: str, name: str, peer: str | None) -> dict[str, Any]:
     """What one conversion took, run in a process of its own."""
-    if way == "peer":
+    if tool == "peer":
         command = [str(peer), str(THIS.parent / "models" / "inc_pytorch.py"), name]
     else:
-        command = [sys.executable, str(THIS), "--cost", way, "--models", name]
+        command = [sys.executable, str(THIS), "--cost", tool, "--models", name]
     with tempfile.TemporaryDirectory() as folder:  # the peer writes files where it stands
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
@@ -104,50 +104,52 @@ def cost(way: str, name: str, peer: str | None) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def print_cost(way: str, name: str) -> None:
+def print_cost(tool: str, name: str) -> None:
     net, calibration = NETS[name].build(), NETS[name].calibration()
-    before = psutil.Process().memory_info().rss
-    if way == "ours":
+    baseline = psutil.Process().memory_info().rss
+    if tool == "ours":
         parts = Ours(net, calibration).clock.parts
-        cpu, seconds = (sum(taken) for taken in zip(*parts.values(), strict=True))
+        cpu, seconds = (sum(durations) for durations in zip(*parts.values(), strict=True))
         parts["all"] = cpu, seconds
     else:
         clock = Clock()
         with clock.part("all"):
             pt2e.converted(net, calibration)
         parts = clock.parts
-    memory = (peak_memory() - before) / 1e6
+    memory = (peak_memory() - baseline) / 1e6
     print(json.dumps({"parts": parts, "megabytes": memory}))
 
 
 def compare_costs(name: str, rounds: int, peer: str | None, console: Console) -> None:
     """What the ways to convert a model take, medians of rounds in which they take turns."""
-    ways = ["ours", *(["theirs"] if find_spec("torchao") else []), *(["peer"] if peer else [])]
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-    for way in ways * rounds:
+    tools = ["ours", *(["theirs"] if find_spec("torchao") else []), *(["peer"] if peer else [])]
+    costs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
+    for tool in tools * rounds:
         try:
-            found[way].append(cost(way, name, peer))
+            costs[tool].append(cost(tool, name, peer))
         except ChildError as error:
-            console.print(f"{WAYS[way]} failed: {error}")
+            console.print(f"{WAYS[tool]} failed: {error}")
     table = Table(title=f"{name}: to convert to INT8, {NETS[name].samples} samples")
     for heading in ("", "CPU seconds", "seconds", "CPU seconds of", "memory grew by, MB"):
         table.add_column(heading)
-    for way, taken in found.items():
-        if not taken:
+    for tool, runs in costs.items():
+        if not runs:
             continue
         parts = {
-            part: [statistics.median(one["parts"][part][kind] for one in taken) for kind in (0, 1)]
-            for part in taken[0]["parts"]
+            part: [statistics.median(run["parts"][part][kind] for run in runs) for kind in (0, 1)]
+            for part in runs[0]["parts"]
         }
-        words = ", ".join(f"{part} {cpu:.2f}" for part, (cpu, _) in parts.items() if part != "all")
-        memory = statistics.median(one["megabytes"] for one in taken)
+        breakdown = ", ".join(
+            f"{part} {cpu:.2f}" for part, (cpu, _) in parts.items() if part != "all"
+        )
+        memory = statistics.median(run["megabytes"] for run in runs)
         cpu, seconds = parts["all"]
-        table.add_row(WAYS[way], f"{cpu:.2f}", f"{seconds:.2f}", words, f"{memory:.0f}")
+        table.add_row(WAYS[tool], f"{cpu:.2f}", f"{seconds:.2f}", breakdown, f"{memory:.0f}")
     console.print(table)
 
 
-def decibels(reference: torch.Tensor, given: torch.Tensor) -> float:
-    noise = (reference - given).norm().clamp_min(1e-12)
+def decibels(reference: torch.Tensor, actual: torch.Tensor) -> float:
+    noise = (reference - actual).norm().clamp_min(1e-12)
     return float(20 * torch.log10(reference.norm() / noise))
 
 
@@ -203,10 +205,12 @@ def compare(name: str, batches: list[int], iterations: int, console: Console) ->
                 "" if result is results[0] else f"{decibels(results[0], result):.1f}",
             )
         console.print(table)
-    for label, one in (("INT8", int8), ("BF16", bf16)):
-        if one is not None:
-            counts = one.held.counts
-            console.print(f"{label}: {one.adaptor.weight_bytes(one.held) / 1e6:.0f} MB, {counts}")
+    for label, converted in (("INT8", int8), ("BF16", bf16)):
+        if converted is not None:
+            counts = converted.held.counts
+            console.print(
+                f"{label}: {converted.adaptor.weight_bytes(converted.held) / 1e6:.0f} MB, {counts}"
+            )
 
 
 def main() -> None:

@@ -93,8 +93,8 @@ def by_training(loaded: Loaded, case: Case, epochs: int) -> Iterator[Line]:
     """Yield training from the reconstructed plan, and from the plan alone."""
     images = torch.from_numpy(loaded.images)
     for name, plan in (("training", reconstruction), ("training alone", nearest)):
-        found = outcome(tool(plan(loaded)), case, images, epochs)
-        yield line(f"{name}, {epochs} epochs", found)
+        trained = outcome(tool(plan(loaded)), case, images, epochs)
+        yield line(f"{name}, {epochs} epochs", trained)
 
 
 def tool(plan: PrecisionPlan) -> Tool:
@@ -102,27 +102,27 @@ def tool(plan: PrecisionPlan) -> Tool:
 
     def simulate(net: nn.Module, images: torch.Tensor, steps: int) -> nn.Module:
         norms = int(FOLDED * steps)
-        made: nn.Module = training.quantization_aware(
+        prepared: nn.Module = training.quantization_aware(
             net, plan, calibration=[images], norm_steps=norms
         )
-        return made
+        return prepared
 
     return Tool(simulate, lambda simulation: runs_of(training.finish(simulation).model))
 
 
-def line(method: str, found: Outcome) -> Line:
-    return Line(method, found.converted, found.simulated, found.seconds, found.ratio)
+def line(method: str, result: Outcome) -> Line:
+    return Line(method, result.converted, result.simulated, result.seconds, result.ratio)
 
 
 def by_peer(python: str, name: str, case: Case, epochs: int, samples: int) -> Iterator[Line]:
     """Yield a peer's model before and after its training, in its own Python."""
-    numbers = (str(each) for each in (CASES.index(case), epochs, samples))
+    numbers = (str(number) for number in (CASES.index(case), epochs, samples))
     with tempfile.TemporaryDirectory() as folder:  # the peers write files where they stand
         command = [python, str(PEER_SCRIPT), name, *numbers]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    yield Line(f"{PEERS[name]}, calibrated", found.pop("before"))
-    yield line(f"{PEERS[name]}, {epochs} epochs", Outcome(**found))
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    yield Line(f"{PEERS[name]}, calibrated", figures.pop("before"))
+    yield line(f"{PEERS[name]}, {epochs} epochs", Outcome(**figures))
 
 
 def rows(case: Case, options: argparse.Namespace, folder: Path) -> Iterator[list[str]]:
@@ -136,8 +136,8 @@ def rows(case: Case, options: argparse.Namespace, folder: Path) -> Iterator[list
             lines += by_training(loaded, case, options.epochs)
             for name in PEERS if options.peer else ():
                 lines += by_peer(options.peer, name, case, options.epochs, options.samples)
-        for each in lines:
-            yield [case.name, runtime, *each.cells(lines[0].converted, lines[1].converted)]
+        for entry in lines:
+            yield [case.name, runtime, *entry.cells(lines[0].converted, lines[1].converted)]
 
 
 def resnet50_ratio(count: int = 5) -> float:
@@ -148,10 +148,10 @@ def resnet50_ratio(count: int = 5) -> float:
     plan = PrecisionPlan.from_dict(dict.fromkeys(convolutions, "int8"))
     simulation = training.quantization_aware(net, plan, calibration=[images])
     modules = net.train(), simulation.train()
-    both = [(each, torch.optim.Adam(each.parameters(), 1e-5)) for each in modules]
+    runs = [(run, torch.optim.Adam(run.parameters(), 1e-5)) for run in modules]
     ratios = []
     for _ in range(count):
-        fp32, ours = (step_seconds(*each, images, labels) for each in both)
+        fp32, ours = (step_seconds(*run, images, labels) for run in runs)
         ratios.append(ours / fp32)
     return statistics.median(ratios)
 
@@ -165,12 +165,12 @@ def main() -> None:
     parser.add_argument("--peer", help="a Python with torchao, nncf, openvino and scikit-learn")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    found = []
+    entries = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             if options.only in case.name:
-                found += rows(case, options, Path(folder))
-    print(markdown_table(HEADINGS, found))
+                entries += rows(case, options, Path(folder))
+    print(markdown_table(HEADINGS, entries))
     print(f"ResNet-50 in INT8, batch 8, 96×96: a step takes {resnet50_ratio():.2f} of FP32")
 
 

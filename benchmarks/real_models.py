@@ -66,23 +66,28 @@ def rows_of(
 
         def run(stage: str, *more: str) -> dict[str, Any]:
             progress.update(task, description=" ".join([name, stage, *more]))
-            found = child(stage, [name, folder, *more], packages)
+            figures = child(stage, [name, folder, *more], packages)
             progress.advance(task)
-            return found
+            return figures
 
         begun = run("begin")
         if "error" in begun:
             return [Row(name, FP32, error=begun["error"])]
         rows = [Row(name, FP32, **begun["row"])]
         elsewhere: dict[str, Row] = {}
-        for way, more in ((OURS, ()), *((CHOSEN + runtime, (runtime,)) for runtime in runtimes)):
-            found = run("tune", *more)
-            _, *others = found.pop("runtimes", ()) or [""]
-            found.pop("framework", None)
-            rows.append(_row(name, way, found))
-            if "error" not in found:
+        for contender, more in (
+            (OURS, ()),
+            *((CHOSEN + runtime, (runtime,)) for runtime in runtimes),
+        ):
+            figures = run("tune", *more)
+            _, *alternatives = figures.pop("runtimes", ()) or [""]
+            figures.pop("framework", None)
+            rows.append(_row(name, contender, figures))
+            if "error" not in figures:
                 rows[-1].error = run("load", *more).get("error")
-            elsewhere |= {each: Row(name, ELSEWHERE + each) for each in others}
+            elsewhere |= {
+                runtime_name: Row(name, ELSEWHERE + runtime_name) for runtime_name in alternatives
+            }
         rows += elsewhere.values()
         rows += [_row(name, peer, run("peer", peer)) for peer in begun["peers"]]
         sound = [row.way for row in rows[1:] if row.error is None]
@@ -105,8 +110,12 @@ def below_best(rows: list[Row]) -> list[str]:
     ]
 
 
-def _row(name: str, way: str, found: dict[str, Any]) -> Row:
-    return Row(name, way, error=found["error"]) if "error" in found else Row(name, way, **found)
+def _row(name: str, contender: str, figures: dict[str, Any]) -> Row:
+    return (
+        Row(name, contender, error=figures["error"])
+        if "error" in figures
+        else Row(name, contender, **figures)
+    )
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def in_words(result: Any) -> str:
     return ", ".join(f"{count} {p.value}" for p, count in result.plan.counts().items())
 
 
-def onnxrt_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
+def onnxrt_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
     """Layers as ONNX has them; cells and whole nets in bodies of Scan and If."""
     import onnxruntime as ort
     import recurrent_onnx
@@ -88,7 +88,7 @@ def onnxrt_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     for layer, make in recurrent_onnx.MODELS.items():
-        if not wanted(layer):
+        if not selected(layer):
             continue
         for batch in BATCHES:
             model, feeds = make(batch)
@@ -96,14 +96,14 @@ def onnxrt_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
             sessions = [
                 ort.InferenceSession(m.SerializeToString(), options) for m in (model, result.model)
             ]
-            before, after = (
+            fp32, quantized = (
                 lambda session=session, feeds=feeds: session.run(None, feeds)
                 for session in sessions
             )
-            yield Case(layer, batch, before, after, in_words(result))
+            yield Case(layer, batch, fp32, quantized, in_words(result))
 
 
-def openvino_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
+def openvino_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
     """Layers of ONNX as OpenVINO reads them, in INT8 and in BF16."""
     import onnx
     import recurrent_onnx
@@ -112,7 +112,7 @@ def openvino_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
 
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     for layer, make in recurrent_onnx.LAYERS.items():
-        for batch in BATCHES if wanted(layer) else ():
+        for batch in BATCHES if selected(layer) else ():
             model, feeds = make(batch)
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "layer.onnx"
@@ -130,32 +130,32 @@ def openvino_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
                 )
 
 
-def tensorflow_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
+def tensorflow_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
     """Layers of Keras beside the graph as TensorFlow freezes it, and as it is prepared in FP32."""
     import recurrent_keras
 
     for layer, make in recurrent_keras.MODELS.items():
-        if not wanted(layer):
+        if not selected(layer):
             continue
         model, inputs = make(), drawn(max(BATCHES), STEPS, recurrent_keras.WIDTH)
         result = converted(model, [(inputs, None)], objective="modelsize")
-        ways = {
+        baselines = {
             layer: recurrent_keras.frozen(model),
             f"{layer}, prepared": recurrent_keras.prepared(model),
         }
-        for name, before in ways.items():
+        for name, baseline in baselines.items():
             for batch in BATCHES:
                 feeds = inputs[:batch]
                 yield Case(
                     name,
                     batch,
-                    lambda before=before, feeds=feeds: before(feeds),
+                    lambda baseline=baseline, feeds=feeds: baseline(feeds),
                     lambda result=result, feeds=feeds: result.loaded(feeds),
                     in_words(result),
                 )
 
 
-def pytorch_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
+def pytorch_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
     """Layers as `torch.nn` has them, called by themselves."""
     import torch
     from torch import nn
@@ -170,11 +170,15 @@ def pytorch_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
 
     torch.set_num_threads(1)
     for kind in (nn.LSTM, nn.GRU):
-        for inputs, both in ((64, False), (HIDDEN, False), (HIDDEN, True)):
-            layer = f"{kind.__name__.lower()}{', both ways' if both else ''}, {inputs} inputs"
-            for batch in BATCHES if wanted(layer) else ():
+        for inputs, bidirectional in ((64, False), (HIDDEN, False), (HIDDEN, True)):
+            layer = (
+                f"{kind.__name__.lower()}{', both ways' if bidirectional else ''}, {inputs} inputs"
+            )
+            for batch in BATCHES if selected(layer) else ():
                 torch.manual_seed(0)
-                net = Sequences(kind(inputs, HIDDEN, batch_first=True, bidirectional=both)).eval()
+                net = Sequences(
+                    kind(inputs, HIDDEN, batch_first=True, bidirectional=bidirectional)
+                ).eval()
                 x = torch.from_numpy(drawn(batch, STEPS, inputs))
                 result = converted(net, [x], objective="modelsize")
 
@@ -209,14 +213,14 @@ def ratios(case: Case, rounds: int) -> tuple[float, list[float]]:
     size = max(rounds // GROUPS, 1)
     groups = [pairs[start : start + size] for start in range(0, rounds, size)]
     medians = [tuple(map(statistics.median, zip(*group, strict=True))) for group in groups]
-    found = [before / after for before, after in medians]
-    return statistics.median(before for before, _ in pairs) * 1e3, found
+    speedups = [fp32 / quantized for fp32, quantized in medians]
+    return statistics.median(fp32 for fp32, _ in pairs) * 1e3, speedups
 
 
 def error(case: Case) -> float:
     """The largest difference of the first outputs, over the largest value."""
-    before, after = (_first(run()) for run in (case.before, case.after))
-    return float(np.abs(before - after).max() / np.abs(before).max())
+    expected, actual = (_first(run()) for run in (case.before, case.after))
+    return float(np.abs(expected - actual).max() / np.abs(expected).max())
 
 
 def _first(outputs: Any) -> Array:
@@ -238,8 +242,8 @@ def main() -> None:
     for framework in options.frameworks.split(","):
         cases = FRAMEWORKS[framework](lambda layer: not parts or any(p in layer for p in parts))
         for case in cases:
-            milliseconds, found = ratios(case, options.rounds)
-            middle, least, most = statistics.median(found), min(found), max(found)
+            milliseconds, speedups = ratios(case, options.rounds)
+            middle, least, most = statistics.median(speedups), min(speedups), max(speedups)
             table.add_row(
                 framework,
                 case.layer,

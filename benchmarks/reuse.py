@@ -38,15 +38,15 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--run", choices=RUNS, help="in a child: what to run")
     parser.add_argument("--workspace", default="")
-    given = parser.parse_args()
-    if given.run:
-        print(json.dumps(run(given.run, given.images, given.workspace)))
+    options = parser.parse_args()
+    if options.run:
+        print(json.dumps(run(options.run, options.images, options.workspace)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        found = [child(name, given.images, folder) for name in RUNS]
+        rows = [child(name, options.images, folder) for name in RUNS]
     table = Table("run", "CPU s", "share", "evaluations", "trials", "not measured again")
-    for name, row in zip(RUNS, found, strict=True):
-        share = row["seconds"] / found[0]["seconds"]
+    for name, row in zip(RUNS, rows, strict=True):
+        share = row["seconds"] / rows[0]["seconds"]
         reused = ", ".join(row["reused"])
         counts = str(row["evaluations"]), str(row["trials"])
         table.add_row(name, f"{row['seconds']:.1f}", f"{share:.0%}", *counts, reused)

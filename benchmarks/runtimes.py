@@ -92,23 +92,23 @@ class Column:
         """The model and the batch size."""
         return f"{self.name} {self.size}"
 
-    def speed(self, way: str, over: str) -> Ratio | None:
+    def speed(self, label: str, over: str) -> Ratio | None:
         """Return the speed of a way relative to another; None if one was not timed."""
-        if way not in self.seconds or over not in self.seconds:
+        if label not in self.seconds or over not in self.seconds:
             return None
-        return ratio(self.seconds[over], self.seconds[way])
+        return ratio(self.seconds[over], self.seconds[label])
 
-    def share(self, way: str, precision: str) -> str:
+    def share(self, label: str, precision: str) -> str:
         """Return the operations a second of a way as a share of the machine's peak, in percent."""
-        if way not in self.seconds:
+        if label not in self.seconds:
             return ""
-        rate = self.operations / uncontended(self.seconds[way])
+        rate = self.operations / uncontended(self.seconds[label])
         return f"{rate / self.peaks[precision]:.0%}"
 
-    def best(self, ways: tuple[str, ...]) -> str | None:
+    def best(self, labels: tuple[str, ...]) -> str | None:
         """The fastest of some ways."""
-        known = [way for way in ways if way in self.seconds]
-        return min(known, key=lambda way: uncontended(self.seconds[way]), default=None)
+        timed = [label for label in labels if label in self.seconds]
+        return min(timed, key=lambda label: uncontended(self.seconds[label]), default=None)
 
 
 @dataclass(frozen=True)
@@ -127,28 +127,30 @@ class Bench:
         """Return the figures of a stage of ours; None after an error, which is printed."""
         return self._child(sys.executable, THIS, "--stage", *arguments)
 
-    def peer(self, way: str, source: Path, target: Path) -> dict[str, Any] | None:
+    def peer(self, tool: str, source: Path, target: Path) -> dict[str, Any] | None:
         """The seconds that a tool takes to write its file; None without the tool."""
-        python = sys.executable if way == "static" else self.options.peer
+        python = sys.executable if tool == "static" else self.options.peer
         if python is None:
             return None
         data = source.parent / "calibration.npz"
-        return self._child(python, PEER_SCRIPT, way, source, data, target)
+        return self._child(python, PEER_SCRIPT, tool, source, data, target)
 
-    def written(self, way: str, source: Path, target: Path) -> None:
+    def written(self, tool: str, source: Path, target: Path) -> None:
         """Let a tool write its file, unless a kept folder has it."""
         if not target.exists():
-            self.peer(way, source, target)
+            self.peer(tool, source, target)
 
     def _child(self, *command: object) -> dict[str, Any] | None:
-        words = list(map(str, command))
+        arguments = list(map(str, command))
         threads = dict.fromkeys(_THREADS, str(self.options.threads))
         environment = {**os.environ, **threads, "TF_NUM_INTEROP_THREADS": "1"}
-        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, check=False, env=environment
+        )
         lines = done.stdout.strip().splitlines()
         if done.returncode or not lines:
             last = (done.stderr.strip().splitlines() or ["no words"])[-1]
-            self.console.print(f"{' '.join(words[2:5])} failed: {last}")
+            self.console.print(f"{' '.join(arguments[2:5])} failed: {last}")
             return None
         return dict(json.loads(lines[-1]))
 
@@ -169,9 +171,9 @@ class Bench:
             for runtime in OWN_RUNTIMES if "own" in options.only else ():
                 self.stage("own", name, folder, size, runtime)
             timing = options.rounds, options.clock, options.only
-            found = self.stage("race", name, folder, size, *timing)
-            if found is not None:
-                yield Column(name, size, tuned, **found)
+            figures = self.stage("race", name, folder, size, *timing)
+            if figures is not None:
+                yield Column(name, size, tuned, **figures)
 
     def _others(self, name: str, folder: Path) -> float:
         """Let the other tools write their files; return the noise that ours may have."""
@@ -187,16 +189,16 @@ class Bench:
         source = folder / "fp32.onnx"
         if not source.exists():
             self.stage("make", name, folder)
-        found: dict[str, list[dict[str, Any]]] = {"ours": [], "NNCF": []}
+        result: dict[str, list[dict[str, Any]]] = {"ours": [], "NNCF": []}
         for _ in range(self.options.conversions):
-            taken = {
+            seconds = {
                 "ours": self.stage("convert", name, folder),
                 "NNCF": self.peer("nncf", source, folder / "nncf.xml"),
             }
-            for way, parts in taken.items():
+            for label, parts in seconds.items():
                 if parts is not None:
-                    found[way].append(parts)
-        return found
+                    result[label].append(parts)
+        return result
 
 
 def column_table(column: Column, clock: str) -> Table:
@@ -204,15 +206,15 @@ def column_table(column: Column, clock: str) -> Table:
     table = Table(title=f"{column.name}, batch {column.size}")
     for heading in ("", f"ms ({clock})", "× of PyTorch FP32", "99 %", "SQNR, dB"):
         table.add_column(heading, justify="right" if heading else "left")
-    for way, seconds in column.seconds.items():
-        speed = column.speed(way, TORCH)
+    for label, seconds in column.seconds.items():
+        speed = column.speed(label, TORCH)
         assert speed is not None
         table.add_row(
-            f"{way} → {column.tuned.get('runtime')}" if way == OURS else way,
+            f"{label} → {column.tuned.get('runtime')}" if label == OURS else label,
             f"{uncontended(seconds) * 1e3:.2f}",
             f"{speed.value:.2f}",
             f"{speed.low:.2f} to {speed.high:.2f}",
-            _decibels(column.noise[way]) if way != TORCH else "",
+            _decibels(column.noise[label]) if label != TORCH else "",
         )
     return table
 
@@ -227,10 +229,12 @@ def summary(columns: list[Column]) -> Table:
     table.add_column("")
     for column in columns:
         table.add_column(column.title, justify="right")
-    ways = dict.fromkeys(way for column in columns for way in column.seconds)
-    for way in ways:
-        speeds = [column.speed(way, TORCH) for column in columns]
-        table.add_row(way, *("" if speed is None else f"{speed.value:.2f}" for speed in speeds))
+    contenders = dict.fromkeys(contender for column in columns for contender in column.seconds)
+    for contender in contenders:
+        speeds = [column.speed(contender, TORCH) for column in columns]
+        table.add_row(
+            contender, *("" if speed is None else f"{speed.value:.2f}" for speed in speeds)
+        )
     table.add_section()
     table.add_row("runtime of ours", *(str(column.tuned.get("runtime", "")) for column in columns))
     rows = {
@@ -238,30 +242,32 @@ def summary(columns: list[Column]) -> Table:
         "ours over NNCF": (NNCF, NNCF_F32),
         "ours over the best FP32": FLOATS,
     }
-    for label, others in rows.items():
-        table.add_row(label, *(_compared(column, OURS, others) for column in columns))
+    for label, peers in rows.items():
+        table.add_row(label, *(_compared(column, OURS, peers) for column in columns))
     table.add_row(
         "by plain OpenVINO over NNCF",
         *(_compared(column, PLAIN, (NNCF, NNCF_F32)) for column in columns),
     )
     table.add_row("SQNR over NNCF's, dB", *map(_fidelity, columns))
     table.add_section()
-    for way, plain in OWN.items():
-        table.add_row(f"{way}, over FP32 there", *(_compared(c, way, (plain,)) for c in columns))
+    for contender, plain in OWN.items():
+        table.add_row(
+            f"{contender}, over FP32 there", *(_compared(c, contender, (plain,)) for c in columns)
+        )
     table.add_section()
-    integers = [(way, "INT8") for way in (OURS, NNCF, *OWN)]
-    for way, precision in (*integers, (OPENVINO, "FP32"), (TORCH, "FP32")):
-        shares = [column.share(way, precision) for column in columns]
-        table.add_row(f"{way}, share of {precision} peak", *shares)
+    integers = [(contender, "INT8") for contender in (OURS, NNCF, *OWN)]
+    for contender, precision in (*integers, (OPENVINO, "FP32"), (TORCH, "FP32")):
+        shares = [column.share(contender, precision) for column in columns]
+        table.add_row(f"{contender}, share of {precision} peak", *shares)
     for precision in columns[0].peaks:
         rates = [f"{column.peaks[precision] / 1e9:.0f}" for column in columns]
         table.add_row(f"peak {precision}, 10⁹ operations/s", *rates)
     return table
 
 
-def _compared(column: Column, way: str, others: tuple[str, ...]) -> str:
-    best = column.best(others)
-    speed = None if best is None else column.speed(way, best)
+def _compared(column: Column, label: str, peers: tuple[str, ...]) -> str:
+    best = column.best(peers)
+    speed = None if best is None else column.speed(label, best)
     return "" if speed is None else f"{speed.value:.2f} (≥ {speed.low:.2f})"
 
 
@@ -273,20 +279,22 @@ def _fidelity(column: Column) -> str:
     return f"{gain:+.1f}"
 
 
-def cost_table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> Table:
+def cost_table(costs: dict[str, dict[str, list[dict[str, Any]]]]) -> Table:
     """CPU seconds to read, calibrate and convert, medians of conversions in turn."""
     table = Table(title="CPU seconds to read, calibrate and convert in OpenVINO")
     for heading in ("", "ours", "NNCF", "ours / NNCF"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, ways in found.items():
-        taken = {
-            way: statistics.median(sum(cpu for cpu, _ in parts.values()) for parts in all_parts)
-            for way, all_parts in ways.items()
+    for name, by_tool in costs.items():
+        medians = {
+            tool: statistics.median(sum(cpu for cpu, _ in parts.values()) for parts in all_parts)
+            for tool, all_parts in by_tool.items()
             if all_parts
         }
-        both = taken.keys() >= {"ours", "NNCF"}
-        quotient = f"{taken['ours'] / taken['NNCF']:.2f}" if both else ""
-        table.add_row(name, *(f"{taken[w]:.2f}" if w in taken else "" for w in ways), quotient)
+        comparable = medians.keys() >= {"ours", "NNCF"}
+        quotient = f"{medians['ours'] / medians['NNCF']:.2f}" if comparable else ""
+        table.add_row(
+            name, *(f"{medians[w]:.2f}" if w in medians else "" for w in by_tool), quotient
+        )
     return table
 
 

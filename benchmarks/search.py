@@ -60,10 +60,10 @@ HEADINGS = (
 )
 
 
-def strategies_for(framework: str, asked: list[str], precisions: str) -> list[str]:
+def strategies_for(framework: str, requested: list[str], precisions: str) -> list[str]:
     """Those asked for; if none were, all that apply."""
-    if asked:
-        return asked
+    if requested:
+        return requested
     unfit = set(NEEDS_GRADIENTS) if framework == "onnx" else set()
     if "16" not in precisions:
         unfit |= NEEDS_16_BITS
@@ -115,14 +115,14 @@ def cases(options: argparse.Namespace, workspace: Path) -> Iterator[Case]:
             yield Case(framework, model, options.precisions, options.max_trials, workspace)
 
 
-def check(found: Iterable[Case], console: Console) -> None:
+def check(selected: Iterable[Case], console: Console) -> None:
     """What the hostile places do: nothing in FP32, much in all INT8."""
     from search_nets import deviation
 
     table = Table(title="Accuracy on 597 digits; what hostile places change in FP32 is relative")
     for heading in ("framework", "model", "FP32", "changed by", "all INT8", "INT8 ops"):
         table.add_column(heading, justify="right")
-    for case in found:
+    for case in selected:
         changed, plain = deviation(case.model)
         lowest = case.accuracy_of_fastest()
         counted = str(int8_ops(case.fastest))
@@ -156,16 +156,16 @@ def run(options: argparse.Namespace, workspace: Path, console: Console) -> list[
     return rows
 
 
-def some_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+def some_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
     """Reads words between commas, each of them one of these."""
-    names = list(known)
+    names = list(choices)
 
     def words(text: str) -> list[str]:
-        found = text.split(",")
-        for word in found:
-            if word not in names:
-                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(names)}")
-        return found
+        tokens = text.split(",")
+        for token in tokens:
+            if token not in names:
+                raise argparse.ArgumentTypeError(f"{token!r} is not one of {', '.join(names)}")
+        return tokens
 
     return words
 

@@ -36,8 +36,8 @@ class Pictures:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, Any]:
-        place = index % len(self.labels)
-        return self.images[place], self.labels[place]
+        position = index % len(self.labels)
+        return self.images[position], self.labels[position]
 
 
 def net() -> nn.Module:
@@ -45,8 +45,8 @@ def net() -> nn.Module:
     torch.manual_seed(0)
     sizes = (3, 32, 32, 64, 64, 128, 128)
     layers: list[nn.Module] = []
-    for place, (taken, given) in enumerate(itertools.pairwise(sizes)):
-        layers += [nn.Conv2d(taken, given, 3, 1 + place % 2, 1), nn.ReLU()]
+    for index, (in_channels, out_channels) in enumerate(itertools.pairwise(sizes)):
+        layers += [nn.Conv2d(in_channels, out_channels, 3, 1 + index % 2, 1), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 4 * 4, 10)).eval()
 
 
@@ -55,12 +55,12 @@ def pictures(model: nn.Module, seconds: float) -> Pictures:
     images = np.random.default_rng(0).normal(size=(10 * BATCH, 3, 32, 32)).astype(np.float32)
     with torch.no_grad():
         labels = model(torch.from_numpy(images)).argmax(1).numpy()
-        batch, each = torch.from_numpy(images[:BATCH]), float("inf")
+        batch, batch_seconds = torch.from_numpy(images[:BATCH]), float("inf")
         for _ in range(10):
             started = time.perf_counter()
             model(batch)
-            each = min(each, time.perf_counter() - started)
-    return Pictures(images, labels, BATCH * max(10, round(seconds / each)))
+            batch_seconds = min(batch_seconds, time.perf_counter() - started)
+    return Pictures(images, labels, BATCH * max(10, round(seconds / batch_seconds)))
 
 
 def tried(model: nn.Module, data: Pictures, workers: int, limit: int) -> tuple[Trial, ...]:
@@ -88,15 +88,17 @@ def main() -> None:
     model = net()
     data = pictures(model, options.seconds)
     print(f"{len(data) // BATCH} batches of {BATCH}; load of the machine {os.getloadavg()[0]:.1f}")
-    found = {count: tried(model, data, count, options.trials) for count in (1, options.workers)}
-    for count, trials in found.items():
+    by_workers = {
+        count: tried(model, data, count, options.trials) for count in (1, options.workers)
+    }
+    for count, trials in by_workers.items():
         seconds = ", ".join(f"{trial.seconds:.1f} s" for trial in trials)
         print(f"{counted(count, 'worker'):>10}: trials of {seconds}")
-    alone, shared = found[1], found[options.workers]
-    first = alone[0].seconds / shared[0].seconds
-    others = sum(t.seconds for t in alone[1:]) / sum(t.seconds for t in shared[1:])
-    same = [(t.plan, t.accuracy) for t in alone] == [(t.plan, t.accuracy) for t in shared]
-    print(f"{first:.2f} times as fast with the start, {others:.2f} after that")
+    single, shared = by_workers[1], by_workers[options.workers]
+    first = single[0].seconds / shared[0].seconds
+    rest = sum(t.seconds for t in single[1:]) / sum(t.seconds for t in shared[1:])
+    same = [(t.plan, t.accuracy) for t in single] == [(t.plan, t.accuracy) for t in shared]
+    print(f"{first:.2f} times as fast with the start, {rest:.2f} after that")
     print(f"the same plans and accuracies: {same}")
 
 

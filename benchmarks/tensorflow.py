@@ -48,8 +48,8 @@ def make(name: str, folder: Path) -> None:
 
     net = keras_models.build(name)
     net.export(folder / "saved_model", verbose=False)
-    (given,) = net.inputs
-    spec = tf.TensorSpec(given.shape, given.dtype, name="x")
+    (tensor,) = net.inputs
+    spec = tf.TensorSpec(tensor.shape, tensor.dtype, name="x")
     function = tf.function(lambda x: net(x, training=False)).get_concrete_function(spec)
     graph = convert_variables_to_constants_v2(function).graph.as_graph_def()
     (folder / "fp32.pb").write_bytes(graph.SerializeToString())
@@ -140,17 +140,21 @@ def saved(path: Path) -> Run:
     return call
 
 
-def decibels(reference: np.ndarray, given: np.ndarray) -> float:
-    noise = max(float(np.linalg.norm(reference - given)), 1e-12)
+def decibels(reference: np.ndarray, output: np.ndarray) -> float:
+    noise = max(float(np.linalg.norm(reference - output)), 1e-12)
     return float(20 * np.log10(np.linalg.norm(reference) / noise))
 
 
 def conversions(path: Path) -> str:
     """How often a graph casts, quantizes and dequantizes."""
-    found = Counter(node.op for node in graph_in(path).node)
-    quantize = found["QuantizeV2"] + found["Quantize"]
-    rest = sum(count for op, count in found.items() if op in ("Requantize", "RequantizePerChannel"))
-    return f"{found['Cast']} / {quantize} / {found['Dequantize']}" + (f" + {rest}" if rest else "")
+    counts = Counter(node.op for node in graph_in(path).node)
+    quantize = counts["QuantizeV2"] + counts["Quantize"]
+    rest = sum(
+        count for op, count in counts.items() if op in ("Requantize", "RequantizePerChannel")
+    )
+    return f"{counts['Cast']} / {quantize} / {counts['Dequantize']}" + (
+        f" + {rest}" if rest else ""
+    )
 
 
 def compare(name: str, batches: list[int], iterations: int, peer: str | None) -> None:
@@ -189,8 +193,8 @@ def compare(name: str, batches: list[int], iterations: int, peer: str | None) ->
             table.add_column(heading)
         for label, cost in costs.items():
             parts = {k: v for k, v in cost.items() if k not in ("all", "megabytes")}
-            words = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
-            table.add_row(label, f"{cost['all']:.1f}", words, f"{cost['megabytes']:.0f}")
+            details = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
+            table.add_row(label, f"{cost['all']:.1f}", details, f"{cost['megabytes']:.0f}")
         console.print(table)
         runs: dict[str, Run] = {label: frozen(path) for label, path in graphs.items()}
         runs["FP32 SavedModel"] = saved(folder / "saved_model")

@@ -56,10 +56,10 @@ class MarkedAccuracy(Accuracy):
         self._marks, self._pause = marks, pause
         super().__init__()
 
-    def _mark(self, word: str) -> None:
+    def _mark(self, event: str) -> None:
         machine = os.environ.get("MACHINE", "alone")
         with self._marks.open("a") as file:
-            file.write(f"{time.time():.3f} {machine} {word}\n")
+            file.write(f"{time.time():.3f} {machine} {event}\n")
 
     def update(self, preds: Any, labels: Any) -> None:
         if not self.all:
@@ -84,7 +84,7 @@ class Mark:
 def marks_in(file: Path) -> list[Mark]:
     lines = file.read_text().splitlines() if file.exists() else []
     parts = [line.split() for line in lines]
-    return [Mark(float(moment), machine, word) for moment, machine, word in parts]
+    return [Mark(float(moment), machine, event) for moment, machine, event in parts]
 
 
 def tune(folder: Path, strategy: str, trials: int, workers: str) -> None:
@@ -110,17 +110,17 @@ def tune(folder: Path, strategy: str, trials: int, workers: str) -> None:
     )
     started = time.monotonic()
     result = converter()
-    told = {
+    summary = {
         "trials": [
             [trial.number, trial.outcome.value, trial.accuracy, trial.plan.to_dict()]
             for trial in result.trials
         ],
         "plan": result.plan.to_dict(),
         "nodes": sorted({trial.node for trial in result.trials}),
-        "warnings": [words for words in result.report.warnings if "cluster" in words],
+        "warnings": [warning for warning in result.report.warnings if "cluster" in warning],
         "seconds": time.monotonic() - started,
     }
-    (folder / "told.json").write_text(json.dumps(told))
+    (folder / "told.json").write_text(json.dumps(summary))
 
 
 class TwoMachines:
@@ -135,10 +135,10 @@ class TwoMachines:
         self._watchful = dict(WATCHFUL)
 
     def __enter__(self) -> TwoMachines:
-        one, other = self._names
+        first, second = self._names
         for name in self._names:
             ip("netns", "add", name)
-        ip("-n", one, "link", "add", "cable", "type", "veth", "peer", "cable", "netns", other)
+        ip("-n", first, "link", "add", "cable", "type", "veth", "peer", "cable", "netns", second)
         for name, address in zip(self._names, ADDRESSES, strict=True):
             ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
             ip("-n", name, "link", "set", "cable", "up")
@@ -151,20 +151,20 @@ class TwoMachines:
             ip("netns", "delete", name)
 
     def start_nodes(self) -> None:
-        head, other = ADDRESSES
+        head, worker = ADDRESSES
         ray = (sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1")
         store = (f"--object-store-memory={STORE}", "--disable-usage-stats")
         first = ("--head", f"--port={PORT}", f"--temp-dir={self._folder}/ray")
         first += ("--include-dashboard=false", f"--node-ip-address={head}")
         self.run(0, *ray, *store, *first)
-        self.run(1, *ray, *store, f"--address={head}:{PORT}", f"--node-ip-address={other}")
+        self.run(1, *ray, *store, f"--address={head}:{PORT}", f"--node-ip-address={worker}")
 
     def run(self, machine: int, *command: str) -> None:
         """Run a command on a machine; what it says is shown where it fails."""
         process = self.started(machine, *command)
         if process.wait(PATIENCE):
-            said = (self._folder / f"said-{machine}.txt").read_text(errors="replace")
-            raise SystemExit(f"{' '.join(command)} failed:\n{said}")
+            log = (self._folder / f"said-{machine}.txt").read_text(errors="replace")
+            raise SystemExit(f"{' '.join(command)} failed:\n{log}")
 
     def started(self, machine: int, *command: str) -> subprocess.Popen[bytes]:
         paths = (str(MODELS), str(MODELS.parent.parent), os.environ.get("PYTHONPATH", ""))
@@ -180,8 +180,8 @@ class TwoMachines:
         }
         inside = ("ip", "netns", "exec", self._names[machine], *command)
         # To a file: the daemons that a command leaves behind would hold a pipe open.
-        with (self._folder / f"said-{machine}.txt").open("wb") as said:
-            return subprocess.Popen(inside, env=environment, stdout=said, stderr=said)
+        with (self._folder / f"said-{machine}.txt").open("wb") as log:
+            return subprocess.Popen(inside, env=environment, stdout=log, stderr=log)
 
     def lose(self, how: str) -> None:
         """Take the second machine away."""
@@ -191,18 +191,18 @@ class TwoMachines:
             self.kill(1)
 
     def kill(self, machine: int) -> None:
-        found = ip("netns", "pids", self._names[machine])
-        for process in map(int, found.split()):
+        pids = ip("netns", "pids", self._names[machine])
+        for process in map(int, pids.split()):
             try:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
                 continue
 
 
-def ip(*words: str) -> str:
-    done = subprocess.run(("ip", *words), capture_output=True, text=True, check=False)
+def ip(*arguments: str) -> str:
+    done = subprocess.run(("ip", *arguments), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        raise SystemExit(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -213,10 +213,10 @@ def watched(driver: subprocess.Popen[bytes], marks: Path, lose: Callable[[], Non
     """
     until, lost_at = time.monotonic() + PATIENCE, 0.0
     while driver.poll() is None and time.monotonic() < until:
-        found = marks_in(marks)
-        words = [mark.word for mark in found if mark.machine == "B"]
-        begun = sum(mark.word == "begin" for mark in found) - 1  # that of FP32
-        if not lost_at and begun >= ROUND - 1 and words[-1:] == ["begin"]:
+        entries = marks_in(marks)
+        events = [mark.word for mark in entries if mark.machine == "B"]
+        begun = sum(mark.word == "begin" for mark in entries) - 1  # that of FP32
+        if not lost_at and begun >= ROUND - 1 and events[-1:] == ["begin"]:
             lost_at = time.time()
             lose()
         time.sleep(0.05)
@@ -231,12 +231,12 @@ def stall(marks: list[Mark], lost_at: float) -> float:
     """
     # Both share a disk, so that what the other one does without its cable is written down, too.
     ended = [mark for mark in marks if (mark.machine, mark.word) == ("B", "end")]
-    told = sum(mark.moment < lost_at for mark in ended)
-    own = [mark for mark in marks if mark.machine == "A"][: 2 * (1 + ROUND - told)]
+    finished = sum(mark.moment < lost_at for mark in ended)
+    own = [mark for mark in marks if mark.machine == "A"][: 2 * (1 + ROUND - finished)]
     pauses = [
-        after.moment - max(before.moment, lost_at)
-        for before, after in itertools.pairwise(own)
-        if before.word == "end"
+        current.moment - max(previous.moment, lost_at)
+        for previous, current in itertools.pairwise(own)
+        if previous.word == "end"
     ]
     return max(0.0, *pauses)
 
@@ -248,10 +248,10 @@ def together(folder: Path, chosen: argparse.Namespace) -> float | None:
         started = time.monotonic()
         machines.start_nodes()
         print(f"two nodes started in {time.monotonic() - started:.0f} s", flush=True)
-        asked = ("--strategy", chosen.strategy, "--trials", str(chosen.trials))
+        options = ("--strategy", chosen.strategy, "--trials", str(chosen.trials))
         workers = f"ray:{ADDRESSES[0]}:{PORT}"
         own = (sys.executable, __file__, "--tune", workers, "--folder", str(folder))
-        driver = machines.started(0, *own, *asked)
+        driver = machines.started(0, *own, *options)
         marks = folder / "marks.txt"
 
         def lose() -> None:
@@ -268,16 +268,16 @@ def together(folder: Path, chosen: argparse.Namespace) -> float | None:
         return stall(marks_in(marks), lost_at)
 
 
-def table_of(alone: dict[str, Any], both: dict[str, Any], counts: Counter[str]) -> Table:
+def table_of(single: dict[str, Any], cluster: dict[str, Any], counts: Counter[str]) -> Table:
     table = Table("", "one process", "two machines", "equal")
     same = {
         "trials, their order, outcomes, accuracies": "trials",
         "ops of the chosen plan, their precisions": "plan",
     }
-    for words, key in same.items():
-        equal = "yes" if alone[key] == both[key] else "NO"
-        table.add_row(words, str(len(alone[key])), str(len(both[key])), equal)
-    table.add_row("seconds of the run", f"{alone['seconds']:.0f}", f"{both['seconds']:.0f}", "")
+    for label, key in same.items():
+        equal = "yes" if single[key] == cluster[key] else "NO"
+        table.add_row(label, str(len(single[key])), str(len(cluster[key])), equal)
+    table.add_row("seconds of the run", f"{single['seconds']:.0f}", f"{cluster['seconds']:.0f}", "")
     begun = f"{counts['A']} and {counts['B']}"
     table.add_row("evaluations begun, FP32 among them", "", begun, "")
     return table
@@ -301,19 +301,19 @@ def main() -> None:
         seconds = together(folder / "both", chosen)
         (folder / "alone").mkdir()
         tune(folder / "alone", chosen.strategy, chosen.trials, "1")
-        alone, both = (
+        single, cluster = (
             json.loads((folder / run / "told.json").read_text()) for run in ("alone", "both")
         )
         counts = Counter(
             mark.machine for mark in marks_in(folder / "both" / "marks.txt") if mark.word == "begin"
         )
     console = Console()
-    console.print(table_of(alone, both, counts))
-    for words in both["warnings"]:
-        console.print(f"warning: {words}")
+    console.print(table_of(single, cluster, counts))
+    for warning in cluster["warnings"]:
+        console.print(f"warning: {warning}")
     if seconds is not None:
         console.print(f"stall: {seconds:.1f} s in which the machine that was left did nothing")
-    if alone["trials"] != both["trials"] or alone["plan"] != both["plan"]:
+    if single["trials"] != cluster["trials"] or single["plan"] != cluster["plan"]:
         raise SystemExit("the two runs differ")
 
 

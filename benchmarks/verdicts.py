@@ -64,7 +64,7 @@ def verdict_of(name: str) -> Verdict:
         low, high = report.speedup_low, report.speedup_high
         return Verdict(True, report.speedup, seconds, low, high)
     figures = [t.objectives for t in result.trials if "relative_latency_low" in t.objectives]
-    best = min(figures, key=lambda found: found["relative_latency"], default=None)
+    best = min(figures, key=lambda objectives: objectives["relative_latency"], default=None)
     if best is None:
         return Verdict(False, 1.0, seconds, 1.0, 1.0)
     ends = ("relative_latency_high", "relative_latency_low")
@@ -79,20 +79,20 @@ def restarted(name: str) -> Verdict:
     return Verdict(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def cells(name: str, found: list[Verdict]) -> list[str]:
+def cells(name: str, verdicts: list[Verdict]) -> list[str]:
     """One row: the counts of verdicts, and what was measured."""
-    counts = Counter(verdict.met for verdict in found)
-    speeds = sorted(verdict.speedup for verdict in found)
-    overlapping = sum(verdict.overlaps(found[0]) for verdict in found)
-    widths = sorted(verdict.high / verdict.low - 1 for verdict in found)
+    counts = Counter(verdict.met for verdict in verdicts)
+    speeds = sorted(verdict.speedup for verdict in verdicts)
+    overlapping = sum(verdict.overlaps(verdicts[0]) for verdict in verdicts)
+    widths = sorted(verdict.high / verdict.low - 1 for verdict in verdicts)
     return [
         name,
         f"{counts[True]} met, {counts[False]} FP32",
-        f"{max(counts.values())} of {len(found)} alike",
+        f"{max(counts.values())} of {len(verdicts)} alike",
         f"{speeds[len(speeds) // 2]:.2f} ({speeds[0]:.2f} to {speeds[-1]:.2f})",
-        f"{overlapping} of {len(found)}",
+        f"{overlapping} of {len(verdicts)}",
         f"{widths[len(widths) // 2]:.1%}",
-        f"{sum(verdict.seconds for verdict in found) / len(found):.1f}",
+        f"{sum(verdict.seconds for verdict in verdicts) / len(verdicts):.1f}",
     ]
 
 
@@ -111,11 +111,11 @@ def main() -> None:
     rows, run_once = [], restarted if options.restart else verdict_of
     with busy_core(options.busy):
         for name in options.nets.split(","):
-            found: list[Verdict] = []
+            verdicts: list[Verdict] = []
             for _ in range(options.repeats):
-                found.append(run_once(name))
-                print(name, found[-1], file=sys.stderr, flush=True)
-            rows.append(cells(name, found))
+                verdicts.append(run_once(name))
+                print(name, verdicts[-1], file=sys.stderr, flush=True)
+            rows.append(cells(name, verdicts))
     headings = ("net", "verdicts", "alike", "speed-up", "overlap the first", "width", "seconds")
     print(markdown_table(headings, rows), end="")
 

@@ -109,27 +109,27 @@ def quantize_static(folder: Path) -> Callable[[], Any]:
     return call
 
 
-def print_cost(way: str, folder: Path) -> None:
+def print_cost(method: str, folder: Path) -> None:
     """Time one call in this process."""
-    call = quantize_static(folder) if way == "quantize_static" else ours(way, folder)
+    call = quantize_static(folder) if method == "quantize_static" else ours(method, folder)
     started = time.process_time()
     call()
     cost = {"cpu": time.process_time() - started, "megabytes": peak_memory() / 1e6}
     print(json.dumps(cost))
 
 
-def cost_of(way: str, folder: Path, peer: str | None) -> dict[str, float]:
+def cost_of(method: str, folder: Path, peer: str | None) -> dict[str, float]:
     """The cost of one call in a process of its own."""
-    command = [sys.executable, str(THIS), "--cost", way, str(folder)]
-    if way == "Intel Neural Compressor":
+    command = [sys.executable, str(THIS), "--cost", method, str(folder)]
+    if method == "Intel Neural Compressor":
         command = [str(peer), str(THIS.parent / "models" / "inc_pytorch.py"), "resnet50"]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     environment |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(done.stderr.strip()[-2000:])
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return {"cpu": found["cpu"] if "cpu" in found else found["parts"]["all"][0], **found}
+    cost = json.loads(done.stdout.strip().splitlines()[-1])
+    return {"cpu": cost["cpu"] if "cpu" in cost else cost["parts"]["all"][0], **cost}
 
 
 def main() -> None:
@@ -139,29 +139,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", help="a Python with neural-compressor and psutil")
     parser.add_argument("--cost", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.cost:
-        print_cost(given.cost[0], Path(given.cost[1]))
+    options = parser.parse_args()
+    if options.cost:
+        print_cost(options.cost[0], Path(options.cost[1]))
         return
-    ways = [way for way, framework in WAYS.items() if framework in given.frameworks.split(",")]
-    if given.peer is None:
-        ways = [way for way in ways if way != "Intel Neural Compressor"]
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    methods = [
+        method for method, framework in WAYS.items() if framework in options.frameworks.split(",")
+    ]
+    if options.peer is None:
+        methods = [method for method in methods if method != "Intel Neural Compressor"]
+    results: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     with tempfile.TemporaryDirectory() as scratch:
-        if "onnx" in ways:
+        if "onnx" in methods:
             write_onnx(Path(scratch) / "net.onnx")
-        for way in ways * given.rounds:
+        for method in methods * options.rounds:
             # A workspace of its own: a second run would reuse measurements of the first.
             with tempfile.TemporaryDirectory(dir=scratch) as folder:
                 for file in Path(scratch).glob("net.onnx"):
                     (Path(folder) / file.name).hardlink_to(file)
-                found[way].append(cost_of(way, Path(folder), given.peer))
+                results[method].append(cost_of(method, Path(folder), options.peer))
     print(f"{'':26}{'CPU seconds':>12}{'peak MB':>10}")
-    for way, costs in found.items():
+    for method, costs in results.items():
         seconds, memory = (
             statistics.median(cost[key] for cost in costs) for key in ("cpu", "megabytes")
         )
-        print(f"{way:26}{seconds:12.2f}{memory:10.0f}")
+        print(f"{method:26}{seconds:12.2f}{memory:10.0f}")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ _PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 def sample_of(command: str) -> str:
     """Return the output of a command in the page."""
-    (found,) = re.findall(
+    (output,) = re.findall(
         rf"\n\$ neural-mp {re.escape(command)}\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL
     )
-    return str(found)
+    return str(output)
 
 
 def cells(text: str, count: int = 2) -> list[tuple[str, ...]]:

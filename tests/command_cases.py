@@ -71,9 +71,9 @@ class CommandCases:
         return next(row["name"] for row in rows if row["type"] == self.convolution)
 
     def test_resuming_a_finished_run_evaluates_nothing(self, ask):
-        found = ask("tune", "conf.yaml", "--resume")
-        assert found["met"]
-        assert found["report"]["evaluations"] == 0
+        document = ask("tune", "conf.yaml", "--resume")
+        assert document["met"]
+        assert document["report"]["evaluations"] == 0
 
     def test_inspect_and_explain_show_the_same_precisions(self, ask, file):
         rows = {row["name"]: row for row in ask("inspect", file.name)}
@@ -87,25 +87,25 @@ class CommandCases:
 
     def test_audit_finds_the_integer_kernels_of_the_plan(self, ask):
         # ONNX Runtime may run further ops in INT8, which ends in 1.
-        found = ask("audit", "tuned", "--all", codes=(0, 1))
-        assert found["complete"]
-        layers = [op for op in found["ops"] if op["type"] == self.convolution]
+        document = ask("audit", "tuned", "--all", codes=(0, 1))
+        assert document["complete"]
+        layers = [op for op in document["ops"] if op["type"] == self.convolution]
         assert [op["ran_in"] for op in layers] == ["int8"] * 6
 
     def test_compare_has_the_noise_of_int8(self, ask, file):
-        found = ask("compare", file.name, "tuned", "--data", "images.npy")
-        (output,) = found["outputs"]
+        document = ask("compare", file.name, "tuned", "--data", "images.npy")
+        (output,) = document["outputs"]
         assert 25 < output["sqnr"] < 60
-        assert found["samples"] == 64
-        assert len(found["layers"]) >= 6
-        assert found["first"]
+        assert document["samples"] == 64
+        assert len(document["layers"]) >= 6
+        assert document["first"]
 
     def test_sensitivity_measures_every_decision(self, ask, file):
         decisions = ask("sensitivity", file.name, "--data", "images.npy")["decisions"]
         assert len(decisions) >= 4
-        assert all(0 <= one["output_noise"] < 1 for one in decisions)
-        assert any(one["output_noise"] for one in decisions)
-        assert any(one["seconds_gained"] for one in decisions)
+        assert all(0 <= decision["output_noise"] < 1 for decision in decisions)
+        assert any(decision["output_noise"] for decision in decisions)
+        assert any(decision["seconds_gained"] for decision in decisions)
 
     def test_report_is_a_page_with_every_layer(self, ask, file):
         assert ask("report", "neural_mp_workspace")["met"]
@@ -124,8 +124,8 @@ class CommandCases:
         plan = ("--plan", "tuned/plan.yaml", "--output")
         ask("convert", file.name, *plan, "replayed")
         assert ask("inspect", "replayed")["plan"] == ask("inspect", "tuned")["plan"]
-        found = ask("convert", file.name, *plan, "portable", "--target", "portable")
-        assert found["exact_on"] == "every CPU"
+        document = ask("convert", file.name, *plan, "portable", "--target", "portable")
+        assert document["exact_on"] == "every CPU"
         images = digits[1].images
         expected = neural_mp.load("tuned")(images).argmax(1)
         for folder in ("replayed", "portable"):

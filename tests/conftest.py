@@ -93,15 +93,15 @@ def _functions_of_the_exporter_are_read_once():
         from onnxscript._internal.values import TracedOnnxFunction
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-        read = TracedOnnxFunction.function_ir.fget
-        if not hasattr(read, "cache_info"):
-            patch.setattr(TracedOnnxFunction, "function_ir", property(cache(read)))
+        getter = TracedOnnxFunction.function_ir.fget
+        if not hasattr(getter, "cache_info"):
+            patch.setattr(TracedOnnxFunction, "function_ir", property(cache(getter)))
             filled = cache(ONNXRegistry.from_torchlib)
 
             def registry(opset_version):
-                found = copy(filled(opset_version))
-                found.functions = {op: [*known] for op, known in found.functions.items()}
-                return found
+                copied = copy(filled(opset_version))
+                copied.functions = {op: [*overloads] for op, overloads in copied.functions.items()}
+                return copied
 
             patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(registry))
         return export(*arguments, **options)
@@ -119,7 +119,7 @@ def _imported_ops_that_are_on_no_device_stay_there():
         return
     from tensorflow.python.framework import importer
 
-    load, place = importer._import_graph_def_internal, importer._ProcessNewOps
+    load, process = importer._import_graph_def_internal, importer._ProcessNewOps
     is_placed = False
 
     def loaded(graph_def, *arguments, **options):
@@ -130,7 +130,7 @@ def _imported_ops_that_are_on_no_device_stay_there():
 
     def placed(graph):
         if is_placed or graph._device_functions_outer_to_inner:
-            place(graph)
+            process(graph)
         else:
             graph._add_new_tf_operations(compute_devices=False)
 
@@ -341,8 +341,8 @@ def cluster(ray):
     """Two nodes of one CPU each."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={**NODE, **HEAD})
-    made.add_node(**NODE)
-    yield made
+    ray_cluster = Cluster(initialize_head=True, head_node_args={**NODE, **HEAD})
+    ray_cluster.add_node(**NODE)
+    yield ray_cluster
     ray.shutdown()
-    made.shutdown()
+    ray_cluster.shutdown()

@@ -29,10 +29,10 @@ class Outliers(nn.Module):
                 layer.weight[:, 5] /= FACTOR
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found = torch.relu(self.grouped(torch.relu(self.first(image))))
-        found = torch.relu(self.last(F.max_pool2d(found, 2)))
-        found = self.norm(found.flatten(2).transpose(1, 2))
-        return self.query(found) * self.key(found)
+        features = torch.relu(self.grouped(torch.relu(self.first(image))))
+        features = torch.relu(self.last(F.max_pool2d(features, 2)))
+        features = self.norm(features.flatten(2).transpose(1, 2))
+        return self.query(features) * self.key(features)
 
 
 class Residual(nn.Module):
@@ -44,16 +44,16 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(8, 8, 3, padding=1)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found = torch.relu(self.first(image))
-        return self.second(found) + found
+        features = torch.relu(self.first(image))
+        return self.second(features) + features
 
 
 class TwoOutputs(Residual):
     """`CorrectionContract.two_outputs`."""
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = torch.relu(self.first(image))
-        return self.second(found), found
+        features = torch.relu(self.first(image))
+        return self.second(features), features
 
 
 class Normed(nn.Module):
@@ -86,7 +86,7 @@ class EveryKind(nn.Module):
         self.dense = nn.Linear(8 * 16, 10, bias=False)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found = torch.relu(self.conv(nn.functional.avg_pool2d(image, 2)))
-        logits = self.dense(found.reshape(found.shape[0], -1))
+        features = torch.relu(self.conv(nn.functional.avg_pool2d(image, 2)))
+        logits = self.dense(features.reshape(features.shape[0], -1))
         share = torch.softmax(logits + -torch.exp(logits), 1)
-        return torch.cat([share, torch.tanh(found.mean((2, 3)))], 1)
+        return torch.cat([share, torch.tanh(features.mean((2, 3)))], 1)

@@ -67,7 +67,7 @@ def _fresh(folder: Path) -> Iterator[None]:
     if "keras" in sys.modules:
         # Layers are numbered from the start again; garbage is not collected.
         sys.modules["keras"].utils.clear_session(free_memory=False)
-    before = set(sys.modules)
+    modules = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ):
         measure_briefly(patch)
         search_briefly(patch)
@@ -76,7 +76,7 @@ def _fresh(folder: Path) -> Iterator[None]:
         patch.chdir(folder)
         patch.setattr(sys, "path", [str(folder), *sys.path])
         yield
-    for name in set(sys.modules) - before:  # several examples have a module `digits`
+    for name in set(sys.modules) - modules:  # several examples have a module `digits`
         file = getattr(sys.modules[name], "__file__", None) or ""
         if file.startswith(str(folder.parent)):
             del sys.modules[name]

@@ -17,17 +17,17 @@ class FileScheduler(LoadFileScheduling):
     def remove_node(self, node: WorkerController) -> str | None:
         """Share out the unfinished tests of a process that ended; return the test at fault."""
         work = self.assigned_work.pop(node)
-        left = {file: cases for file, cases in work.items() if not all(cases.values())}
-        if not left:
+        unfinished = {file: cases for file, cases in work.items() if not all(cases.values())}
+        if not unfinished:
             return None
-        first = next(iter(left.values()))
+        first = next(iter(unfinished.values()))
         crashed = next(test for test, done in first.items() if not done)
         first[crashed] = True
         self.workqueue.update(
-            {file: cases for file, cases in left.items() if not all(cases.values())}
+            {file: cases for file, cases in unfinished.items() if not all(cases.values())}
         )
-        for other in self.assigned_work:
-            self._reschedule(other)
+        for worker in self.assigned_work:
+            self._reschedule(worker)
         return crashed
 
     def _reschedule(self, node: WorkerController) -> None:

@@ -42,12 +42,12 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        read = self.before(x)
-        q, k, v = (f(read).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in self._heads())
+        normed = self.before(x)
+        q, k, v = (f(normed).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in self._heads())
         scores = q @ k.transpose(-1, -2) / (WIDTH / HEADS) ** 0.5 + mask
         x = x + self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
-        read = self.between(x)
-        return x + self.down(F.silu(self.gate(read)) * self.up(read))
+        normed = self.between(x)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
 
     def _heads(self) -> tuple[nn.Linear, ...]:
         return self.q, self.k, self.v
@@ -100,10 +100,10 @@ def trained() -> Decoder:
                 (block.between, (block.gate, block.up)),
             ):
                 for factor in _OUTLIERS:
-                    place = int(random.integers(WIDTH))
-                    norm.weight[place] *= factor
+                    channel = int(random.integers(WIDTH))
+                    norm.weight[channel] *= factor
                     for reader in readers:
-                        reader.weight[:, place] /= factor
+                        reader.weight[:, channel] /= factor
     return net.eval()
 
 

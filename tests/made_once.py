@@ -46,8 +46,8 @@ def _compare_ops_without_a_child(patch: pytest.MonkeyPatch) -> None:
             return run(module, environment, *arguments)
         probe = importlib.import_module(module)
         cases = list(Path(arguments[0]).iterdir())
-        found = {f"{case.name} {probe.find_deviation(case)}" for case in cases}
-        return found, {case.name for case in cases}
+        deviations = {f"{case.name} {probe.find_deviation(case)}" for case in cases}
+        return deviations, {case.name for case in cases}
 
     patch.setattr(runtime_probe, "_run", run_here)
 
@@ -58,17 +58,17 @@ def _compile_statements_once(patch: pytest.MonkeyPatch) -> None:
     from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as Dialect
 
     compiled: dict[Any, Any] = {}
-    made = Engine.__init__
+    init = Engine.__init__
 
     def engine(self: Any, pool: Any, dialect: Any, *arguments: Any, **options: Any) -> None:
-        made(self, pool, dialect, *arguments, **options)
+        init(self, pool, dialect, *arguments, **options)
         if type(dialect) is Dialect:
             self._compiled_cache = compiled
 
     patch.setattr(Engine, "__init__", engine)
     # Dialects are part of the keys of compiled statements.
-    patch.setattr(Dialect, "__eq__", lambda one, other: type(one) is type(other))
-    patch.setattr(Dialect, "__hash__", lambda one: hash(type(one)))
+    patch.setattr(Dialect, "__eq__", lambda first, second: type(first) is type(second))
+    patch.setattr(Dialect, "__hash__", lambda first: hash(type(first)))
 
 
 def _create_tables_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -79,12 +79,12 @@ def _create_tables_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
     from optuna.storages._rdb.storage import RDBStorage, _VersionManager
 
     # Optuna reads its migration scripts again for every storage that it opens.
-    found: list[Any] = []
-    read = _VersionManager._create_alembic_script
+    cached: list[Any] = []
+    create = _VersionManager._create_alembic_script
 
     def scripts(manager: Any) -> Any:
-        found[:] = found or [read(manager)]
-        return found[0]
+        cached[:] = cached or [create(manager)]
+        return cached[0]
 
     patch.setattr(_VersionManager, "_create_alembic_script", scripts)
     first, opened = folder / "first.db", RDBStorage.__init__
@@ -106,12 +106,12 @@ def _read_programs_quickly(patch: pytest.MonkeyPatch) -> None:
     """For every dataclass and size in a saved program, torch evaluates its text again."""
     from torch._export.serde import serialize
 
-    known: dict[Any, Any] = {}
+    cached: dict[Any, Any] = {}
 
     def hints(cls: type, globalns: dict[str, Any]) -> Any:
-        if cls not in known:
-            known[cls] = typing.get_type_hints(cls, globalns)
-        return known[cls]
+        if cls not in cached:
+            cached[cls] = typing.get_type_hints(cls, globalns)
+        return cached[cls]
 
     names = SimpleNamespace(**{**vars(typing), "get_type_hints": hints})
     patch.setattr(serialize, "typing", names)

@@ -44,8 +44,10 @@ def body(
     def declared(values: Iterable[Any]) -> list[onnx.ValueInfoProto]:
         return [value if not isinstance(value, str) else info(value) for value in values]
 
-    held = [onnx.numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
-    return helper.make_graph(nodes, "body", declared(inputs), declared(outputs), held)
+    initializers = [
+        onnx.numpy_helper.from_array(array, name) for name, array in (constants or {}).items()
+    ]
+    return helper.make_graph(nodes, "body", declared(inputs), declared(outputs), initializers)
 
 
 def loop_body(nodes: Iterable[onnx.NodeProto], outputs: Iterable[Any], *carried: Any) -> Any:
@@ -66,8 +68,10 @@ def loop(
     """A Loop of three turns that carries `s`."""
     node = op("Loop", "turns - start", "result", body=loop_body(nodes, outputs, "s"))
     node.name = "loop"
-    held = {"turns": np.array(3), "w": W, **(constants or {})}
-    return graph([node, op("Relu", "result", "y")], inputs or {"start": ["n", HIDDEN]}, ["y"], held)
+    tensors = {"turns": np.array(3), "w": W, **(constants or {})}
+    return graph(
+        [node, op("Relu", "result", "y")], inputs or {"start": ["n", HIDDEN]}, ["y"], tensors
+    )
 
 
 def either(
@@ -75,7 +79,7 @@ def either(
     otherwise: onnx.GraphProto,
     inputs: dict[str, list],
     constants: dict[str, np.ndarray],
-    before: Iterable[onnx.NodeProto] = (),
+    prefix: Iterable[onnx.NodeProto] = (),
     behind: Iterable[onnx.NodeProto] = (),
     opset: int = 20,
 ) -> onnx.ModelProto:
@@ -83,7 +87,7 @@ def either(
     node = op("If", "chosen", "i", then_branch=then, else_branch=otherwise)
     node.name = "either"
     behind = list(behind) or [op("Identity", "i", "y")]
-    model = graph([*before, node, *behind], inputs, ["y"], constants, opset=opset)
+    model = graph([*prefix, node, *behind], inputs, ["y"], constants, opset=opset)
     model.graph.input.append(info("chosen", BOOL, []))
     return model
 
@@ -105,17 +109,17 @@ def same_initializers() -> Odd:
 
 def while_loop() -> Odd:
     """A Loop that ends when a number says so, and gives back every state."""
-    told = [op("ReduceSum", "next", "t", keepdims=0), op("Abs", "t", "size")]
-    nodes = [*PRODUCT, *told, op("Greater", "size least", "still"), op("Identity", "next", "out")]
+    sizes = [op("ReduceSum", "next", "t", keepdims=0), op("Abs", "t", "size")]
+    nodes = [*PRODUCT, *sizes, op("Greater", "size least", "still"), op("Identity", "next", "out")]
     inner = body(
         nodes,
         [info("turn", INT64, []), info("go", BOOL, []), "s"],
         [info("still", BOOL), "next", "out"],
     )
     node = helper.make_node("Loop", ["", "yes", "start"], ["last", "all"], name="loop", body=inner)
-    held = {"w": W, "yes": np.array(True), "least": np.array(0.5, np.float32)}
+    constants = {"w": W, "yes": np.array(True), "least": np.array(0.5, np.float32)}
     behind = [op("Relu", "last", "y"), op("Neg", "all", "z")]
-    return graph([node, *behind], {"start": ["n", HIDDEN]}, ["y", "z"], held), [START]
+    return graph([node, *behind], {"start": ["n", HIDDEN]}, ["y", "z"], constants), [START]
 
 
 def no_turns() -> Odd:
@@ -129,8 +133,8 @@ def constant_branch() -> Odd:
         body([op("MatMul", "x w", "result")], [], ["result"]),
     )
     behind = [op("MatMul", "i v", "y")]
-    held = {"w": W, "v": draw(HIDDEN, HIDDEN, seed=8) / 4, "k": draw(2, HIDDEN)}
-    model = either(then, otherwise, {"x": ["n", HIDDEN]}, held, behind=behind)
+    constants = {"w": W, "v": draw(HIDDEN, HIDDEN, seed=8) / 4, "k": draw(2, HIDDEN)}
+    model = either(then, otherwise, {"x": ["n", HIDDEN]}, constants, behind=behind)
     return model, both({"x": draw(3, HIDDEN)})
 
 
@@ -144,8 +148,8 @@ def old_opset() -> Odd:
     """An opset that is raised, and one without sequences that pass through branches."""
     then = body([op("Conv", "x w", "c"), op("Relu", "c", "result")], [], ["result"])
     otherwise = body([op("Conv", "x v", "result")], [], ["result"])
-    held = {"w": draw(4, 3, 3, 3), "v": draw(4, 3, 3, 3, seed=3)}
-    model = either(then, otherwise, {"x": ["n", 3, 8, 8]}, held, opset=11)
+    constants = {"w": draw(4, 3, 3, 3), "v": draw(4, 3, 3, 3, seed=3)}
+    model = either(then, otherwise, {"x": ["n", 3, 8, 8]}, constants, opset=11)
     return model, both({"x": IMAGE})
 
 
@@ -160,41 +164,41 @@ def scan_in_a_branch() -> Odd:
         "Scan", ["start", "x"], ["last", "all"], name="scan", body=inner, num_scan_inputs=1
     )
     then, otherwise = body([node], [], ["all"]), body([op("Neg", "x", "neg")], [], ["neg"])
-    held = {"w": W, "start": START["start"]}
-    return either(then, otherwise, {"x": [5, *shape]}, held), both({"x": draw(5, *shape)})
+    constants = {"w": W, "start": START["start"]}
+    return either(then, otherwise, {"x": [5, *shape]}, constants), both({"x": draw(5, *shape)})
 
 
 def recurrent_layer_in_a_loop() -> Odd:
     nodes = [op("LSTM", "s k r", "all", hidden_size=16), op("Squeeze", "all axis", "next")]
-    held = {
+    constants = {
         "k": draw(1, 64, 16, seed=1) / 4,
         "r": draw(1, 64, 16, seed=2) / 4,
         "axis": np.array([1]),
     }
-    model = loop(nodes, ["next"], held, {"start": ["steps", "n", 16]})
+    model = loop(nodes, ["next"], constants, {"start": ["steps", "n", 16]})
     return model, [{"start": draw(6, 3, 16)}]
 
 
 def gru_in_a_branch() -> Odd:
     then = body([op("GRU", "x k r", "all", hidden_size=16)], [], ["all"])
     otherwise = body([op("Unsqueeze", "x axis", "all")], [], ["all"])
-    held = {
+    constants = {
         "k": draw(1, 48, 16, seed=1) / 4,
         "r": draw(1, 48, 16, seed=2) / 4,
         "axis": np.array([1]),
     }
-    return either(then, otherwise, {"x": ["t", "n", 16]}, held), both({"x": draw(6, 3, 16)})
+    return either(then, otherwise, {"x": ["t", "n", 16]}, constants), both({"x": draw(6, 3, 16)})
 
 
 def quantized_around() -> Odd:
     """A tensor that convolutions read in both branches, and behind them."""
     then = body([op("Conv", "r w", "result")], [], ["result"])
     otherwise = body([op("Relu", "r", "q"), op("Conv", "q v", "result")], [], ["result"])
-    held = {name: draw(4, 4, 3, 3, seed=seed) / 4 for seed, name in enumerate("wvu")}
-    before = [op("Conv", "x k", "first"), op("Relu", "first", "r")]
+    constants = {name: draw(4, 4, 3, 3, seed=seed) / 4 for seed, name in enumerate("wvu")}
+    prefix = [op("Conv", "x k", "first"), op("Relu", "first", "r")]
     behind = [op("Conv", "r u", "o"), op("Add", "i o", "y")]
-    held["k"] = draw(4, 3, 1, 1, seed=6)
-    model = either(then, otherwise, {"x": ["n", 3, 8, 8]}, held, before, behind)
+    constants["k"] = draw(4, 3, 1, 1, seed=6)
+    model = either(then, otherwise, {"x": ["n", 3, 8, 8]}, constants, prefix, behind)
     return model, both({"x": IMAGE})
 
 
@@ -205,9 +209,9 @@ def deep() -> Odd:
     for level in range(1, 5):
         then = body(nodes, [], [result])
         otherwise = body([op("Neg", f"c{level}", f"n{level}")], [], [f"n{level}"])
-        read = f"c{level + 1}" if level < 4 else "x"
+        source = f"c{level + 1}" if level < 4 else "x"
         choice = op("If", "chosen", f"o{level}", then_branch=then, else_branch=otherwise)
-        nodes, result = [op("Relu", read, f"c{level}"), choice], f"o{level}"
+        nodes, result = [op("Relu", source, f"c{level}"), choice], f"o{level}"
     model = graph([*nodes, op("Neg", result, "y")], {"x": ["n", HIDDEN]}, ["y"], {"w": W})
     model.graph.input.append(info("chosen", BOOL, []))
     return model, both({"x": draw(3, HIDDEN)})
@@ -227,16 +231,18 @@ def one_weight_inside_and_out() -> Odd:
 
 
 def carried_sequence() -> Odd:
-    kept, grown = (helper.make_tensor_sequence_value_info(n, FLOAT, None) for n in ("q", "grown"))
+    sequence, grown = (
+        helper.make_tensor_sequence_value_info(n, FLOAT, None) for n in ("q", "grown")
+    )
     inner = loop_body(
-        [*PRODUCT, op("SequenceInsert", "q next", "grown")], ["next", grown], "s", kept
+        [*PRODUCT, op("SequenceInsert", "q next", "grown")], ["next", grown], "s", sequence
     )
     node = helper.make_node(
         "Loop", ["turns", "", "start", "empty"], ["last", "all"], name="loop", body=inner
     )
     nodes = [op("SequenceEmpty", "", "empty"), node, op("ConcatFromSequence", "all", "y", axis=0)]
-    held = {"w": W, "turns": np.array(3)}
-    return graph(nodes, {"start": ["n", HIDDEN]}, ["y"], held), [START]
+    constants = {"w": W, "turns": np.array(3)}
+    return graph(nodes, {"start": ["n", HIDDEN]}, ["y"], constants), [START]
 
 
 def op_called_like_its_runner() -> Odd:

@@ -22,9 +22,9 @@ class _Builder:
     def op(self, kind: str, inputs: str, name: str, count: int = 1, **attributes: Any) -> str:
         """Add a node with the name of its first result, and return that; `.` omits an input."""
         outputs = [name, *(f"{name}:{index}" for index in range(1, count))]
-        given = ["" if word == "." else word for word in inputs.split()]
+        sources = ["" if source == "." else source for source in inputs.split()]
         domain = attributes.pop("domain", "")
-        node = helper.make_node(kind, given, outputs, name=name, domain=domain, **attributes)
+        node = helper.make_node(kind, sources, outputs, name=name, domain=domain, **attributes)
         self.nodes.append(node)
         return name
 
@@ -57,7 +57,7 @@ class _Builder:
         logits = self.dense(self.norm(x, "norm"), WIDTH, WORDS, "logits")
         cached = ["batch", PAIRS, "past", HEAD]
         names = [f"{index}.{kind}" for index in range(LAYERS) for kind in ("key", "value")]
-        given = [
+        inputs = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "length"]),
             helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "total"]),
             *(
@@ -65,15 +65,15 @@ class _Builder:
                 for name in names
             ),
         ]
-        kept = ["batch", PAIRS, "total", HEAD]
+        present = ["batch", PAIRS, "total", HEAD]
         results = [
             helper.make_tensor_value_info(logits, TensorProto.FLOAT, ["batch", "length", WORDS]),
             *(
-                helper.make_tensor_value_info(f"present.{name}", TensorProto.FLOAT, kept)
+                helper.make_tensor_value_info(f"present.{name}", TensorProto.FLOAT, present)
                 for name in names
             ),
         ]
-        graph = helper.make_graph(self.nodes, "decoder", given, results, self.constants)
+        graph = helper.make_graph(self.nodes, "decoder", inputs, results, self.constants)
         versions = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
         return helper.make_model(graph, opset_imports=versions, ir_version=10)
 
@@ -84,23 +84,25 @@ class _Builder:
 
 def genai() -> onnx.ModelProto:
     """A decoder with GroupQueryAttention, as the model builder of ONNX Runtime GenAI writes it."""
-    made = _Builder()
-    x = made.embedded()
-    made.constant("one", [1], np.int64)
-    made.op("ReduceSum", "attention_mask one", "lengths", keepdims=0)
-    made.op("Sub", "lengths one", "lengths_less_one")
-    made.op("Cast", "lengths_less_one", "seqlens_k", to=TensorProto.INT32)
-    made.op("Shape", "attention_mask", "mask_shape")
-    made.op("Gather", f"mask_shape {made.constant('axis', 1, np.int64)}", "total_length", axis=0)
-    made.op("Cast", "total_length", "total", to=TensorProto.INT32)
+    builder = _Builder()
+    x = builder.embedded()
+    builder.constant("one", [1], np.int64)
+    builder.op("ReduceSum", "attention_mask one", "lengths", keepdims=0)
+    builder.op("Sub", "lengths one", "lengths_less_one")
+    builder.op("Cast", "lengths_less_one", "seqlens_k", to=TensorProto.INT32)
+    builder.op("Shape", "attention_mask", "mask_shape")
+    builder.op(
+        "Gather", f"mask_shape {builder.constant('axis', 1, np.int64)}", "total_length", axis=0
+    )
+    builder.op("Cast", "total_length", "total", to=TensorProto.INT32)
     angles = np.outer(np.arange(_LONGEST), 100.0 ** -(np.arange(HEAD // 2) / (HEAD // 2)))
-    made.constant("cos", np.cos(angles))
-    made.constant("sin", np.sin(angles))
+    builder.constant("cos", np.cos(angles))
+    builder.constant("sin", np.sin(angles))
     for index in range(LAYERS):
         stem = f"layers.{index}"
-        normed = made.norm(x, f"{stem}.norm1")
+        normed = builder.norm(x, f"{stem}.norm1")
         q, k, v = (
-            made.dense(normed, WIDTH, size * HEAD, f"{stem}.{part}")
+            builder.dense(normed, WIDTH, size * HEAD, f"{stem}.{part}")
             for part, size in zip("qkv", (HEADS, PAIRS, PAIRS), strict=True)
         )
         past = f"past_key_values.{index}"
@@ -114,52 +116,52 @@ def genai() -> onnx.ModelProto:
             kv_num_heads=PAIRS,
             do_rotary=1,
         )
-        made.nodes.append(node)
-        x = made.body(x, f"{stem}.attn", index)
-    return made.finished(x)
+        builder.nodes.append(node)
+        x = builder.body(x, f"{stem}.attn", index)
+    return builder.finished(x)
 
 
 def optimum() -> onnx.ModelProto:
     """A decoder whose attention is written in standard ops, as Optimum exports it."""
-    made = _Builder(1)
-    x = made.embedded()
-    made.constant("split_q", [0, 0, HEADS, HEAD], np.int64)
-    made.constant("split_kv", [0, 0, PAIRS, HEAD], np.int64)
-    made.constant("repeat", [1, HEADS // PAIRS, 1, 1], np.int64)
-    made.constant("joined", [0, 0, WIDTH], np.int64)
-    made.constant("scale", HEAD**-0.5)
-    made.op("Shape", "input_ids", "length", start=1, end=2)
-    made.op("Shape", "attention_mask", "total", start=1, end=2)
-    made.op("Concat", "length total", "square", axis=0)
-    made.op("Sub", "total length", "offset")
-    made.op("Squeeze", "offset", "diagonal")
-    made.constant("one", 1, np.int64)
-    made.op("Add", "diagonal one", "above")
-    made.op("ConstantOfShape", "square", "full", value=helper.make_tensor("", 1, [1], [-1e9]))
-    made.op("Trilu", "full above", "mask", upper=1)
+    builder = _Builder(1)
+    x = builder.embedded()
+    builder.constant("split_q", [0, 0, HEADS, HEAD], np.int64)
+    builder.constant("split_kv", [0, 0, PAIRS, HEAD], np.int64)
+    builder.constant("repeat", [1, HEADS // PAIRS, 1, 1], np.int64)
+    builder.constant("joined", [0, 0, WIDTH], np.int64)
+    builder.constant("scale", HEAD**-0.5)
+    builder.op("Shape", "input_ids", "length", start=1, end=2)
+    builder.op("Shape", "attention_mask", "total", start=1, end=2)
+    builder.op("Concat", "length total", "square", axis=0)
+    builder.op("Sub", "total length", "offset")
+    builder.op("Squeeze", "offset", "diagonal")
+    builder.constant("one", 1, np.int64)
+    builder.op("Add", "diagonal one", "above")
+    builder.op("ConstantOfShape", "square", "full", value=helper.make_tensor("", 1, [1], [-1e9]))
+    builder.op("Trilu", "full above", "mask", upper=1)
     for index in range(LAYERS):
         stem, past = f"layers.{index}", f"past_key_values.{index}"
-        normed = made.norm(x, f"{stem}.norm1")
+        normed = builder.norm(x, f"{stem}.norm1")
         heads = []
         for part, size in zip("qkv", (HEADS, PAIRS, PAIRS), strict=True):
-            dense = made.dense(normed, WIDTH, size * HEAD, f"{stem}.{part}")
+            dense = builder.dense(normed, WIDTH, size * HEAD, f"{stem}.{part}")
             shape = "split_q" if part == "q" else "split_kv"
-            split = made.op("Reshape", f"{dense} {shape}", f"{dense}.split")
-            heads.append(made.op("Transpose", split, f"{dense}.heads", perm=[0, 2, 1, 3]))
-        for place, kind in ((1, "key"), (2, "value")):
-            present = made.op(
-                "Concat", f"{past}.{kind} {heads[place]}", f"present.{index}.{kind}", axis=2
+            split = builder.op("Reshape", f"{dense} {shape}", f"{dense}.split")
+            heads.append(builder.op("Transpose", split, f"{dense}.heads", perm=[0, 2, 1, 3]))
+        for position, kind in ((1, "key"), (2, "value")):
+            present = builder.op(
+                "Concat", f"{past}.{kind} {heads[position]}", f"present.{index}.{kind}", axis=2
             )
-            heads[place] = made.op("Tile", f"{present} repeat", f"{stem}.{kind}s")
-        turned = made.op("Transpose", heads[1], f"{stem}.turned", perm=[0, 1, 3, 2])
-        scores = made.op("MatMul", f"{heads[0]} {turned}", f"{stem}.scores")
-        scaled = made.op("Mul", f"{scores} scale", f"{stem}.scaled")
-        masked = made.op("Add", f"{scaled} mask", f"{stem}.masked")
-        weights = made.op("Softmax", masked, f"{stem}.weights", axis=-1)
-        mixed = made.op("MatMul", f"{weights} {heads[2]}", f"{stem}.mixed")
-        back = made.op("Transpose", mixed, f"{stem}.back", perm=[0, 2, 1, 3])
-        x = made.body(x, made.op("Reshape", f"{back} joined", f"{stem}.attn"), index)
-    return made.finished(x)
+            heads[position] = builder.op("Tile", f"{present} repeat", f"{stem}.{kind}s")
+        transposed = builder.op("Transpose", heads[1], f"{stem}.turned", perm=[0, 1, 3, 2])
+        scores = builder.op("MatMul", f"{heads[0]} {transposed}", f"{stem}.scores")
+        scaled = builder.op("Mul", f"{scores} scale", f"{stem}.scaled")
+        masked = builder.op("Add", f"{scaled} mask", f"{stem}.masked")
+        weights = builder.op("Softmax", masked, f"{stem}.weights", axis=-1)
+        mixed = builder.op("MatMul", f"{weights} {heads[2]}", f"{stem}.mixed")
+        back = builder.op("Transpose", mixed, f"{stem}.back", perm=[0, 2, 1, 3])
+        x = builder.body(x, builder.op("Reshape", f"{back} joined", f"{stem}.attn"), index)
+    return builder.finished(x)
 
 
 def feeds(ids: np.ndarray, past: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -175,16 +177,16 @@ def feeds(ids: np.ndarray, past: dict[str, np.ndarray] | None = None) -> dict[st
 
 def generate(session: Any, prompt: np.ndarray, count: int) -> list[int]:
     """Tokens that greedy decoding with the cache appends to a prompt."""
-    given, found = feeds(prompt), []
+    inputs, tokens = feeds(prompt), []
     names = [output.name for output in session.get_outputs()]
     for _ in range(count):
-        results = dict(zip(names, session.run(None, given), strict=True))
+        results = dict(zip(names, session.run(None, inputs), strict=True))
         token = results["logits"][:, -1:].argmax(-1)
-        found.append(int(token[0, 0]))
+        tokens.append(int(token[0, 0]))
         past = {
             name.replace("present", "past_key_values"): value
             for name, value in results.items()
             if name.startswith("present")
         }
-        given = feeds(token, past)
-    return found
+        inputs = feeds(token, past)
+    return tokens

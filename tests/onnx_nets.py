@@ -65,11 +65,11 @@ def convolutions(net: nn.Sequential) -> onnx.ModelProto:
 
     nodes, constants, value = [], {}, "image"
     for name, layer in net.named_children():
-        given = value
+        inputs = value
         if isinstance(layer, nn.Conv2d | nn.Linear):
             for part, weights in layer.named_parameters():
                 constants[f"{name}.{part}"] = weights.detach().numpy()
-            given = f"{value} {name}.weight {name}.bias"
+            inputs = f"{value} {name}.weight {name}.bias"
         kind, attributes = {
             nn.Conv2d: ("Conv", {"pads": [1, 1, 1, 1]}),
             nn.ReLU: ("Relu", {}),
@@ -78,7 +78,7 @@ def convolutions(net: nn.Sequential) -> onnx.ModelProto:
             nn.Linear: ("Gemm", {"transB": 1}),
         }[type(layer)]
         value = f"out{name}"
-        nodes.append(op(kind, given, value, **attributes))
+        nodes.append(op(kind, inputs, value, **attributes))
     return graph(nodes, {"image": ["batch", 1, 8, 8]}, [value], constants)
 
 
@@ -117,7 +117,7 @@ def graph(
     """A model of float inputs by shape; the names of its nodes are those of their results."""
     for node in nodes:
         node.name = node.name or node.output[0]
-    made = onnx.helper.make_graph(
+    proto = onnx.helper.make_graph(
         nodes,
         "graph",
         [
@@ -128,14 +128,14 @@ def graph(
         [onnx.numpy_helper.from_array(a, n) for n, a in (constants or {}).items()],
     )
     return onnx.helper.make_model(
-        made, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=ir_version
+        proto, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=ir_version
     )
 
 
 def op(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
     """A node; inputs separated by spaces, `-` for one left out."""
-    given = ["" if name == "-" else name for name in inputs.split()]
-    return onnx.helper.make_node(kind, given, output.split(), **attributes)
+    sources = ["" if name == "-" else name for name in inputs.split()]
+    return onnx.helper.make_node(kind, sources, output.split(), **attributes)
 
 
 def dense_net(classes: int, noise: float = 0.0) -> onnx.ModelProto:
@@ -178,15 +178,15 @@ class Converted:
         }
         if weight is not None:
             chosen = {op: replace(config, weight=weight) for op, config in chosen.items()}
-        chosen.update({op: OpConfig(other) for op, other in plan.items()})
+        chosen.update({op: OpConfig(override) for op, override in plan.items()})
         resolved = self.space.resolve(PrecisionPlan(chosen))
         self.model = self.adaptor.convert(self.float, resolved, self.observed, self.space)
         ran = self.adaptor.kernel_trace.trace(self.model, data)
         self.audit = audit_ops(planned_ops(self.space, resolved), ran, lambda _: False)
-        told = [(op.name, op.verdict) for op in self.audit.findings]
+        verdicts = [(op.name, op.verdict) for op in self.audit.findings]
         harmless = (Verdict.NOT_REACHED, Verdict.PASSED_INT8)
-        found = [(name, verdict) for name, verdict in told if verdict not in harmless]
-        assert not found
+        failures = [(name, verdict) for name, verdict in verdicts if verdict not in harmless]
+        assert not failures
         self.reference = self.adaptor.predict(self.float, data)
         self.result = self.adaptor.predict(self.model, data)
         self.kernels = kernels(self.adaptor.native(self.model))
@@ -221,6 +221,6 @@ def product_graph(case: Any, weight: np.ndarray) -> onnx.ModelProto:
         nodes = [op("Conv", "x w", names[0], group=case.groups, pads=[1] * 4)]
         shape = ["n", case.inputs, SIDE, SIDE]
     for index, kind in enumerate(rest):
-        read = f"{names[index]} x" if kind == "Add" else names[index]
-        nodes.append(op(kind, read, names[index + 1]))
+        inputs = f"{names[index]} x" if kind == "Add" else names[index]
+        nodes.append(op(kind, inputs, names[index + 1]))
     return graph(nodes, {"x": shape}, ["y"], {"w": weight})

@@ -41,8 +41,8 @@ def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyMo
     without_data = options.get("example") is None and not isinstance(source, str | Path)
     if not (is_module or without_data) or options.get("outputs"):
         return loading.load_source(source, framework, inputs, **options)
-    given = (str(options.get(name)) for name in ("capture", "trust"))
-    key = (id(source), id(inputs), framework, *given)
+    settings = (str(options.get(name)) for name in ("capture", "trust"))
+    key = (id(source), id(inputs), framework, *settings)
     if key not in _loaded:
         model = loading.load_source(source, framework, inputs, **options)
         _loaded[key] = source, inputs, model
@@ -116,8 +116,8 @@ def _decides_never(job: TuningJob, plan: Any) -> bool:
 def _measured_unchecked(job: TuningJob, *arguments: Any) -> Selection:
     """Time a plan without accuracy check briefly, unless a test lets its time decide."""
     if unchecked.decides_by_time is _decides_never:
-        given = {each.name: getattr(job.measurement, each.name) for each in fields(Measurement)}
-        job = replace(job, measurement=_Shown(**given))
+        values = {field.name: getattr(job.measurement, field.name) for field in fields(Measurement)}
+        job = replace(job, measurement=_Shown(**values))
     return _unchecked(job, *arguments)
 
 
@@ -126,11 +126,11 @@ _interleaved_rounds = objectives.interleaved_rounds
 _ROUNDS, _SECONDS = 6, 0.2
 
 
-def _is_close(taken: list[list[float]]) -> bool:
+def _is_close(rounds: list[list[float]]) -> bool:
     """Whether a decision is given up, since two of the latencies hardly differ."""
-    times = sorted(map(uncontended, taken))
+    times = sorted(map(uncontended, rounds))
     is_similar = any(b <= _SIMILAR_RATIO * a for a, b in pairwise(times))
-    return is_similar and (len(taken[0]) >= _MOST_ROUNDS or sum(map(sum, taken)) >= _SECONDS)
+    return is_similar and (len(rounds[0]) >= _MOST_ROUNDS or sum(map(sum, rounds)) >= _SECONDS)
 
 
 def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[float]]:
@@ -144,7 +144,7 @@ def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[floa
         options["warmup"] = min(options["warmup"], 1)
         options["iterations"] = min(options["iterations"], _ROUNDS)
     else:
-        options["decides"] = lambda taken: _is_close(taken) or decides(taken)
+        options["decides"] = lambda rounds: _is_close(rounds) or decides(rounds)
         options["patience"] = _DECISION_SECONDS / options["time_limit"]
     with mock.patch.object(measurement, "time", SimpleNamespace(perf_counter=time.process_time)):
         return _interleaved_rounds(runs, **options)

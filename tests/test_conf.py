@@ -64,17 +64,17 @@ def diabetes(net, digits):
     data = load_diabetes()
     features = (data.data / data.data.std(0)).astype(np.float32)
     targets = (data.target / data.target.std()).astype(np.float32)
-    inputs, wanted = write_tables(features, targets, "target")
-    return fit(dense(features.shape[1], 1), inputs, wanted[:, None], F.mse_loss)
+    inputs, expected = write_tables(features, targets, "target")
+    return fit(dense(features.shape[1], 1), inputs, expected[:, None], F.mse_loss)
 
 
 def tumours(net, digits):
     data = load_breast_cancer()
     features = (data.data - data.data.mean(0)) / data.data.std(0)
-    inputs, wanted = write_tables(
+    inputs, expected = write_tables(
         features.astype(np.float32), data.target.astype(np.int64), "label"
     )
-    return fit(dense(features.shape[1], 2), inputs, wanted, F.cross_entropy)
+    return fit(dense(features.shape[1], 2), inputs, expected, F.cross_entropy)
 
 
 def pictures(net, digits):

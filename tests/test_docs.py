@@ -66,8 +66,8 @@ class Metric:
 def blocks(page, *languages):
     """`(language, text)` of every fenced block in one of the languages, in order."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    found = re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    return [(language, block) for language, block in found if language in languages]
+    matches = re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [(language, block) for language, block in matches if language in languages]
 
 
 #: Every page that shows Python or YAML; a new one is among them by itself.
@@ -184,8 +184,8 @@ def test_the_adaptor_of_the_page_keeps_the_contract_that_is_shipped(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    (words,) = re.findall(r"(\d+) passed", done.stdout)
-    assert int(words) >= 16
+    (count,) = re.findall(r"(\d+) passed", done.stdout)
+    assert int(count) >= 16
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def test_every_link_and_every_anchor_of_the_built_site_leads_somewhere(pages):
                 continue
             target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
             target = target / "index.html" if target.is_dir() else target
-            known = pages[target].anchors if target in pages else ()
-            missing_anchor = parts.fragment and unquote(parts.fragment) not in known
+            anchors = pages[target].anchors if target in pages else ()
+            missing_anchor = parts.fragment and unquote(parts.fragment) not in anchors
             if not target.exists() or (missing_anchor and parts.fragment != "__skip"):
                 broken.append((str(file.relative_to(file.parents[1])), link))
     assert not broken

@@ -44,9 +44,9 @@ def test_a_model_with_three_outputs_is_tuned_by_the_miou_of_one(copies):
     from_yaml = neural_mp.load(folder / "out" / "from_yaml")
     assert from_yaml.met
     assert list(from_yaml.report.metrics) == ["miou", "accuracy"]
-    for found in from_yaml.report.metrics.values():
-        assert found.target == pytest.approx(0.99 * found.baseline)
-        assert found.value >= found.target
+    for metric in from_yaml.report.metrics.values():
+        assert metric.target == pytest.approx(0.99 * metric.baseline)
+        assert metric.value >= metric.target
 
 
 def test_moving_ops_between_lists_changes_what_the_readme_says(copies, monkeypatch):
@@ -69,9 +69,9 @@ def test_a_table_is_learned_and_tuned_from_the_command_line_alone(copies):
     command = Path(sys.executable).parent / "neural-mp"  # as it is installed
     printed = run_script(folder / "train.py")
     trained = float(re.search(r"RMSE ([\d.]+) on 100 rows", printed)[1])
-    found = json.loads(run_command(folder, "tune", "conf.yaml", "-o", "out/tuned", "--json"))
-    report = found["report"]
-    assert found["met"]
+    result = json.loads(run_command(folder, "tune", "conf.yaml", "-o", "out/tuned", "--json"))
+    report = result["report"]
+    assert result["met"]
     assert report["metric"] == "RMSE"
     assert not report["higher_is_better"]
     assert report["baseline_accuracy"] == pytest.approx(trained, abs=0.01)

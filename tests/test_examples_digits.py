@@ -83,17 +83,17 @@ def test_samples_of_the_command_line_have_the_columns_of_their_outputs(copies, t
     (folder / "edited.yaml").write_text(yaml.safe_dump(plan), "utf-8")
     for command, count in SAMPLES.items():
         is_tune = command.startswith("tune")
-        found = headings(printed if is_tune else run_command(folder, *command.split()))
+        actual = headings(printed if is_tune else run_command(folder, *command.split()))
         expected = headings(sample_of(command))
         assert expected, command
-        assert found[:count] == expected[:count], command
+        assert actual[:count] == expected[:count], command
 
 
 def test_the_yaml_example_finds_the_same(digits_example, tuned_by_yaml):
     folder, _ = digits_example
     from_python, from_yaml = (
-        json.loads((found / "neural_mp.json").read_text())
-        for found in (folder / "out" / "tuned", tuned_by_yaml(folder.name)[0])
+        json.loads((path / "neural_mp.json").read_text())
+        for path in (folder / "out" / "tuned", tuned_by_yaml(folder.name)[0])
     )
     assert from_yaml["met"]
     # Of two plans that are about as fast, either may be taken; one plan has one accuracy.

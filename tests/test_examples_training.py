@@ -41,17 +41,19 @@ def test_quantization_aware_training_recovers_accuracy(copies):
 def test_advice_from_the_command_line_is_the_examples_own(copies):
     folder = copies / "train_digits_keras"
     (folder / "out").mkdir(exist_ok=True)
-    given = ("--loss", "sparse_categorical_crossentropy", "--precision", "fp16")
-    printed = run_command(folder, "advise", "conf.yaml", *given, "--output", "out/again.yaml")
+    options = ("--loss", "sparse_categorical_crossentropy", "--precision", "fp16")
+    printed = run_command(folder, "advise", "conf.yaml", *options, "--output", "out/again.yaml")
     assert "keep energy, predictions of 8 in float32" in printed
-    kept = neural_mp.PrecisionPlan.load(folder / "out" / "again.yaml").counts()
-    assert kept == {"fp16": 6, "fp32": 2}
+    counts = neural_mp.PrecisionPlan.load(folder / "out" / "again.yaml").counts()
+    assert counts == {"fp16": 6, "fp32": 2}
 
 
 def test_training_with_the_rounding_of_a_plan_recovers_accuracy_in_keras(copies):
     printed = run_script(copies / "qat_digits_keras" / "train.py")
-    in_fp32, before, simulated, converted, resumed = map(float, re.findall(r": ([\d.]+)", printed))
-    assert before < in_fp32 - 0.01
+    in_fp32, quantized, simulated, converted, resumed = map(
+        float, re.findall(r": ([\d.]+)", printed)
+    )
+    assert quantized < in_fp32 - 0.01
     assert converted > in_fp32 - 0.01
     assert abs(simulated - converted) <= 0.002
     assert resumed == converted

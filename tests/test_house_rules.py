@@ -77,8 +77,8 @@ def broken(tmp_path_factory) -> dict[str, str]:
 def test_breaking_an_import_contract_is_seen(broken, module, line, contract):
     importer = "neural_mp." + module.removesuffix(".py").replace("/", ".")
     imported = line.rpartition("import ")[2]
-    said = [text for name, text in broken.items() if contract in name]
-    assert f"{importer} -> {imported} " in "".join(said), broken
+    messages = [text for name, text in broken.items() if contract in name]
+    assert f"{importer} -> {imported} " in "".join(messages), broken
 
 
 def test_the_linter_is_content():
@@ -197,9 +197,9 @@ def test_local_names_are_nouns():
 def imported(folder: Path) -> set[str]:
     """The first names of all that the files of a folder import."""
     nodes = [n for file in folder.rglob("*.py") for n in ast.walk(ast.parse(file.read_text()))]
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) if node.module}
-    return {name.partition(".")[0] for name in found}
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) if node.module}
+    return {name.partition(".")[0] for name in names}
 
 
 def modules(folder: Path) -> set[str]:

@@ -26,8 +26,8 @@ def import_graph(package: Path) -> dict[str, set[str]]:
 def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     """Every set of modules that import one another, however indirectly."""
     names = sorted(graph)
-    index = {name: place for place, name in enumerate(names)}
-    edges = [(index[one], index[other]) for one in names for other in graph[one]]
+    index = {name: position for position, name in enumerate(names)}
+    edges = [(index[source], index[target]) for source in names for target in graph[source]]
     rows, columns = np.array(edges, int).reshape(-1, 2).T
     matrix = csr_array((np.ones(len(edges)), (rows, columns)), shape=(len(names), len(names)))
     _, labels = connected_components(matrix, directed=True, connection="strong")
@@ -43,12 +43,12 @@ def _name(file: Path, package: Path) -> str:
 
 
 def _imports(file: Path, name: str, modules: Mapping[str, Path]) -> Iterator[str]:
-    here = name.split(".") if file.stem == "__init__" else name.split(".")[:-1]
+    package = name.split(".") if file.stem == "__init__" else name.split(".")[:-1]
     for node in _executed(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom):
-            outer = here[: len(here) + 1 - node.level] if node.level else []
+            outer = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*outer, *filter(None, [node.module])])
             for alias in node.names:
                 target = f"{base}.{alias.name}"
@@ -62,9 +62,9 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes below, without those that only a type checker reads."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            for other in child.orelse:
-                yield other
-                yield from _executed(other)
+            for statement in child.orelse:
+                yield statement
+                yield from _executed(statement)
         else:
             yield child
             yield from _executed(child)

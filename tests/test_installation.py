@@ -170,7 +170,7 @@ def copied_files():
 def run(*arguments, python=sys.executable, cwd=None):
     # Nothing of the checkout but the module that spares processes collections of garbage.
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "child_processes")}
-    command = [str(word) for word in (python, *arguments)]
+    command = [str(argument) for argument in (python, *arguments)]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 

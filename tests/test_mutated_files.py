@@ -176,5 +176,5 @@ def test_attacks_end_in_a_right_result_or_in_one_error(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (heading,) = [line for line in done.stdout.splitlines() if "family" in line]
-    for word in ("attacks", "right", "refused", "harmful", "seconds"):
-        assert word in heading
+    for column in ("attacks", "right", "refused", "harmful", "seconds"):
+        assert column in heading

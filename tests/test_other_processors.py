@@ -30,7 +30,7 @@ LEFT_OUT = ("embeddings", "tied", "conversions", "weights_alone", "dynamic_range
 def test_integer_kernels_are_right_on_older_processors(limit, files):
     if os.environ.get("ONEDNN_MAX_CPU_ISA") == limit:
         pytest.skip("these tests are run under this limit already")
-    chosen = " and ".join(f"not {words}" for words in LEFT_OUT)
+    chosen = " and ".join(f"not {expression}" for expression in LEFT_OUT)
     paths = [str(ROOT / "tests/adaptors" / name) for name in files]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-k", chosen, *paths],

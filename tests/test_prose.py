@@ -77,39 +77,39 @@ def _commands() -> tuple[tuple[str, str], ...]:
         yield name, (getattr(command, "help", "") or "").split("\n\n")[0]
         for parameter in getattr(command, "params", ()):
             yield f"{name} {parameter.name}", getattr(parameter, "help", "") or ""
-        for child, found in getattr(command, "commands", {}).items():
-            yield from texts(f"{name} {child}", found)
+        for child, subcommand in getattr(command, "commands", {}).items():
+            yield from texts(f"{name} {child}", subcommand)
 
     return tuple(texts("neural-mp", typer.main.get_command(app)))
 
 
 def test_no_docstring_opens_with_a_question_word():
-    found = [
+    violations = [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path in SOURCES
         for line, text in _docstrings(path)
         if QUESTION.match(text)
     ]
-    assert not found, "\n".join(found)
+    assert not violations, "\n".join(violations)
 
 
 def test_no_heading_opens_with_a_question_word():
-    found = [
+    violations = [
         f"{page.relative_to(ROOT)}:{number}: {line}"
         for page in PAGES
         for number, line in _prose(page)
         if line.startswith("#") and QUESTION.match(line.lstrip("# "))
     ]
-    assert not found, "\n".join(found)
+    assert not violations, "\n".join(violations)
 
 
 def test_help_is_one_short_line_that_names_the_thing():
-    found = [
+    violations = [
         f"{name}: {text}"
         for name, text in _commands()
         if QUESTION.match(text) or len(inspect.cleandoc(text)) > MAX_HELP_CHARS
     ]
-    assert not found, "\n".join(found)
+    assert not violations, "\n".join(violations)
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -128,8 +128,8 @@ def test_public_text_uses_the_fields_term(term):
         for line, text in _docstrings(path)
         if pattern.search(text)
     ]
-    found = [*pages, *help_texts, *docstrings]
-    assert not found, f"write {TERMS[term]!r}:\n" + "\n".join(found)
+    violations = [*pages, *help_texts, *docstrings]
+    assert not violations, f"write {TERMS[term]!r}:\n" + "\n".join(violations)
 
 
 def test_an_old_docstring_is_found(tmp_path):

@@ -15,9 +15,9 @@ def annotations(source: str) -> Iterator[ast.expr]:
     """Yield the annotations of all function parameters, without `self` and `cls`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = node.args
-            several = (given.vararg, given.kwarg)
-            for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs, *several):
+            arguments = node.args
+            several = (arguments.vararg, arguments.kwarg)
+            for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *several):
                 if arg and arg.annotation and arg.arg not in ("self", "cls"):
                     yield arg.annotation
 
@@ -44,8 +44,10 @@ def test_parameters_are_told_apart(source, expected):
 
 
 def test_few_parameters_are_any():
-    found = [
-        is_any(each) for file in PACKAGE.rglob("*.py") for each in annotations(file.read_text())
+    flags = [
+        is_any(annotation)
+        for file in PACKAGE.rglob("*.py")
+        for annotation in annotations(file.read_text())
     ]
-    assert len(found) > 1000
-    assert sum(found) / len(found) <= MOST
+    assert len(flags) > 1000
+    assert sum(flags) / len(flags) <= MOST

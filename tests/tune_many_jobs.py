@@ -66,8 +66,8 @@ def write_jobs_into(folder, digits):
     np.savez(folder / "test.npz", inputs=test.images.reshape(-1, 64), labels=test.labels)
     (folder / "metrics_of_mine.py").write_text(METRICS)
     (folder / "jobs").mkdir()
-    given, wanted = train.images.reshape(-1, 64), np.eye(10)[train.labels]
-    weights = np.linalg.lstsq(given, wanted, rcond=None)[0].astype(np.float32)
+    inputs, targets = train.images.reshape(-1, 64), np.eye(10)[train.labels]
+    weights = np.linalg.lstsq(inputs, targets, rcond=None)[0].astype(np.float32)
     return lambda name, metric="Right": _write_job(name, metric, weights)
 
 
@@ -89,7 +89,7 @@ def _write_job(name, metric, weights):
     return file
 
 
-def evaluations(word):
+def evaluations(event):
     """How many evaluations of all jobs have begun, or ended."""
     file = Path("evaluations.txt")
-    return file.read_text().split().count(word) if file.exists() else 0
+    return file.read_text().split().count(event) if file.exists() else 0

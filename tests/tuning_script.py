@@ -39,9 +39,9 @@ class CountingAccuracy:
         self.about = {"pause": pause}  # no option: it says nothing of what is measured
         self.file = Path(EVALUATIONS).resolve()  # processes of a cluster run in other folders
 
-    def _note(self, word: str) -> None:
+    def _note(self, event: str) -> None:
         with self.file.open("a") as file:
-            file.write(f"{os.getpid()} {word}\n")
+            file.write(f"{os.getpid()} {event}\n")
 
     def reset(self) -> None:
         self.right = self.all = 0
@@ -61,7 +61,7 @@ def evaluations(folder: Path) -> list[tuple[str, str]]:
     """The process and the word of every line so far."""
     file = folder / EVALUATIONS
     lines = file.read_text().splitlines() if file.exists() else []
-    return [(process, word) for process, word in (line.split() for line in lines)]
+    return [(process, event) for process, event in (line.split() for line in lines)]
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,17 @@ def killed_and_resumed(
 
     def command(pause: float, mode: str, workers: str) -> list[str]:
         net = str(folder / "net.onnx")  # nodes of a cluster have working directories of their own
-        given = (net, "data.npz", str(pause), mode, strategy, workers)
-        return [sys.executable, __file__, *given]
+        arguments = (net, "data.npz", str(pause), mode, strategy, workers)
+        return [sys.executable, __file__, *arguments]
 
     process = subprocess.Popen(
         command(pause, "new", workers), cwd=folder, stdout=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
     while True:
-        before = evaluations(folder)
-        latest, ended = dict(before), [word for _, word in before].count("end")
-        workers_words = {word for pid, word in latest.items() if pid != str(process.pid)}
+        events = evaluations(folder)
+        latest, ended = dict(events), [event for _, event in events].count("end")
+        workers_words = {event for pid, event in latest.items() if pid != str(process.pid)}
         # Who has another plan has handed over what came of the one before.
         if ended >= least and (workers_words or set(latest.values())) == {"begin"}:
             break
@@ -129,14 +129,14 @@ def killed_and_resumed(
     resumed = subprocess.run(
         command(0, "resume", "1"), cwd=folder, check=True, capture_output=True, text=True
     )
-    after = [word for pid, word in evaluations(folder) if pid not in latest]
+    new_events = [event for pid, event in evaluations(folder) if pid not in latest]
     # On a busy machine, workers may end after a short run that began after them.
     deadline = time.monotonic() + 60
-    while left := [pid for pid in latest if psutil.pid_exists(int(pid))]:
+    while survivors := [pid for pid in latest if psutil.pid_exists(int(pid))]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.02)
-    return Resumed(json.loads(resumed.stdout), ended, after.count("begin"), left)
+    return Resumed(json.loads(resumed.stdout), ended, new_events.count("begin"), survivors)
 
 
 def main() -> None:

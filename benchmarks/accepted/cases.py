@@ -82,11 +82,11 @@ def example(dtype: str, shape: Iterable[int | None], seed: int = 0) -> Any:
     return draw.normal(size=sizes).astype(dtype if "float" in dtype else "float32")
 
 
-def same(given: list[Any], expected: list[Any], *, random: bool) -> str:
+def same(actual: list[Any], expected: list[Any], *, random: bool) -> str:
     """Return the first difference between outputs, or nothing."""
-    if len(given) != len(expected):
-        return f"{len(given)} outputs, expected {len(expected)}"
-    for index, (ours, theirs) in enumerate(zip(given, expected, strict=True)):
+    if len(actual) != len(expected):
+        return f"{len(actual)} outputs, expected {len(expected)}"
+    for index, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         ours, theirs = np.asarray(ours), np.asarray(theirs)
         if ours.shape != theirs.shape:
             return f"output {index} has shape {ours.shape}, expected {theirs.shape}"
@@ -105,7 +105,7 @@ def outcomes(
     cases: Iterable[Case],
     folder: Path,
     expected: Callable[[Path, Any], tuple[Any, list[Any]]],
-    given: Callable[[Path, Any], list[Any]],
+    actual: Callable[[Path, Any], list[Any]],
 ) -> Iterator[Result]:
     """Yield the outcome of every case.
 
@@ -113,19 +113,19 @@ def outcomes(
         cases: the files.
         folder: empty folder for the files.
         expected: returns the feeds of a file and the outputs of the framework itself.
-        given: returns the outputs of neural-mp for these feeds.
+        actual: returns the outputs of neural-mp for these feeds.
     """
     from neural_mp import NeuralMPError
 
     for case in cases:
         path = folder / case.name
         try:
-            feeds, wanted = expected(path, case.make(path))
+            feeds, reference = expected(path, case.make(path))
         except Exception as error:  # noqa: BLE001 (a framework may raise anything)
             yield Result(case, Outcome.NOT_RUN, _line(error))
             continue
         try:
-            difference = same(given(path, feeds), wanted, random=case.random)
+            difference = same(actual(path, feeds), reference, random=case.random)
         except NeuralMPError as error:
             yield Result(case, Outcome.REFUSED, _line(error))
         except Exception as error:  # noqa: BLE001 (counted as a traceback)

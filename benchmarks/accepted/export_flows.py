@@ -131,8 +131,8 @@ def nested() -> Call:
     def run(m: Any, d: Any, *, scale: Any = None) -> Any:
         return OrderedDict(out=[m.l(d["a"]), (d["b"][0] * scale,)], z=d["a"].sum())
 
-    given = {"a": torch.randn(2, 4), "b": [torch.randn(2, 4)]}
-    return Call(linear(run), (given,), {"scale": torch.tensor(2.0)})
+    inputs = {"a": torch.randn(2, 4), "b": [torch.randn(2, 4)]}
+    return Call(linear(run), (inputs,), {"scale": torch.tensor(2.0)})
 
 
 @_flow

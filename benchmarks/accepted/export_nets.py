@@ -140,8 +140,8 @@ def pools() -> Call:
         return plane, volume, line, F.max_pool1d(s, 3, return_indices=True)
 
     net = Run(run, samples=torch.rand(2, 3, 2))
-    given = (torch.randn(2, 3, 9, 9), torch.randn(1, 2, 6, 6, 6), torch.randn(2, 3, 12))
-    return Call(net, given)
+    inputs = (torch.randn(2, 3, 9, 9), torch.randn(1, 2, 6, 6, 6), torch.randn(2, 3, 12))
+    return Call(net, inputs)
 
 
 @_net
@@ -228,9 +228,11 @@ def norms() -> Call:
         nn.InstanceNorm2d(4, affine=True),
         nn.BatchNorm2d(4, affine=False),
     )
-    others = (nn.LocalResponseNorm(2), nn.LayerNorm([4, 6, 6]), nn.RMSNorm(6), nn.LayerNorm(6))
+    layer_norms = (nn.LocalResponseNorm(2), nn.LayerNorm([4, 6, 6]), nn.RMSNorm(6), nn.LayerNorm(6))
     tracked = nn.InstanceNorm2d(4, track_running_stats=True)
-    parts = nn.ModuleList([*layers, *others, tracked, nn.BatchNorm2d(4, track_running_stats=False)])
+    parts = nn.ModuleList(
+        [*layers, *layer_norms, tracked, nn.BatchNorm2d(4, track_running_stats=False)]
+    )
 
     def run(m: Any, x: Any) -> Any:
         return [layer(x) for layer in m.layers], F.normalize(x), F.layer_norm(x, (6,))

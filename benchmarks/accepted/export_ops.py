@@ -187,9 +187,9 @@ def pointwise() -> Call:
 
     def run(m: Any, x: Any) -> Any:
         y = m.l(x)
-        found = [getattr(torch, name)(y) for name in _UNARY.split()]
-        found += [getattr(torch, name)(y, x) for name in _BINARY.split()]
-        found += [
+        outputs = [getattr(torch, name)(y) for name in _UNARY.split()]
+        outputs += [getattr(torch, name)(y, x) for name in _BINARY.split()]
+        outputs += [
             getattr(torch.special, n)(*(y, x)[: 1 + (n in "xlog1py zeta")])
             for n in _SPECIAL.split()
         ]
@@ -201,7 +201,7 @@ def pointwise() -> Call:
             y.clamp(x, y),
         ]
         mixed += [2 - y, 1 / y, 2**y, y % 2, y // 2, -y, y.clamp(min=0), torch.addcdiv(y, x, x)]
-        return found, rounded, mixed, y.clamp_max(1), y.frexp(), torch.ldexp(y, torch.ones(4))
+        return outputs, rounded, mixed, y.clamp_max(1), y.frexp(), torch.ldexp(y, torch.ones(4))
 
     return Call(linear(run), (torch.rand(3, 4),))
 
@@ -376,24 +376,24 @@ def spectra() -> Call:
     def run(m: Any, x: Any) -> Any:
         y = m.l(x)
         complex_ = torch.fft.rfft(y)
-        made = torch.complex(y, x)
+        signal = torch.complex(y, x)
         return [
             torch.fft.irfft(complex_),
             torch.fft.fft(y).abs(),
-            torch.fft.ifft(made).real,
+            torch.fft.ifft(signal).real,
             torch.fft.fft2(y).imag,
             torch.view_as_real(complex_),
             torch.view_as_complex(y.view(3, 2, 2)),
-            made.conj(),
-            made.angle(),
-            made * made,
+            signal.conj(),
+            signal.angle(),
+            signal * signal,
             torch.fft.fftshift(y),
             torch.fft.rfftn(y),
-            made.abs(),
+            signal.abs(),
             torch.polar(y.abs(), x),
             torch.fft.fftfreq(4),
             torch.fft.irfftn(complex_),
-            made.exp(),
+            signal.exp(),
         ]
 
     return Call(linear(run), (torch.randn(3, 4),))

@@ -117,7 +117,7 @@ def products() -> Call:
 
     def run(m: Any, x: Any, mask: Any) -> Any:
         q = m.q(x)
-        found = [
+        outputs = [
             F.scaled_dot_product_attention(q, q, q, is_causal=True),
             F.scaled_dot_product_attention(q[:, None], q[:, None], q[:, None], attn_mask=mask),
             torch.einsum("bij,bkj->bik", q, q) @ q,
@@ -129,7 +129,7 @@ def products() -> Call:
             torch.mv(m.w, q[0, 0]),
             torch.kron(q[0], m.w),
         ]
-        return found, q[0, 0].dot(q[0, 1])
+        return outputs, q[0, 0].dot(q[0, 1])
 
     net = Run(run, q=nn.Linear(8, 8), b=torch.randn(8), w=torch.randn(8, 8))
     return Call(net, (torch.randn(2, 5, 8), torch.randn(1, 1, 1, 1)), dynamic=({0: Dim("b")}, None))

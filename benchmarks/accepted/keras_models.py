@@ -53,8 +53,8 @@ def _given(path: Path, feeds: Any) -> list[Any]:
     from neural_mp.adaptors.registry import adaptor_for
 
     adaptor = adaptor_for(str(path))
-    found = adaptor.predict(adaptor.load(str(path)), feeds)
-    return [np.asarray(output) for output in keras.tree.flatten(found)]
+    outputs = adaptor.predict(adaptor.load(str(path)), feeds)
+    return [np.asarray(output) for output in keras.tree.flatten(outputs)]
 
 
 def results(cases: Iterable[Case], folder: Path) -> Iterator[Result]:

@@ -20,9 +20,9 @@ def _model(build: Callable[[], Any]) -> Callable[[], Any]:
     return build
 
 
-def _chain(shape: tuple[int | None, ...], *found: Any, dtype: str | None = None) -> Any:
+def _chain(shape: tuple[int | None, ...], *stack: Any, dtype: str | None = None) -> Any:
     inputs = outputs = keras.Input(shape, dtype=dtype)
-    for layer in found:
+    for layer in stack:
         outputs = layer(outputs)
     return keras.Model(inputs, outputs)
 
@@ -81,21 +81,21 @@ def _StringLookup_inverse() -> Any:  # noqa: N802
 
 @_model
 def _TextVectorization() -> Any:  # noqa: N802
-    words = layers.TextVectorization(vocabulary=WORDS, output_sequence_length=4)
+    vectorizer = layers.TextVectorization(vocabulary=WORDS, output_sequence_length=4)
     net = (layers.Embedding(6, 3), layers.GlobalAveragePooling1D(), layers.Dense(2))
-    return _chain((), words, *net, dtype="string")
+    return _chain((), vectorizer, *net, dtype="string")
 
 
 @_model
 def _TextVectorization_adapted() -> Any:  # noqa: N802
-    words = _adapted(layers.TextVectorization(output_sequence_length=4, ngrams=2), _TEXTS)
-    return _chain((1,), words, layers.Embedding(20, 3), layers.LSTM(3), dtype="string")
+    vectorizer = _adapted(layers.TextVectorization(output_sequence_length=4, ngrams=2), _TEXTS)
+    return _chain((1,), vectorizer, layers.Embedding(20, 3), layers.LSTM(3), dtype="string")
 
 
 @_model
 def _TextVectorization_tf_idf() -> Any:  # noqa: N802
-    words = _adapted(layers.TextVectorization(output_mode="tf_idf"), _TEXTS)
-    return _chain((), words, layers.Dense(2), dtype="string")
+    vectorizer = _adapted(layers.TextVectorization(output_mode="tf_idf"), _TEXTS)
+    return _chain((), vectorizer, layers.Dense(2), dtype="string")
 
 
 @_model

@@ -99,9 +99,9 @@ def _net(quantized: bool) -> onnx.GraphProto:
         numpy_helper.from_array(value, name)
         for name, value in {**weights, **norms, **scales}.items()
     ]
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 5])
-    return helper.make_graph(nodes, "net", [given], [made], tensors)
+    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])
+    output_info = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 5])
+    return helper.make_graph(nodes, "net", [input_info], [output_info], tensors)
 
 
 def _controlled() -> onnx.GraphProto:
@@ -109,7 +109,7 @@ def _controlled() -> onnx.GraphProto:
     node, value = helper.make_node, helper.make_tensor_value_info
     branch = value("taken", TensorProto.FLOAT, None)
     then = helper.make_graph([node("MatMul", ["x", "w"], ["taken"])], "then", [], [branch])
-    other = helper.make_graph([node("Identity", ["x"], ["taken"])], "other", [], [branch])
+    else_branch = helper.make_graph([node("Identity", ["x"], ["taken"])], "other", [], [branch])
     body = helper.make_graph(
         [node("Identity", ["going"], ["on"]), node("MatMul", ["state", "w"], ["next"])],
         "body",
@@ -121,14 +121,14 @@ def _controlled() -> onnx.GraphProto:
         [value("on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, None)],
     )
     constants = {"w": _weight(4, 4), "trips": np.array(3, np.int64), "true": np.array(True)}
-    tensors = [numpy_helper.from_array(each, name) for name, each in constants.items()]
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     nodes = [
-        node("If", ["chosen"], ["b"], then_branch=then, else_branch=other),
+        node("If", ["chosen"], ["b"], then_branch=then, else_branch=else_branch),
         node("Loop", ["trips", "true", "b"], ["y"], body=body),
     ]
-    given = [value("x", TensorProto.FLOAT, ["n", 4]), value("chosen", TensorProto.BOOL, [])]
-    made = [value("y", TensorProto.FLOAT, ["n", 4])]
-    return helper.make_graph(nodes, "controlled", given, made, tensors)
+    inputs = [value("x", TensorProto.FLOAT, ["n", 4]), value("chosen", TensorProto.BOOL, [])]
+    outputs = [value("y", TensorProto.FLOAT, ["n", 4])]
+    return helper.make_graph(nodes, "controlled", inputs, outputs, tensors)
 
 
 def _written(name: str, graph: Callable[[], onnx.GraphProto], opset: int) -> None:
@@ -137,8 +137,8 @@ def _written(name: str, graph: Callable[[], onnx.GraphProto], opset: int) -> Non
         model = helper.make_model_gen_version(graph(), opset_imports=opsets)
         if model.ir_version < _IR_OF_CONSTANTS:
             model.graph.input.extend(
-                helper.make_tensor_value_info(each.name, each.data_type, each.dims)
-                for each in model.graph.initializer
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+                for tensor in model.graph.initializer
             )
         onnx.checker.check_model(model)
         onnx.save(model, path)
@@ -160,14 +160,14 @@ def _expected(path: Path, feeds: Mapping[str, Any] | None) -> tuple[Any, list[An
     options = ort.SessionOptions()
     options.log_severity_level = 4
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found = {}
+    inputs = {}
     for seed, port in enumerate(session.get_inputs()):
         if not port.type.startswith("tensor("):
             raise TypeError(f"no inputs of type {port.type}")
         dtype = _KINDS.get(port.type, port.type.removeprefix("tensor(").removesuffix(")"))
         sizes = [size if isinstance(size, int) else None for size in port.shape]
-        found[port.name] = np.ones(sizes, bool) if dtype == "bool" else example(dtype, sizes, seed)
-    return found, _flat(session.run(None, found))
+        inputs[port.name] = np.ones(sizes, bool) if dtype == "bool" else example(dtype, sizes, seed)
+    return inputs, _flat(session.run(None, inputs))
 
 
 def _flat(outputs: Iterable[Any]) -> list[Any]:
@@ -182,8 +182,8 @@ def _given(path: Path, feeds: Any) -> list[Any]:
 
     adaptor = adaptor_for(str(path))
     model = adaptor.load(str(path))
-    found = adaptor.predict(model, feeds)
-    outputs = found if len(model.signature.outputs) > 1 else [found]
+    result = adaptor.predict(model, feeds)
+    outputs = result if len(model.signature.outputs) > 1 else [result]
     return _flat(outputs)
 
 

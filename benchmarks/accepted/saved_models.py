@@ -80,8 +80,8 @@ def _served(
                 module.weight = tf.Variable(tf.random.normal([4, 3]))
                 module.table = tf.Variable(tf.random.normal([10, 4]))
             specs = list(spec) if isinstance(spec, tuple) else [spec]
-            given = run(module)
-            module.call = tf.function(given, input_signature=specs, **options)
+            function = run(module)
+            module.call = tf.function(function, input_signature=specs, **options)
             tf.saved_model.save(module, str(path), signatures=module.call)
 
         CASES.add(name, make, random=random)
@@ -231,11 +231,11 @@ def _table_in_a_loop(m: Any) -> Any:
 @_served("strings", _TEXT)
 def _strings(m: Any) -> Any:
     def run(text: Any) -> Any:
-        found = tf.strings.regex_replace(text, "[^a-z ]", "")
-        letters = tf.strings.bytes_split(found).to_tensor("")
-        codes = tf.strings.unicode_decode(found, "UTF-8").to_tensor()
+        cleaned = tf.strings.regex_replace(text, "[^a-z ]", "")
+        letters = tf.strings.bytes_split(cleaned).to_tensor("")
+        codes = tf.strings.unicode_decode(cleaned, "UTF-8").to_tensor()
         hashed = tf.strings.to_hash_bucket_fast(letters, 100)
-        return {"hashed": hashed, "length": tf.strings.length(found), "codes": codes}
+        return {"hashed": hashed, "length": tf.strings.length(cleaned), "codes": codes}
 
     return run
 
@@ -280,8 +280,8 @@ def _gathered(m: Any) -> Any:
 @_served("split", _FLOATS, variables=True)
 def _split(m: Any) -> Any:
     def run(x: Any) -> Any:
-        left, right = tf.split(x @ m.weight, [1, 2], axis=1)
-        return {"y": left * tf.gather(right, [[0], [1], [1]], axis=1, batch_dims=1)}
+        first, second = tf.split(x @ m.weight, [1, 2], axis=1)
+        return {"y": first * tf.gather(second, [[0], [1], [1]], axis=1, batch_dims=1)}
 
     return run
 
@@ -314,8 +314,8 @@ CASES.add("pictures", _pictures)
 
 def _examples(path: Path) -> dict[str, Any]:
     def run(examples: Any) -> Any:
-        found = tf.io.parse_example(examples, {"x": tf.io.FixedLenFeature([4], tf.float32)})
-        return {"y": found["x"] * 2}
+        features = tf.io.parse_example(examples, {"x": tf.io.FixedLenFeature([4], tf.float32)})
+        return {"y": features["x"] * 2}
 
     module = tf.Module()
     spec = tf.TensorSpec([None], tf.string, name="examples")
@@ -366,10 +366,10 @@ def _given(path: Path, feeds: Any) -> list[Any]:
     from neural_mp.adaptors.registry import adaptor_for
 
     adaptor = adaptor_for(str(path))
-    found = adaptor.predict(adaptor.load(str(path)), feeds)
-    if isinstance(found, Mapping):
-        return [found[name] for name in sorted(found)]
-    return [found]
+    outputs = adaptor.predict(adaptor.load(str(path)), feeds)
+    if isinstance(outputs, Mapping):
+        return [outputs[name] for name in sorted(outputs)]
+    return [outputs]
 
 
 def results(cases: Iterable[Case], folder: Path) -> Iterator[Result]:

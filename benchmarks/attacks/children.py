@@ -86,8 +86,8 @@ def judged_in_children(all_attacked: Sequence[Attacked], seed: int) -> Iterator[
             for folder, name in folders.items()
             if uses[folder] > 1  # else the process of the attacks prepares them
         }
-        made = [pool.submit(_made, group, seed, prepared) for group in _packed(slices)]
-        for findings in made:
+        futures = [pool.submit(_made, group, seed, prepared) for group in _packed(slices)]
+        for findings in futures:
             yield from findings.result()
 
 
@@ -95,7 +95,7 @@ def _packed(slices: Sequence[_Slice]) -> list[list[_Slice]]:
     """Return the slices of each process: few attacks of several groups share one."""
     packed: list[list[_Slice]] = []
     for part in slices:
-        if packed and sum(other.share for other in packed[-1]) + part.share <= 1:
+        if packed and sum(member.share for member in packed[-1]) + part.share <= 1:
             packed[-1].append(part)
         else:
             packed.append([part])
@@ -124,33 +124,33 @@ def _made(
             prepared[part.attacked.folder].result()
         else:
             part.attacked.folder.mkdir()
-    found: list[Finding] = []
-    while left := [part for part in slices if part.start < part.stop]:
+    findings: list[Finding] = []
+    while remaining := [part for part in slices if part.start < part.stop]:
         ended, case = False, ""
         process = subprocess.Popen(
-            [sys.executable, str(_CHILD), str(seed), *itertools.chain(*map(_words, left))],
+            [sys.executable, str(_CHILD), str(seed), *itertools.chain(*map(_words, remaining))],
             env=_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        for said in _said(process):
-            if said is None:
+        for report in _said(process):
+            if report is None:
                 process.kill()
                 ended = True
-            elif "begins" in said:
-                case = said["begins"]
+            elif "begins" in report:
+                case = report["begins"]
             else:
-                found.append(Finding(**{**said, "verdict": Verdict(said["verdict"])}))
+                findings.append(Finding(**{**report, "verdict": Verdict(report["verdict"])}))
                 _next(slices).start, case = _next(slices).start + 1, ""
         code = process.wait()
         if any(part.start < part.stop for part in slices):
             verdict = Verdict.HANG if ended else Verdict.TRACEBACK
             part = _next(slices)
-            words = f"the process ended with {code}"
-            found.append(Finding(part.attacked.group, case, verdict, words))
+            message = f"the process ended with {code}"
+            findings.append(Finding(part.attacked.group, case, verdict, message))
             part.start += 1
-    return found
+    return findings
 
 
 def _next(slices: Sequence[_Slice]) -> _Slice:
@@ -203,6 +203,6 @@ def begin(case: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    here = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, **quiet, "PYTHONPATH": paths_with(REPOSITORY, here)}
+    return {**os.environ, **quiet, "PYTHONPATH": paths_with(REPOSITORY, folder)}

@@ -32,16 +32,16 @@ _HANG = 120.0
 _NEW_MOUNTS = 0x00020000
 
 
-def _mounted(place: Path, options: str) -> bool:
+def _mounted(folder: Path, options: str) -> bool:
     """Put an empty file system in memory at a place, for this process and what it starts alone."""
-    place.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     if os.geteuid() or not hasattr(ctypes.CDLL(None), "unshare"):
         return False
     if ctypes.CDLL(None).unshare(_NEW_MOUNTS):
         return False
     private = ["mount", "--make-rprivate", "/"]
-    made = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-    return all(not subprocess.run(words, check=False).returncode for words in (private, made))
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    return all(not subprocess.run(command, check=False).returncode for command in (private, mount))
 
 
 def _limited(size: int) -> None:
@@ -55,7 +55,7 @@ class FullDisk(Trouble):
     size: int
     each: bool = False
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
         if self.each or not _mounted(folder / "workspace", f"size={self.size}"):
             _limited(self.size)
 
@@ -69,23 +69,23 @@ class ReadOnly(Trouble):
 
     place: str = ""
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
-        place = Path(self.place) if self.place else folder / "workspace"
-        if not _mounted(place, "ro,size=64k"):
-            made.workspace = "/proc/workspace"
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
+        target = Path(self.place) if self.place else folder / "workspace"
+        if not _mounted(target, "ro,size=64k"):
+            tuner.workspace = "/proc/workspace"
 
 
 class FileForFolder(Trouble):
     """The workspace is a file."""
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
         (folder / "workspace").write_text("no folder")
 
 
 class NoFolderForCache(Trouble):
     """What is kept for later runs has a file in its way."""
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
         (folder / "workspace").mkdir()
         (folder / "workspace" / CACHE_FOLDER).write_text("no folder")
 
@@ -93,7 +93,7 @@ class NoFolderForCache(Trouble):
 class NoTemporaryFolder(Trouble):
     """There is no folder for temporary files."""
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
         tempfile.tempdir = "/nowhere"
         os.environ["TMPDIR"] = os.environ["TEMP"] = os.environ["TMP"] = "/nowhere"
 
@@ -120,8 +120,8 @@ class Accident(Trouble):
     happens: Callable[[Path], None]
     number: int
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
-        made.metric = _Accident(folder, self.number, self.happens)
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
+        tuner.metric = _Accident(folder, self.number, self.happens)
 
 
 def vanishes(workspace: Path) -> None:
@@ -153,9 +153,9 @@ class LogFolderVanishes(Accident):
     def __init__(self) -> None:
         super().__init__(_log_vanishes, 2)
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
-        super().before(made, folder)
-        made.amp = AutoMixedPrecisionOptions(log_path=str(folder / "log" / "inner"))
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
+        super().before(tuner, folder)
+        tuner.amp = AutoMixedPrecisionOptions(log_path=str(folder / "log" / "inner"))
 
 
 def _log_vanishes(workspace: Path) -> None:
@@ -194,8 +194,8 @@ class OutputVanishes(Accident):
     def __init__(self) -> None:
         super().__init__(_output_vanishes, 2)
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
-        super().before(made, folder)
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
+        super().before(tuner, folder)
         (folder / "out").mkdir()
 
     def after(self, result: OptimizedModel, folder: Path) -> None:
@@ -227,18 +227,18 @@ _CASES: tuple[tuple[str, Trouble, int], ...] = (
 
 
 def _judged(
-    found: dict[str, Any] | None, expected: dict[str, Any], evaluated: int
+    actual: dict[str, Any] | None, expected: dict[str, Any], evaluated: int
 ) -> tuple[Verdict, str]:
     """Whether it ended right, or was refused before anything was computed."""
-    if found is None:
+    if actual is None:
         return Verdict.TRACEBACK, "it ended without words"
-    if found["end"] == "right":
-        same = all(found[key] == expected[key] for key in ("best", "accuracy", "met", "trials"))
-        words = "; ".join(w for w in found["warnings"] if "written down" in w)
-        return (Verdict.RIGHT, words) if same else (Verdict.WRONG, str(found)[:1000])
-    if found["end"] == "refused" and evaluated:
-        return Verdict.LOST, f"{evaluated} evaluations, then {found['words']}"
-    return Verdict(found["end"]), found["words"]
+    if actual["end"] == "right":
+        same = all(actual[key] == expected[key] for key in ("best", "accuracy", "met", "trials"))
+        message = "; ".join(w for w in actual["warnings"] if "written down" in w)
+        return (Verdict.RIGHT, message) if same else (Verdict.WRONG, str(actual)[:1000])
+    if actual["end"] == "refused" and evaluated:
+        return Verdict.LOST, f"{evaluated} evaluations, then {actual['words']}"
+    return Verdict(actual["end"]), actual["words"]
 
 
 def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
@@ -250,7 +250,7 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
     if count < len(order):
         random.Random(seed).shuffle(order)
     expected: dict[int, dict[str, Any]] = {}
-    for place, (words, trouble, workers) in enumerate(order[:count]):
+    for index, (label, trouble, workers) in enumerate(order[:count]):
         setting = Setting("exhaustive" if workers else "basic", workers)
         if workers not in expected:
             home = folder / f"undisturbed {workers}"
@@ -258,16 +258,16 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
             process = started(nets, home, setting, resume=False)
             ends_within(process, _HANG)
             expected[workers] = outcome(process, home) or {}
-        home = folder / f"disk {place}"
+        home = folder / f"disk {index}"
         home.mkdir()
         process = started(nets, home, setting, resume=False, trouble=trouble)
         if not ends_within(process, _HANG):
             process.kill()
             process.join()
-            yield Finding(NAME, words, Verdict.HANG)
+            yield Finding(NAME, label, Verdict.HANG)
             continue
         end = _judged(outcome(process, home), expected[workers], passes(home))
-        yield Finding(NAME, words, *end)
+        yield Finding(NAME, label, *end)
 
 
 DISKS = Family(NAME, len(_CASES), findings)

@@ -45,10 +45,10 @@ class Attacks(list[Attack]):
         """
 
         def add(call: Callable[..., Any]) -> Callable[..., Any]:
-            for given in [(value,) for value in values] or [()]:
-                said = [g[0] if isinstance(g, tuple) else str(g) for g in given]
-                title = " ".join([name, *said])
-                self.append(Attack(title, _played(title, call, given, refused)))
+            for arguments in [(value,) for value in values] or [()]:
+                labels = [g[0] if isinstance(g, tuple) else str(g) for g in arguments]
+                title = " ".join([name, *labels])
+                self.append(Attack(title, _played(title, call, arguments, refused)))
             return call
 
         return add
@@ -60,8 +60,8 @@ class Attacks(list[Attack]):
 
         def add(arguments: Callable[..., Sequence[str]]) -> Callable[..., Sequence[str]]:
             def play(folder: Path, canary: Path) -> Finding:
-                given = arguments(folder, canary)
-                return judged_command(FAMILY, name, given, canary=canary, folder=folder)
+                argv = arguments(folder, canary)
+                return judged_command(FAMILY, name, argv, canary=canary, folder=folder)
 
             self.append(Attack(name, play))
             return arguments
@@ -78,7 +78,7 @@ def command_here(*arguments: str) -> None:
     """
     from neural_mp.cli import app
 
-    printed, before = io.StringIO(), sys.argv
+    printed, argv = io.StringIO(), sys.argv
     sys.argv = ["neural-mp", *arguments]
     try:
         with redirect_stdout(printed), redirect_stderr(printed):
@@ -89,15 +89,15 @@ def command_here(*arguments: str) -> None:
         if ended.code:
             raise NeuralMPError(printed.getvalue().strip()[-2000:]) from ended
     finally:
-        sys.argv = before
+        sys.argv = argv
 
 
 def _played(
-    title: str, call: Callable[..., Any], given: tuple[Any, ...], refused: bool
+    title: str, call: Callable[..., Any], arguments: tuple[Any, ...], refused: bool
 ) -> Callable[[Path, Path], Finding]:
     def play(folder: Path, canary: Path) -> Finding:
         def read() -> None:
-            call(folder, canary, *given)
+            call(folder, canary, *arguments)
             if refused:
                 raise AssertionError("it was not refused")
 

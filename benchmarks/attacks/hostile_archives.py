@@ -137,15 +137,15 @@ def library(canary: Path) -> bytes:
     code = f"""#include <stdio.h>
 __attribute__((constructor)) static void open_it(void) {{
   FILE *f = fopen("{canary}", "w"); if (f) fclose(f); }}"""
-    made = canary.with_suffix(".so")
+    path = canary.with_suffix(".so")
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(made)],
+        [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)],
         input=code.encode(),
         check=True,
         capture_output=True,
     )
-    content = made.read_bytes()
-    made.unlink()
+    content = path.read_bytes()
+    path.unlink()
     return content
 
 

@@ -96,16 +96,16 @@ def _is_an_odd_archive(folder: Path, canary: Path, what: str) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("inputs.npy", _array(_described("(4,)"), bytes(16)))
     data = bytearray(path.read_bytes())
-    places = [data.find(b"PK\x03\x04") + 6, data.find(b"PK\x01\x02") + 8]
+    offsets = [data.find(b"PK\x03\x04") + 6, data.find(b"PK\x01\x02") + 8]
     if what == "locked":
-        for place in places:
-            data[place] |= 1
+        for offset in offsets:
+            data[offset] |= 1
     elif what == "a bomb":
-        for place in places:
-            data[place + 16 : place + 20] = struct.pack("<I", 2**31)
+        for offset in offsets:
+            data[offset + 16 : offset + 20] = struct.pack("<I", 2**31)
     elif what == "packed in another way":
-        for place in places:
-            data[place + 2] = 99
+        for offset in offsets:
+            data[offset + 2] = 99
     elif what == "cut off":
         del data[40:60]
     path.write_bytes(bytes(data))
@@ -148,8 +148,8 @@ def _images(canary: Path) -> dict[str, bytes]:
 def _is_an_image(folder: Path, canary: Path, kind: str) -> None:
     (folder / "images" / "cat").mkdir(parents=True)
     (folder / "images" / "cat" / "1.png").write_bytes(_images(canary)[kind])
-    found = build_dataset({"ImageFolder": {"root": str(folder / "images")}})
-    found[0]
+    dataset = build_dataset({"ImageFolder": {"root": str(folder / "images")}})
+    dataset[0]
 
 
 _TABLES = {
@@ -201,13 +201,13 @@ def _is_a_record(folder: Path, canary: Path, length: int) -> None:
 
 def _checksum(data: bytes) -> int:
     """The masked CRC-32C of a record."""
-    found = 0xFFFFFFFF
+    crc = 0xFFFFFFFF
     for byte in data:
-        found ^= byte
+        crc ^= byte
         for _ in range(8):
-            found = found >> 1 ^ (0x82F63B78 if found & 1 else 0)
-    found ^= 0xFFFFFFFF
-    return ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @DATA.here("digits of MNIST that are a bomb")

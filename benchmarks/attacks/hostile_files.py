@@ -20,9 +20,9 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
     """What came of so many attacks; of all of them in turn."""
     for number in range(count):
         attack = ATTACKS[(seed + number) % len(ATTACKS)]
-        place = folder / str(number)
-        place.mkdir()
-        yield attack.play(place, folder / f"ran_{number}")
+        home = folder / str(number)
+        home.mkdir()
+        yield attack.play(home, folder / f"ran_{number}")
 
 
 HOSTILE_FILES = Family(FAMILY, len(ATTACKS), findings)

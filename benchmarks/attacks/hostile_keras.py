@@ -197,9 +197,9 @@ def _with_weights(folder: Path, what: str, file: Any) -> None:
     """Put an array that is not in the file into the place of the weights of a layer."""
     import h5py
 
-    found: list[str] = []
-    file.visititems(lambda n, item: found.append(n) if isinstance(item, h5py.Dataset) else None)
-    name = next(n for n in found if file[n].ndim == 2)
+    names: list[str] = []
+    file.visititems(lambda n, item: names.append(n) if isinstance(item, h5py.Dataset) else None)
+    name = next(n for n in names if file[n].ndim == 2)
     shape = file[name].shape
     del file[name]
     secret = folder / "secret.bin"
@@ -207,14 +207,14 @@ def _with_weights(folder: Path, what: str, file: Any) -> None:
     if what == "from another file":
         file.create_dataset(name, shape, "f4", external=[(str(secret), 0, 4 * shape[0] * shape[1])])
     elif what == "of a virtual layout":
-        with h5py.File(folder / "other.h5", "w") as other:
-            other["x"] = np.ones(shape, np.float32)
+        with h5py.File(folder / "other.h5", "w") as source:
+            source["x"] = np.ones(shape, np.float32)
         layout = h5py.VirtualLayout(shape, "f4")
         layout[...] = h5py.VirtualSource(str(folder / "other.h5"), "x", shape)
         file.create_virtual_dataset(name, layout)
     elif what == "by a link to a file":
-        with h5py.File(folder / "other.h5", "w") as other:
-            other["x"] = np.ones(shape, np.float32)
+        with h5py.File(folder / "other.h5", "w") as source:
+            source["x"] = np.ones(shape, np.float32)
         file[name] = h5py.ExternalLink(str(folder / "other.h5"), "x")
     elif what == "by a link inside":
         file[name] = h5py.SoftLink("/nowhere")

@@ -21,8 +21,8 @@ ONNX = Attacks()
 def _bytes() -> bytes:
     from attacked_nets import as_onnx, torch_net
 
-    found: bytes = as_onnx(torch_net()).SerializeToString()
-    return found
+    data: bytes = as_onnx(torch_net()).SerializeToString()
+    return data
 
 
 def _net() -> Any:
@@ -45,14 +45,14 @@ def _load_and_run(path: Path) -> None:
     benchmark_models([str(path)], 2, 0, 1)
 
 
-def _outside(tensor: Any, **place: Any) -> None:
+def _outside(tensor: Any, **fields: Any) -> None:
     """Let a tensor lie in a file."""
     import onnx
 
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
-    for key, value in place.items():
+    for key, value in fields.items():
         tensor.external_data.add(key=key, value=str(value))
 
 
@@ -102,8 +102,8 @@ _PLACES: dict[str, dict[str, Any]] = {
 @ONNX.here("weights that are said to lie", *_PLACES)
 def _lies(folder: Path, canary: Path, where: str) -> None:
     secret = _secret(folder)
-    place = {"location": secret.name, **_PLACES[where]}
-    _load_and_run(_written(folder, lambda net: _outside(_largest(net), **place)))
+    fields = {"location": secret.name, **_PLACES[where]}
+    _load_and_run(_written(folder, lambda net: _outside(_largest(net), **fields)))
 
 
 @ONNX.here("weights with sizes", [2**40, 2**20], [-1, 4], [2**31, 2**31, 2**31])
@@ -142,15 +142,17 @@ def _in_branches(path: Path, location: str) -> None:
     branch = helper.make_graph(
         [helper.make_node("Add", ["x", "w"], ["r"])], "branch", [], [value], [weight]
     )
-    other = helper.make_graph([helper.make_node("Identity", ["x"], ["r"])], "other", [], [value])
+    else_branch = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["r"])], "other", [], [value]
+    )
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
         helper.make_node("Cast", ["sum"], ["yes"], to=onnx.TensorProto.BOOL),
-        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=other),
+        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=else_branch),
     ]
-    taken = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4])
-    given = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "graph", [taken], [given])
+    input_info = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4])
+    output_info = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "graph", [input_info], [output_info])
     imports = [helper.make_opsetid("", 20)]
     path.write_bytes(
         helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
@@ -196,15 +198,15 @@ def _has_settings(folder: Path, canary: Path) -> None:
         net.metadata_props.add(key="ort_config", value=text)
 
     path = _written(folder, edit)
-    before, here = dict(os.environ), Path.cwd()
+    environment, cwd = dict(os.environ), Path.cwd()
     os.environ["ORT_LOAD_CONFIG_FROM_MODEL"] = "1"
     os.chdir(folder)
     try:
         _load_and_run(path)
     finally:
-        os.chdir(here)
+        os.chdir(cwd)
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
     assert {file.name for file in folder.iterdir()} == {"net.onnx"}
 
 
@@ -273,18 +275,18 @@ def _function(name: str, calls: list[str]) -> Any:
 def _has_functions(folder: Path, canary: Path, what: str) -> None:
     def edit(net: Any) -> None:
         if what == "call themselves":
-            found = [_function("f0", ["f0"])]
+            functions = [_function("f0", ["f0"])]
         elif what == "call each other":
-            found = [_function("f0", ["f1"]), _function("f1", ["f0"])]
+            functions = [_function("f0", ["f1"]), _function("f1", ["f0"])]
         else:
-            found = [_function(f"f{i}", [f"f{i + 1}"] * 10) for i in range(9)]
-            found.append(_function("f9", ["Relu"]))
-        net.functions.extend(found)
+            functions = [_function(f"f{i}", [f"f{i + 1}"] * 10) for i in range(9)]
+            functions.append(_function("f9", ["Relu"]))
+        net.functions.extend(functions)
         net.opset_import.add(domain="mine", version=1)
         last = net.graph.node[-1]
-        wanted = last.output[0]
+        output = last.output[0]
         last.output[0] = "before"
-        net.graph.node.add(op_type="f0", domain="mine", input=["before"], output=[wanted])
+        net.graph.node.add(op_type="f0", domain="mine", input=["before"], output=[output])
 
     _load_and_run(_written(folder, edit))
 
@@ -322,5 +324,5 @@ def _is_inspected(folder: Path, canary: Path) -> list[str]:
     return ["inspect", str(_written(folder / "model", edit))]
 
 
-def _outside_largest(net: Any, **place: Any) -> None:
-    _outside(_largest(net), **place)
+def _outside_largest(net: Any, **fields: Any) -> None:
+    _outside(_largest(net), **fields)

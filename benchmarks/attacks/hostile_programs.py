@@ -16,8 +16,8 @@ _HOSTILE_MODULE = "this"
 
 
 def _graph(program: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = program["graph_module"]["graph"]
-    return found
+    graph: dict[str, Any] = program["graph_module"]["graph"]
+    return graph
 
 
 def _size(program: dict[str, Any], expression: str, tensor: str = "x") -> None:
@@ -124,12 +124,12 @@ def _target(target: str, *arguments: dict[str, Any]) -> Edit:
 
     def edit(program: dict[str, Any], code: str) -> None:
         program["verifiers"] = []
-        words = json.loads(
+        values = json.loads(
             json.dumps(arguments).replace("SHELL", f'{sys.executable} -c \\"{code}\\"')
         )
         node = _linear(program)
         node["target"] = target
-        node["inputs"] = [{"name": "", "arg": word, "kind": 1} for word in words]
+        node["inputs"] = [{"name": "", "arg": value, "kind": 1} for value in values]
 
     return edit
 

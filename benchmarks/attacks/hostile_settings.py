@@ -49,12 +49,12 @@ class Data:
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
     """Work in a folder, and forget what was imported of it."""
-    before, paths, loaded = Path.cwd(), list(sys.path), set(sys.modules)
+    cwd, paths, loaded = Path.cwd(), list(sys.path), set(sys.modules)
     os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(cwd)
         sys.path[:] = paths
         for name in set(sys.modules) - loaded:
             file = getattr(sys.modules[name], "__file__", None)

@@ -39,7 +39,7 @@ def _effect(name: str, canary: Path) -> Any:
     """A harmful op, or one of its results."""
     import tensorflow as tf
 
-    raw, file, read = tf.raw_ops, str(canary), "/etc/hostname"
+    raw, file, source = tf.raw_ops, str(canary), "/etc/hostname"
     text = {"input": [], "token": "ran", "Tout": [tf.string]}
     arguments: dict[str, dict[str, Any]] = {
         "WriteFile": {"filename": file, "contents": "ran"},
@@ -53,14 +53,14 @@ def _effect(name: str, canary: Path) -> Any:
         "DebugIdentity": {"input": tf.constant(0.0), "debug_urls": [f"file://{file}"]},
         "SummaryWriter": {},
         "Abort": {"error_msg": "ran"},
-        "ReadFile": {"filename": read},
+        "ReadFile": {"filename": source},
         "MatchingFiles": {"pattern": "/etc/*"},
-        "ImmutableConst": {"dtype": tf.uint8, "shape": [4], "memory_region_name": read},
+        "ImmutableConst": {"dtype": tf.uint8, "shape": [4], "memory_region_name": source},
         "PyFuncStateless": text,
         "PyFunc": text,
         "EagerPyFunc": text,
         "RestoreV2": {
-            "prefix": read,
+            "prefix": source,
             "tensor_names": ["x"],
             "shape_and_slices": [""],
             "dtypes": [tf.string],
@@ -71,18 +71,18 @@ def _effect(name: str, canary: Path) -> Any:
             "message_type": "x",
             "field_names": ["y"],
             "output_types": [tf.string],
-            "descriptor_source": read,
+            "descriptor_source": source,
         },
-        "TextLineDataset": {"filenames": read, "compression_type": "", "buffer_size": 1},
+        "TextLineDataset": {"filenames": source, "compression_type": "", "buffer_size": 1},
         "GenerateVocabRemapping": {
-            "new_vocab_file": read,
-            "old_vocab_file": read,
+            "new_vocab_file": source,
+            "old_vocab_file": source,
             "new_vocab_offset": 0,
             "num_new_vocab": 1,
         },
     }
-    found = getattr(raw, name)(**arguments[name])
-    return found[0] if isinstance(found, tuple | list) else found
+    result = getattr(raw, name)(**arguments[name])
+    return result[0] if isinstance(result, tuple | list) else result
 
 
 #: Ops of every sort that files may not hold.
@@ -207,11 +207,11 @@ def _tabled(folder: Path) -> Path:
     """A SavedModel with a lookup table, which is filled when it is read."""
     import tensorflow as tf
 
-    words = folder / "words.txt"
-    words.write_text("a\nb\n")
+    vocabulary = folder / "words.txt"
+    vocabulary.write_text("a\nb\n")
     kind = tf.lookup.TextFileIndex
     source = tf.lookup.TextFileInitializer(
-        str(words), tf.string, kind.WHOLE_LINE, tf.int64, kind.LINE_NUMBER
+        str(vocabulary), tf.string, kind.WHOLE_LINE, tf.int64, kind.LINE_NUMBER
     )
     table = tf.lookup.StaticVocabularyTable(source, 1)
     return _saved(folder, lambda image: _net()(image, training=False), table=table)
@@ -325,12 +325,12 @@ def _is_nested(folder: Path, canary: Path, depth: int) -> None:
     begin, end = 'attr { key: "f" value { list { func { ', "} } } }"
     text = "node { name: 'x' op: 'NoOp' " + begin * depth + end * depth + "}"
     (folder / "net.pbtxt").write_text(text)
-    before = sys.getrecursionlimit()
+    limit = sys.getrecursionlimit()
     sys.setrecursionlimit(50_000)  # as programs set it, so that the text itself can be read
     try:
         load_source(str(folder / "net.pbtxt"), None, None)
     finally:
-        sys.setrecursionlimit(before)
+        sys.setrecursionlimit(limit)
 
 
 @TENSORFLOW.here("the command, with a graph that writes a file")

@@ -92,16 +92,16 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
     source, saved = real_file(folder), saved_folder(folder)
     _tried(source)
     _loaded(saved)
-    made = 0
-    for case, way, call in chain(_attacks(source, saved, folder), _others(folder)):
-        if made == count:
+    completed = 0
+    for case, method, call in chain(_attacks(source, saved, folder), _others(folder)):
+        if completed == count:
             return
-        made += 1
+        completed += 1
         canary = folder / "canary"
         canary.unlink(missing_ok=True)
-        yield call(f"{case}: {way}", canary)
+        yield call(f"{case}: {method}", canary)
     changed = folder / "changed.pt2"
-    for number in range(count - made):
+    for number in range(count - completed):
         change = (flipped, altered)[number % 2]
         change(source, changed, random.Random(f"{seed}-{number}"))
         yield judged(NAME, f"{change.__name__}, {number}", lambda: _tried(changed))
@@ -122,10 +122,10 @@ def _others(folder: Path) -> Iterator[tuple[str, str, Callable[[str, Path], Find
 
         yield case, "a folder of transformers", loaded
     for number, (case, make) in enumerate(OTHERS.items()):
-        place = folder / f"other_{number}"
+        home = folder / f"other_{number}"
 
-        def made(name: str, canary: Path, make: OtherMaker = make, place: Path = place) -> Finding:
-            path = make(place, canary)
+        def made(name: str, canary: Path, make: OtherMaker = make, home: Path = home) -> Finding:
+            path = make(home, canary)
             return judged(NAME, name, lambda: _tried(path), canary=canary)
 
         yield case, "a file", made

@@ -46,10 +46,10 @@ class _Killed:
 
 def _settings() -> Iterator[Setting]:
     """All strategies with 0, 1 and 2 workers; now and then one of PyTorch."""
-    made = itertools.product((0, 2, 1), strategy_classes())
-    for place, (workers, strategy) in enumerate(itertools.cycle(made)):
+    pairs = itertools.product((0, 2, 1), strategy_classes())
+    for index, (workers, strategy) in enumerate(itertools.cycle(pairs)):
         # Only PyTorch has gradients, which the one takes.
-        torch = strategy == "hawq_v2" or place % _PYTORCH == _PYTORCH - 1
+        torch = strategy == "hawq_v2" or index % _PYTORCH == _PYTORCH - 1
         yield Setting(strategy, workers, "pytorch" if torch else "onnx")
 
 
@@ -61,47 +61,47 @@ def _undisturbed(nets: Path, setting: Setting) -> tuple[dict[str, Any], float]:
     begun = time.monotonic()
     process = started(nets, folder, setting, resume=False)
     ends_within(process, _HANG)
-    found = outcome(process, folder)
-    assert found is not None, f"{setting} does not end by itself"
-    assert found["end"] == "right", found["words"]
-    return found, time.monotonic() - begun
+    result = outcome(process, folder)
+    assert result is not None, f"{setting} does not end by itself"
+    assert result["end"] == "right", result["words"]
+    return result, time.monotonic() - begun
 
 
-def _kill(nets: Path, folder: Path, setting: Setting, resume: bool, after: float) -> _Killed:
+def _kill(nets: Path, folder: Path, setting: Setting, resume: bool, delay: float) -> _Killed:
     process = started(nets, folder, setting, resume)
-    process.join(after)
+    process.join(delay)
     if process.is_alive():
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert process.pid is not None
     behind = left(process.name, process.pid)
-    return _Killed(kept(folder), passes(folder), behind, after)
+    return _Killed(kept(folder), passes(folder), behind, delay)
 
 
 def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
     """Kill runs at random moments, once or twice each, and see what comes of them."""
-    dice, made = random.Random(seed), 0
+    dice, completed = random.Random(seed), 0
     nets = folder / "nets"
     nets.mkdir()
     write_nets(nets)
-    for place, setting in enumerate(_settings()):
-        home = folder / f"run {place}"
+    for index, setting in enumerate(_settings()):
+        home = folder / f"run {index}"
         home.mkdir()
         expected, seconds = _undisturbed(nets, replace(setting, workers=min(setting.workers, 1)))
         if setting.workers == 2:
             seconds = _undisturbed(nets, setting)[1]
         kills: list[_Killed] = []
-        for _ in range(min(count - made, 1 + dice.randrange(2))):
-            after = dice.uniform(0, seconds)
-            kills.append(_kill(nets, home, setting, bool(kills), after))
-        made += len(kills)
-        words = f"{setting.strategy}, {setting.workers} workers, {setting.framework}"
+        for _ in range(min(count - completed, 1 + dice.randrange(2))):
+            delay = dice.uniform(0, seconds)
+            kills.append(_kill(nets, home, setting, bool(kills), delay))
+        completed += len(kills)
+        label = f"{setting.strategy}, {setting.workers} workers, {setting.framework}"
         end = _end(nets, home, setting, expected, kills)
         for number, killed in enumerate(kills, start=1):
-            case = f"{words}, kill {number} of {len(kills)} after {killed.after:.2f} s"
+            case = f"{label}, kill {number} of {len(kills)} after {killed.after:.2f} s"
             yield Finding(NAME, case, *(_left_behind(killed) or end))
-        if made >= count:
+        if completed >= count:
             return
 
 
@@ -123,25 +123,25 @@ def _end(
         process.join()
         return Verdict.HANG, f"it did not end in {_HANG:g} s"
     assert process.pid is not None
-    found = outcome(process, home)
-    if found is None or found["end"] != "right":
-        return Verdict.TRACEBACK, "it ended without words" if found is None else found["words"]
+    result = outcome(process, home)
+    if result is None or result["end"] != "right":
+        return Verdict.TRACEBACK, "it ended without words" if result is None else result["words"]
     last = _Killed(kept(home), passes(home), left(process.name, process.pid), 0)
     return (
         _left_behind(last)
         or _lost([*kills, last])
         or _repeated([*kills, last], max(1, setting.workers))
-        or _different(found, expected)
+        or _different(result, expected)
         or (Verdict.RIGHT, "")
     )
 
 
 def _lost(stages: list[_Killed]) -> tuple[Verdict, str] | None:
     """Whether a trial that was there once is there no more."""
-    for before, after in itertools.pairwise(stages):
-        gone = Counter(before.kept.trials) - Counter(after.kept.trials)
-        if gone:
-            return Verdict.LOST, f"{gone.total()} trials: {list(gone)[:2]}"
+    for previous, current in itertools.pairwise(stages):
+        missing = Counter(previous.kept.trials) - Counter(current.kept.trials)
+        if missing:
+            return Verdict.LOST, f"{missing.total()} trials: {list(missing)[:2]}"
     return None
 
 
@@ -150,26 +150,26 @@ def _repeated(stages: list[_Killed], width: int) -> tuple[Verdict, str] | None:
     twice = [trial for trial, often in Counter(stages[-1].kept.trials).items() if often > 1]
     if twice:
         return Verdict.REPEATED, f"in the database twice: {twice[:2]}"
-    before = _Killed(Kept(), 0, [], 0)
+    previous = _Killed(Kept(), 0, [], 0)
     for stage in stages:
-        new = len(stage.kept.trials) - len(before.kept.trials)
-        new += stage.kept.baseline and not before.kept.baseline
+        new = len(stage.kept.trials) - len(previous.kept.trials)
+        new += stage.kept.baseline and not previous.kept.baseline
         open_ones = 0 if stage is stages[-1] else width
-        begun = stage.passes - before.passes
+        begun = stage.passes - previous.passes
         if begun > new + open_ones:
             return Verdict.REPEATED, f"{begun} evaluations for {new} that were missing"
-        before = stage
+        previous = stage
     return None
 
 
-def _different(found: dict[str, Any], expected: dict[str, Any]) -> tuple[Verdict, str] | None:
+def _different(result: dict[str, Any], expected: dict[str, Any]) -> tuple[Verdict, str] | None:
     """Whether a run came to something else than one that nobody killed."""
     for key in ("best", "accuracy", "met"):
-        if found[key] != expected[key]:
-            return Verdict.WRONG, f"{key} is {found[key]}, not {expected[key]}"
-    here, there = (Counter(map(as_text, one["trials"])) for one in (found, expected))
-    if here != there:
-        return Verdict.WRONG, f"trials: {list(here - there)[:2]}, not {list(there - here)[:2]}"
+        if result[key] != expected[key]:
+            return Verdict.WRONG, f"{key} is {result[key]}, not {expected[key]}"
+    actual, truth = (Counter(map(as_text, record["trials"])) for record in (result, expected))
+    if actual != truth:
+        return Verdict.WRONG, f"trials: {list(actual - truth)[:2]}, not {list(truth - actual)[:2]}"
     return None
 
 

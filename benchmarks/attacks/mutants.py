@@ -58,25 +58,25 @@ def places(tree: Any, at: Place = ()) -> Iterator[Place]:
 
 def mutants(tree: Any, seed: str, count: int) -> Iterator[tuple[str, Any]]:
     """What a tree becomes by one mutation each: a name of it, and the tree."""
-    every = [(place, word) for place in places(tree) for word in (*HOSTILE, *_CHANGES)]
+    every = [(path, change) for path in places(tree) for change in (*HOSTILE, *_CHANGES)]
     drawn = random.Random(seed)
     drawn.shuffle(every)
     for number in range(count):
-        place, word = every[number % len(every)]
-        name = f"{'.'.join(map(str, place))}: {word}"
-        yield name, mutated(tree, place, word, drawn)
+        path, change = every[number % len(every)]
+        name = f"{'.'.join(map(str, path))}: {change}"
+        yield name, mutated(tree, path, change, drawn)
 
 
-def mutated(tree: Any, place: Place, word: str, drawn: random.Random) -> Any:
+def mutated(tree: Any, path: Place, change: str, drawn: random.Random) -> Any:
     """A tree with one place changed."""
     whole = copy.deepcopy(tree)
     above = whole
-    for key in place[:-1]:
+    for key in path[:-1]:
         above = above[key]
-    if word in HOSTILE:
-        above[place[-1]] = HOSTILE[word]()
+    if change in HOSTILE:
+        above[path[-1]] = HOSTILE[change]()
     else:
-        _CHANGES[word](above, place[-1], drawn)
+        _CHANGES[change](above, path[-1], drawn)
     return whole
 
 
@@ -99,8 +99,8 @@ def _duplicate(above: Any, key: Any, _: random.Random) -> None:
 
 
 def _swap(above: Any, key: Any, drawn: random.Random) -> None:
-    other = drawn.choice(list(above) if isinstance(above, dict) else range(len(above)))
-    above[key], above[other] = above[other], above[key]
+    sibling = drawn.choice(list(above) if isinstance(above, dict) else range(len(above)))
+    above[key], above[sibling] = above[sibling], above[key]
 
 
 def _wrap(above: Any, key: Any, _: random.Random) -> None:

@@ -95,12 +95,12 @@ class _Saved:
     @classmethod
     def read(cls, folder: Path) -> _Saved:
         home = folder / "saved"
-        found = {
+        files = {
             file.relative_to(home).as_posix(): file.read_bytes()
             for file in sorted(home.rglob("*"))
             if file.is_file()
         }
-        return cls(found, np.load(folder / "inputs.npy"))
+        return cls(files, np.load(folder / "inputs.npy"))
 
     @property
     def details(self) -> str:
@@ -108,8 +108,8 @@ class _Saved:
 
     @property
     def models(self) -> list[str]:
-        others = {_MANIFEST, _PLAN, _RECORD, _PAGE, self.details}
-        return [name for name in self.files if name not in others]
+        metadata = {_MANIFEST, _PLAN, _RECORD, _PAGE, self.details}
+        return [name for name in self.files if name not in metadata]
 
 
 def attacks(
@@ -157,9 +157,9 @@ def _changed_files(saved: _Saved, drawn: random.Random) -> tuple[str, dict[str, 
     elif kind == "missing":
         del files[name]
     else:
-        other = drawn.choice(sorted(files))
-        files[name], files[other] = files[other], files[name]
-        kind = f"swapped with {other}"
+        second = drawn.choice(sorted(files))
+        files[name], files[second] = files[second], files[name]
+        kind = f"swapped with {second}"
     return f"{name}: {kind}", files
 
 
@@ -167,8 +167,8 @@ def _signed(files: dict[str, bytes]) -> dict[str, bytes]:
     """The files with their own digests in the manifest, where it can be read."""
     try:
         manifest = json.loads(files[_MANIFEST])
-        others = {name: data for name, data in files.items() if name != _MANIFEST}
-        manifest["files"] = {n: hashlib.sha256(data).hexdigest() for n, data in others.items()}
+        contents = {name: data for name, data in files.items() if name != _MANIFEST}
+        manifest["files"] = {n: hashlib.sha256(data).hexdigest() for n, data in contents.items()}
     except (KeyError, ValueError, TypeError):
         return files
     return {**files, _MANIFEST: json.dumps(manifest).encode()}

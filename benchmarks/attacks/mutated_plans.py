@@ -31,7 +31,7 @@ def prepare(folder: Path) -> None:
             "mean": FP32,
         }
     )
-    seen = Observations(
+    observations = Observations(
         {name: {"minmax": (-1.5, 2.0), "kl": (-1.0, 1.5)} for name in ("x", "conv")},
         {"x": 0.01, "conv": 0.5},
         100,
@@ -39,7 +39,7 @@ def prepare(folder: Path) -> None:
         {"conv": {"smooth": 0.1}},
         {"x": 64.0, "conv": 256.0},
     )
-    plan.save(folder / _PLAN, framework="pytorch", observations=seen)
+    plan.save(folder / _PLAN, framework="pytorch", observations=observations)
 
 
 def attacks(
@@ -70,8 +70,8 @@ def _dumped(tree: Any) -> bytes:
 def _call(path: Path, data: bytes) -> Callable[[], object]:
     def call() -> None:
         path.write_bytes(data)
-        plan, seen = load_plan_file(path)
-        again = PrecisionPlan.from_yaml(plan.to_yaml(observations=seen))
+        plan, observations = load_plan_file(path)
+        again = PrecisionPlan.from_yaml(plan.to_yaml(observations=observations))
         assert again == plan, f"{again} is not {plan}"
 
     return call

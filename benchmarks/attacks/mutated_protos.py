@@ -30,8 +30,8 @@ class _Place:
 
     @property
     def value(self) -> Any:
-        found = getattr(self.above, self.field.name)
-        return found if self.index is None else found[self.index]
+        content = getattr(self.above, self.field.name)
+        return content if self.index is None else content[self.index]
 
     def put(self, value: Any) -> None:
         """Set a scalar."""
@@ -52,20 +52,20 @@ def altered(message: Any, drawn: random.Random) -> str:
     the attacks from all others.
     """
     kinds: dict[tuple[str, str], list[_Place]] = {}
-    for place in _places(message):
-        kinds.setdefault(place.kind, []).append(place)
+    for location in _places(message):
+        kinds.setdefault(location.kind, []).append(location)
     if not kinds:
         return "nothing"
-    place = drawn.choice(kinds[drawn.choice(list(kinds))])
-    others = [other for other in kinds[place.kind] if other is not place]
-    name = str(place)
+    location = drawn.choice(kinds[drawn.choice(list(kinds))])
+    candidates = [candidate for candidate in kinds[location.kind] if candidate is not location]
+    name = str(location)
     if drawn.random() < 0.15:
-        return f"{name}: {_removed(place)}"
-    if place.index is not None and drawn.random() < 0.2:
-        return f"{name}: {_repeated(place, drawn)}"
-    if others and drawn.random() < 0.3:
-        return f"{name}: {_taken_from(place, drawn.choice(others))}"
-    return f"{name}: {_changed(place, drawn)}"
+        return f"{name}: {_removed(location)}"
+    if location.index is not None and drawn.random() < 0.2:
+        return f"{name}: {_repeated(location, drawn)}"
+    if candidates and drawn.random() < 0.3:
+        return f"{name}: {_taken_from(location, drawn.choice(candidates))}"
+    return f"{name}: {_changed(location, drawn)}"
 
 
 def _places(message: Any) -> Iterator[_Place]:
@@ -99,27 +99,27 @@ def _is_repeated(field: Any) -> bool:
     return bool(field.is_repeated)
 
 
-def _removed(place: _Place) -> str:
-    if place.index is None:
-        place.above.ClearField(place.field.name)
+def _removed(location: _Place) -> str:
+    if location.index is None:
+        location.above.ClearField(location.field.name)
     else:
-        del getattr(place.above, place.field.name)[place.index]
+        del getattr(location.above, location.field.name)[location.index]
     return "removed"
 
 
-def _repeated(place: _Place, drawn: random.Random) -> str:
+def _repeated(location: _Place, drawn: random.Random) -> str:
     """Repeat an entry, under another key in a map, or reverse the order."""
-    found = getattr(place.above, place.field.name)
-    if _is_map(place.field):
-        key = drawn.choice(_TEXTS) if isinstance(place.index, str) else drawn.choice((0, 9, -1))
-        if _is_message(place.field.message_type.fields_by_name["value"]):
-            found[key].CopyFrom(found[place.index])
+    entries = getattr(location.above, location.field.name)
+    if _is_map(location.field):
+        key = drawn.choice(_TEXTS) if isinstance(location.index, str) else drawn.choice((0, 9, -1))
+        if _is_message(location.field.message_type.fields_by_name["value"]):
+            entries[key].CopyFrom(entries[location.index])
         else:
-            found[key] = found[place.index]
+            entries[key] = entries[location.index]
         return f"also under {key[:20] if isinstance(key, str) else key!r}"
     times = drawn.choice((1, 3, 100))
-    kept = [_copy(found[place.index]) for _ in range(times)]
-    found.extend(kept)
+    copies = [_copy(entries[location.index]) for _ in range(times)]
+    entries.extend(copies)
     return f"{times} times more"
 
 
@@ -131,30 +131,30 @@ def _copy(value: Any) -> Any:
     return copied
 
 
-def _taken_from(place: _Place, other: _Place) -> str:
+def _taken_from(location: _Place, source: _Place) -> str:
     """Put what another field of the same kind has."""
-    value = _copy(other.value)
+    value = _copy(source.value)
     if hasattr(value, "CopyFrom"):
-        place.value.CopyFrom(value)
+        location.value.CopyFrom(value)
     else:
-        place.put(value)
-    return f"as in {other}"
+        location.put(value)
+    return f"as in {source}"
 
 
-def _changed(place: _Place, drawn: random.Random) -> str:
+def _changed(location: _Place, drawn: random.Random) -> str:
     """Put a value of the same type that makes no sense."""
-    field = place.field.message_type.fields_by_name["value"] if _is_map(place.field) else None
-    field = field or place.field
+    field = location.field.message_type.fields_by_name["value"] if _is_map(location.field) else None
+    field = field or location.field
     if _is_message(field):
-        place.value.Clear()
+        location.value.Clear()
         return "emptied"
     if field.enum_type is not None:
-        place.put(drawn.choice(list(field.enum_type.values_by_number)))
-        return f"is {place.value}"
-    change, values = _OF_TYPES[field.cpp_type](place.value, drawn)
+        location.put(drawn.choice(list(field.enum_type.values_by_number)))
+        return f"is {location.value}"
+    change, values = _OF_TYPES[field.cpp_type](location.value, drawn)
     for value in values:
         try:
-            place.put(value)
+            location.put(value)
         except (ValueError, TypeError):  # out of the range of the field
             continue
         return change
@@ -162,13 +162,13 @@ def _changed(place: _Place, drawn: random.Random) -> str:
 
 
 def _number(value: Any, drawn: random.Random) -> tuple[str, list[Any]]:
-    wanted = drawn.choice((*_INTEGERS, value + 1, value - 1, -value))
-    return f"is {wanted}", [wanted, drawn.choice(_INTEGERS[:8]), 0]
+    number = drawn.choice((*_INTEGERS, value + 1, value - 1, -value))
+    return f"is {number}", [number, drawn.choice(_INTEGERS[:8]), 0]
 
 
 def _real(_: Any, drawn: random.Random) -> tuple[str, list[Any]]:
-    wanted = drawn.choice(_REALS)
-    return f"is {wanted}", [wanted]
+    number = drawn.choice(_REALS)
+    return f"is {number}", [number]
 
 
 def _flag(value: Any, _: random.Random) -> tuple[str, list[Any]]:
@@ -179,8 +179,8 @@ def _text(value: Any, drawn: random.Random) -> tuple[str, list[Any]]:
     if isinstance(value, bytes):
         change, data = broken(value, drawn)
         return change, [data]
-    wanted = drawn.choice((*_TEXTS, value[:-1], f"{value}x"))
-    return f"is {wanted[:20]!r}", [wanted]
+    text = drawn.choice((*_TEXTS, value[:-1], f"{value}x"))
+    return f"is {text[:20]!r}", [text]
 
 
 #: Type of a field, as `FieldDescriptor.cpp_type`, → (value, random numbers) → change, values.

@@ -75,8 +75,10 @@ def record_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attack
     records = mutants(json.loads(gzip.decompress(packed)), f"records {seed}", count)
     job = JobOutcome("a", "a.yaml", "0", JobStatus.MET, accuracy=0.5, latency=0.1).to_dict()
     jobs = mutants(job, f"jobs {seed}", count)
-    seen = Observations({"x": {"kl": (0.0, 1.0)}}, {"x": 0.1}, 5).to_dict()
-    facts = mutants({"scope": {"key": "a"}, "entries": [["data", seen]]}, f"facts {seed}", count)
+    observations = Observations({"x": {"kl": (0.0, 1.0)}}, {"x": 0.1}, 5).to_dict()
+    facts = mutants(
+        {"scope": {"key": "a"}, "entries": [["data", observations]]}, f"facts {seed}", count
+    )
     events = json.loads((folder / _PROFILE).read_text())
     profiles = mutants({"events": events}, f"profiles {seed}", count)
     for _ in range(count):
@@ -137,14 +139,14 @@ Row = tuple[str, int, str]
 
 def _rows(database: Path) -> list[tuple[Row, Any]]:
     """All attributes of runs and trials, unpacked."""
-    found = []
+    rows = []
     with sqlite3.connect(database) as connection:
         for kind in ("study", "trial"):
             query = f"select {kind}_user_attribute_id, key, value_json from {kind}_user_attributes"
             for identity, key, text in connection.execute(query):
                 value = json.loads(text)
-                found.append(((kind, identity, key), _unpacked(value)))
-    return found
+                rows.append(((kind, identity, key), _unpacked(value)))
+    return rows
 
 
 def _unpacked(value: Any) -> Any:
@@ -202,9 +204,9 @@ def _of_record(scratch: Path, data: bytes) -> Callable[[], object]:
 def _of_job(scratch: Path, tree: Any) -> Callable[[], object]:
     def call() -> None:
         (scratch / OUTCOME_FILE).write_text(json.dumps(tree))
-        found = read_outcome(scratch)
-        assert found is not None
-        assert found.to_dict()
+        outcome = read_outcome(scratch)
+        assert outcome is not None
+        assert outcome.to_dict()
 
     return call
 
@@ -225,8 +227,8 @@ def _of_fact(scratch: Path, tree: Any) -> Callable[[], object]:
         cache.put("a", Observations().to_dict())
         (file,) = (scratch / "cache").iterdir()
         file.write_bytes(zlib.compress(json.dumps(tree).encode()))
-        _, found = cache.get("a", Observations.from_dict)
-        assert found is None or isinstance(found, Observations)
+        _, observations = cache.get("a", Observations.from_dict)
+        assert observations is None or isinstance(observations, Observations)
         cache.scoped(data="other data").get("a", anything)
 
     return call

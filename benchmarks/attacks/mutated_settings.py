@@ -30,8 +30,8 @@ def prepare(folder: Path) -> None:
     texts = [file.read_text(encoding="utf-8") for file in files]
     for page in sorted((REPOSITORY / "docs").rglob("*.md")):
         texts += _YAML.findall(page.read_text(encoding="utf-8"))
-    kept = [text for text in texts if isinstance(_or_none(text), dict)]
-    for number, text in enumerate(dict.fromkeys(kept)):
+    mappings = [text for text in texts if isinstance(_or_none(text), dict)]
+    for number, text in enumerate(dict.fromkeys(mappings)):
         (folder / f"{number:03}.yaml").write_text(text, encoding="utf-8")
 
 

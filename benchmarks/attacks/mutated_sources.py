@@ -45,7 +45,7 @@ def prepare_frozen(folder: Path) -> None:
     )
 
     for name, net in _keras_nets(_FROZEN):
-        specs = [tf.TensorSpec(given.shape, given.dtype) for given in net.inputs]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in net.inputs]
         traced = tf.function(lambda *values, net=net: net(list(values))).get_concrete_function(
             *specs
         )
@@ -136,8 +136,8 @@ def prepare_openvino_files(folder: Path) -> None:
     from neural_mp.adaptors.openvino.runtime import ov
 
     nets = {"net": as_onnx(torch_net()), "controlled": inline_local_functions(controlled_onnx())}
-    for name, given in nets.items():
-        onnx.save(given, folder / f"{name}.onnx")
+    for name, model in nets.items():
+        onnx.save(model, folder / f"{name}.onnx")
         net = ov.convert_model(folder / f"{name}.onnx")
         ov.save_model(net, folder / f"{name}.xml", compress_to_fp16=False)
 
@@ -257,8 +257,8 @@ def _configuration(path: Path, drawn: random.Random) -> None:
     """Change a value of the configuration in a file of Keras."""
 
     def changed(text: Any) -> str:
-        (found,) = mutants(json.loads(text), str(drawn.random()), 1)
-        return json.dumps(found[1])
+        (mutant,) = mutants(json.loads(text), str(drawn.random()), 1)
+        return json.dumps(mutant[1])
 
     if path.suffix == ".h5":
         import h5py
@@ -322,18 +322,18 @@ def _element(path: Path, drawn: random.Random) -> None:
         for below in above:
             kinds.setdefault(below.tag, []).append((above, below))
     above, element = drawn.choice(kinds[drawn.choice(sorted(kinds))])
-    _, other = drawn.choice(kinds[element.tag])
+    _, second = drawn.choice(kinds[element.tag])
     kind = drawn.choice(("attribute", "attribute", "attribute", "text", "gone", "twice", "other"))
     if kind == "attribute" and element.attrib:
         key = drawn.choice(sorted(element.attrib))
-        element.set(key, drawn.choice((*_VALUES, other.get(key, ""), other.get(key, ""))))
+        element.set(key, drawn.choice((*_VALUES, second.get(key, ""), second.get(key, ""))))
     elif kind == "gone":
         above.remove(element)
     elif kind == "twice":
         above.append(element)
     elif kind == "other":
         above.remove(element)
-        above.append(other)
+        above.append(second)
     else:
         element.text = drawn.choice(_VALUES)
     tree.write(path)

@@ -47,20 +47,20 @@ def prepare(folder: Path) -> None:
         ),
     }
     for name, (model, trainer) in kinds.items():
-        made = Tokenizer(model)
-        made.normalizer = normalizers.Sequence(
+        tokenizer = Tokenizer(model)
+        tokenizer.normalizer = normalizers.Sequence(
             [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace("ü", "u")]
         )
-        made.pre_tokenizer = pre_tokenizers.Sequence(
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Split(r"\d+", "isolated"), pre_tokenizers.Whitespace()]
         )
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
         )
-        made.decoder = decoders.WordPiece()
-        made.train_from_iterator([_TEXT], trainer)
-        made.enable_truncation(500)
-        made.save(str(folder / f"{name}.json"))
+        tokenizer.decoder = decoders.WordPiece()
+        tokenizer.train_from_iterator([_TEXT], trainer)
+        tokenizer.enable_truncation(500)
+        tokenizer.save(str(folder / f"{name}.json"))
     _write_folder(folder / _FOLDER)
     (folder / "dev.tsv").write_text(_TASK)
     (folder / "text.txt").write_text(_TEXT)
@@ -70,11 +70,11 @@ def _write_folder(folder: Path) -> None:
     from transformers import BertConfig, BertTokenizerFast
 
     folder.mkdir()
-    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "blue", "##n", ".")
-    (folder / "vocab.txt").write_text("\n".join(words))
+    tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "blue", "##n", ".")
+    (folder / "vocab.txt").write_text("\n".join(tokens))
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    (folder / "vocab.txt").write_text("\n".join(words))
-    BertConfig(vocab_size=len(words)).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(tokens))
+    BertConfig(vocab_size=len(tokens)).save_pretrained(folder)
 
 
 def attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attacks:
@@ -113,12 +113,12 @@ _TEXTS = ("", " ", "[UNK]", "red", "(r+)+$", ".*", "(?=r)", "\0", "##", "x" * 10
 
 def _of_same_type(tree: Any, drawn: random.Random) -> tuple[str, Any]:
     """Change a number or text to another, or empty a list or dict: the schema still holds."""
-    found = copy.deepcopy(tree)
-    place = drawn.choice(list(places(found)))
-    above = found
-    for key in place[:-1]:
+    result = copy.deepcopy(tree)
+    path = drawn.choice(list(places(result)))
+    above = result
+    for key in path[:-1]:
         above = above[key]
-    value, key = above[place[-1]], place[-1]
+    value, key = above[path[-1]], path[-1]
     if isinstance(value, bool):
         above[key] = not value
     elif isinstance(value, int):
@@ -129,7 +129,7 @@ def _of_same_type(tree: Any, drawn: random.Random) -> tuple[str, Any]:
         above[key] = drawn.choice(_TEXTS)
     elif isinstance(value, dict | list) and value:
         above[key] = type(value)() if drawn.random() < 0.5 else _shortened(value)
-    return f"{'.'.join(map(str, place))} of the same type", found
+    return f"{'.'.join(map(str, path))} of the same type", result
 
 
 def _shortened(value: Any) -> Any:
@@ -139,8 +139,8 @@ def _shortened(value: Any) -> Any:
 def _of_text(folder: Path, scratch: Path, data: bytes) -> Callable[[], object]:
     def call() -> None:
         (scratch / _FILE).write_bytes(data)
-        found = TextDataset(str(folder / "text.txt"), str(scratch), length=8)
-        assert found[0][0]["input_ids"].shape == (8,)
+        dataset = TextDataset(str(folder / "text.txt"), str(scratch), length=8)
+        assert dataset[0][0]["input_ids"].shape == (8,)
 
     return call
 
@@ -153,7 +153,7 @@ def _of_task(folder: Path, scratch: Path, name: str, data: bytes) -> Callable[[]
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(folder / _FOLDER, target)
         (target / name).write_bytes(data)
-        found = glue(str(folder), str(target), max_seq_length=9, task="wnli")
-        assert found[0][0][0].shape == (9,)
+        dataset = glue(str(folder), str(target), max_seq_length=9, task="wnli")
+        assert dataset[0][0][0].shape == (9,)
 
     return call

@@ -155,10 +155,10 @@ def altered(source: Path, target: Path, chance: random.Random) -> None:
 
     def change(text: Any) -> None:
         for _ in range(chance.choice((1, 2, 3))):
-            places = list(_places(text))
-            if places:
-                (within, key), (other, its) = chance.choices(places, k=2)
-                within[key] = copy.deepcopy(chance.choice([*ODD, other[its], other[its]]))
+            locations = list(_places(text))
+            if locations:
+                (within, key), (donor, its) = chance.choices(locations, k=2)
+                within[key] = copy.deepcopy(chance.choice([*ODD, donor[its], donor[its]]))
 
     _edited(source, target, change, chance)
 
@@ -172,15 +172,15 @@ def retyped(source: Path, target: Path, chance: random.Random) -> None:
         targets = [(w, k) for w, k in _places(graph) if k == "target"]
         for _ in range(chance.choice((1, 1, 2))):
             if targets and chance.random() < 0.2:
-                (within, key), (other, _) = chance.choices(targets, k=2)
-                within[key] = other[key]
+                (within, key), (donor, _) = chance.choices(targets, k=2)
+                within[key] = donor[key]
             elif numbers:
                 within, key = chance.choice(numbers)
-                found = chance.choice(_INTEGERS)
+                number = chance.choice(_INTEGERS)
                 if key == "as_ints":
-                    within[key] = [*within[key][:-1], found]
+                    within[key] = [*within[key][:-1], number]
                 else:
-                    within[key] = found if key == "as_int" else chance.randrange(14)
+                    within[key] = number if key == "as_int" else chance.randrange(14)
 
     _edited(source, target, change, chance)
 
@@ -216,10 +216,10 @@ class _Recorder(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Keep the call, and make it."""
-        kept = self._calls.setdefault(str(target), [])
+        calls = self._calls.setdefault(str(target), [])
         plain = pytree.tree_map(_copied, (tuple(args), dict(kwargs)))
-        if len(kept) < _MOST_CALLS and all(map(_is_small, pytree.tree_leaves(plain))):
-            kept.append(plain)
+        if len(calls) < _MOST_CALLS and all(map(_is_small, pytree.tree_leaves(plain))):
+            calls.append(plain)
         return super().call_function(target, args, kwargs)
 
 
@@ -241,17 +241,19 @@ def prepare_ops(_folder: Path) -> None:
 def _recorded(count: int) -> dict[str, list[Any]]:
     """Calls that exported programs make of allowed ops; of so many ops, programs permitting."""
     calls: dict[str, list[Any]] = {}
-    found: dict[str, list[Any]] = {}
+    selected: dict[str, list[Any]] = {}
     for _, program in _programs(_SOURCES):
         args, kwargs = program.example_inputs
         with torch.no_grad():
             _Recorder(program.module(check_guards=False), calls).run(
                 *pytree.tree_leaves((args, kwargs))
             )
-        found = {name: kept for name, kept in calls.items() if kept and _is_attacked(name)}
-        if len(found) >= count:
+        selected = {
+            name: entries for name, entries in calls.items() if entries and _is_attacked(name)
+        }
+        if len(selected) >= count:
             break
-    return found
+    return selected
 
 
 def op_attacks(_folder: Path, _scratch: Path, seed: int, count: int) -> Attacks:
@@ -285,13 +287,13 @@ def _call(name: str, calls: list[Any], chance: random.Random) -> None:
     _, packet, overload = name.split(".")
     op = getattr(getattr(torch.ops.aten, packet), overload)
     args, kwargs = pytree.tree_map(_copied, chance.choice(calls))
-    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
-        if given:
-            key = chance.choice(list(given))
-            given[key] = _changed(given[key], chance)
-    args = tuple(given[index] for index in range(len(args)))
-    kwargs = {key: value for key, value in given.items() if isinstance(key, str)}
+        if arguments:
+            key = chance.choice(list(arguments))
+            arguments[key] = _changed(arguments[key], chance)
+    args = tuple(arguments[index] for index in range(len(args)))
+    kwargs = {key: value for key, value in arguments.items() if isinstance(key, str)}
     for fault in faults(op, args, kwargs):
         raise ModelLoadError(fault)
     try:
@@ -318,19 +320,19 @@ def _changed(value: Any, chance: random.Random) -> Any:
         case [*items] if items:
             index = chance.randrange(len(items))
             longer, shorter = [*items, items[-1]], items[:-1]
-            one = [*items[:index], _changed(items[index], chance), *items[index + 1 :]]
-            return chance.choice((longer, shorter, one, one, one))
+            edited = [*items[:index], _changed(items[index], chance), *items[index + 1 :]]
+            return chance.choice((longer, shorter, edited, edited, edited))
     return value
 
 
 def _changed_tensor(tensor: torch.Tensor, chance: random.Random) -> torch.Tensor:
     if tensor.dtype in (torch.int64, torch.int32) and chance.random() < 0.5:
-        found = tensor.clone().contiguous()
+        clone = tensor.clone().contiguous()
         limits = torch.iinfo(tensor.dtype)
         wrong = (10**9, -(10**9), limits.max, limits.min, 100, -100, tensor.numel())
         if tensor.numel():
-            found.view(-1)[chance.randrange(tensor.numel())] = chance.choice(wrong)
-        return found
+            clone.view(-1)[chance.randrange(tensor.numel())] = chance.choice(wrong)
+        return clone
     flat = tensor.reshape(-1)
     return chance.choice(
         (

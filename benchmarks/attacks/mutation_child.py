@@ -29,12 +29,12 @@ def _make(group: Group, folder: Path, seed: int, start: int, stop: int, count: i
 def main() -> None:
     """Prepare, or attack."""
     warnings.simplefilter("ignore")
-    first, *words = sys.argv[1:]
+    first, *arguments = sys.argv[1:]
     if first == "prepare":
-        GROUPS[words[0]].prepare(Path(words[1]))
+        GROUPS[arguments[0]].prepare(Path(arguments[1]))
         return
-    for at in range(0, len(words), _WORDS):
-        name, folder, *numbers = words[at : at + _WORDS]
+    for at in range(0, len(arguments), _WORDS):
+        name, folder, *numbers = arguments[at : at + _WORDS]
         start, stop, count = map(int, numbers)
         _make(GROUPS[name], Path(folder), int(first), start, stop, count)
 

@@ -72,10 +72,10 @@ def _family(
 
     def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
         # Groups that are made alike share what is made.
-        places = {group.prepare: folder / group.name for group in groups}
+        folders = {group.prepare: folder / group.name for group in groups}
         parts = {g: counts.get(g.name, round(count * g.share / full)) for g in groups}
         yield from judged_in_children(
-            [Attacked(g.name, places[g.prepare], part, g.a_process) for g, part in parts.items()],
+            [Attacked(g.name, folders[g.prepare], part, g.a_process) for g, part in parts.items()],
             seed,
         )
 

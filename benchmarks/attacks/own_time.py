@@ -47,8 +47,8 @@ class OwnClock:
         at, threads = time.monotonic(), _threads(self._pid)
         none = _Scheduled(0, 0)
         pairs = [(now, self._threads.get(name, none)) for name, now in threads.items()]
-        running = sum(now.running - before.running for now, before in pairs) / 1e9
-        waiting = sum(now.waiting - before.waiting for now, before in pairs) / 1e9
+        running = sum(now.running - previous.running for now, previous in pairs) / 1e9
+        waiting = sum(now.waiting - previous.waiting for now, previous in pairs) / 1e9
         passed, active = at - self._at, running + waiting
         withheld = min(passed, active) * waiting / active if active > 0 else 0.0
         self._seconds += passed - withheld
@@ -58,16 +58,16 @@ class OwnClock:
 
 def _threads(pid: int) -> dict[str, _Scheduled]:
     """Return the times of the threads of a process and its children by their numbers."""
-    found: dict[str, _Scheduled] = {}
-    left = [str(pid)]
-    while left:
+    threads: dict[str, _Scheduled] = {}
+    pending = [str(pid)]
+    while pending:
         with contextlib.suppress(OSError):  # a process may end meanwhile
-            for task in Path("/proc", left.pop(), "task").iterdir():
+            for task in Path("/proc", pending.pop(), "task").iterdir():
                 with contextlib.suppress(OSError):
                     running, waiting, _ = map(int, (task / "schedstat").read_text().split())
-                    found[task.name] = _Scheduled(running, waiting)
-                    left += (task / "children").read_text().split()
-    return found
+                    threads[task.name] = _Scheduled(running, waiting)
+                    pending += (task / "children").read_text().split()
+    return threads
 
 
 class TooLongError(BaseException):
@@ -81,18 +81,18 @@ def limited(seconds: float) -> Iterator[None]:
     clock = OwnClock(os.getpid())
 
     def look(*_: Any) -> None:
-        left = seconds - clock.seconds()
-        if left <= 0:
+        remaining = seconds - clock.seconds()
+        if remaining <= 0:
             raise TooLongError
-        signal.setitimer(signal.ITIMER_REAL, min(left, _TICK))
+        signal.setitimer(signal.ITIMER_REAL, min(remaining, _TICK))
 
-    before = signal.signal(signal.SIGALRM, look)
+    handler = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, min(seconds, _TICK))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def ends_within(process: multiprocessing.Process, seconds: float) -> bool:

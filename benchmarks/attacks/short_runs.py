@@ -71,7 +71,7 @@ class Setting:
 class Trouble:
     """What happens to the machine of a run; nothing here."""
 
-    def before(self, made: MixedPrecision, folder: Path) -> None:
+    def before(self, tuner: MixedPrecision, folder: Path) -> None:
         """In the process of the run, when everything is set."""
 
     def after(self, result: OptimizedModel, folder: Path) -> None:
@@ -128,18 +128,18 @@ def write_nets(folder: Path) -> None:
 
     layers = _fitted()
     nodes, weights, name = [], [], "x"
-    for place, (kernel, bias) in enumerate(layers):
-        weights.append(numpy_helper.from_array(kernel.astype(np.float32), f"w{place}"))
-        weights.append(numpy_helper.from_array(bias.astype(np.float32), f"b{place}"))
-        last = place == len(layers) - 1
-        out = "scores" if last else f"a{place}"
+    for index, (kernel, bias) in enumerate(layers):
+        weights.append(numpy_helper.from_array(kernel.astype(np.float32), f"w{index}"))
+        weights.append(numpy_helper.from_array(bias.astype(np.float32), f"b{index}"))
+        last = index == len(layers) - 1
+        out = "scores" if last else f"a{index}"
         nodes.append(
-            helper.make_node("Gemm", [name, f"w{place}", f"b{place}"], [out], f"dense{place}")
+            helper.make_node("Gemm", [name, f"w{index}", f"b{index}"], [out], f"dense{index}")
         )
         name = out
         if not last:
-            nodes.append(helper.make_node("Relu", [out], [f"r{place}"], f"relu{place}"))
-            name = f"r{place}"
+            nodes.append(helper.make_node("Relu", [out], [f"r{index}"], f"relu{index}"))
+            name = f"r{index}"
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes,
@@ -150,8 +150,8 @@ def write_nets(folder: Path) -> None:
     )
     opset = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), folder / NET)
-    kernels = {f"w{place}": pair[0] for place, pair in enumerate(layers)}
-    biases = {f"b{place}": pair[1] for place, pair in enumerate(layers)}
+    kernels = {f"w{index}": pair[0] for index, pair in enumerate(layers)}
+    biases = {f"b{index}": pair[1] for index, pair in enumerate(layers)}
     np.savez(folder / ARRAYS, **kernels, **biases)
 
 
@@ -165,9 +165,9 @@ def _model(folder: Path, framework: str) -> Any:
     arrays = np.load(folder / ARRAYS)
     first, second, third = nn.Linear(64, 32), nn.Linear(32, 16), nn.Linear(16, 10)
     net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
-    for place, layer in enumerate((first, second, third)):
-        layer.weight.data = torch.from_numpy(arrays[f"w{place}"].T.astype(np.float32).copy())
-        layer.bias.data = torch.from_numpy(arrays[f"b{place}"].astype(np.float32))
+    for index, layer in enumerate((first, second, third)):
+        layer.weight.data = torch.from_numpy(arrays[f"w{index}"].T.astype(np.float32).copy())
+        layer.bias.data = torch.from_numpy(arrays[f"b{index}"].astype(np.float32))
     return net.eval()
 
 
@@ -176,7 +176,7 @@ def converter(nets: Path, folder: Path, setting: Setting) -> MixedPrecision:
     _, test = digits()
     images = test.images.reshape(len(test), -1)
     batches = [(images[s : s + 100], test.labels[s : s + 100]) for s in range(0, len(test), 100)]
-    made = MixedPrecision(
+    tuner = MixedPrecision(
         model=_model(nets, setting.framework),
         precisions="bf16" if setting.strategy == "auto_mixed_precision" else "int8",
         strategy=setting.strategy,
@@ -188,8 +188,8 @@ def converter(nets: Path, folder: Path, setting: Setting) -> MixedPrecision:
         workspace=folder / "workspace",
     )
     if setting.workers:
-        made.workers = setting.workers
-    return made
+        tuner.workers = setting.workers
+    return tuner
 
 
 def run(
@@ -203,11 +203,11 @@ def run(
     # Who cleans up behind this process must not be who cleans up behind the attacker.
     resource_tracker._resource_tracker.__init__()
     _measure_briefly()
-    made = converter(nets, folder, setting)
-    made.resume = resume
+    tuner = converter(nets, folder, setting)
+    tuner.resume = resume
     try:
-        trouble.before(made, folder)
-        result = _tuned(made, folder)
+        trouble.before(tuner, folder)
+        result = _tuned(tuner, folder)
         trouble.after(result, folder)
     except Exception as error:
         logger.debug("a run failed", exc_info=True)
@@ -230,15 +230,15 @@ def run(
     )
 
 
-def _tuned(made: MixedPrecision, folder: Path) -> OptimizedModel:
+def _tuned(tuner: MixedPrecision, folder: Path) -> OptimizedModel:
     """The result; a run that was killed before there was anything to resume begins anew."""
     try:
-        return made()
+        return tuner()
     except HistoryError as error:
-        if not made.resume or "no run to resume" not in str(error) or run_count(folder):
+        if not tuner.resume or "no run to resume" not in str(error) or run_count(folder):
             raise
-    made.resume = False
-    return made()
+    tuner.resume = False
+    return tuner()
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:
@@ -263,8 +263,8 @@ def started(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_IMPORTS])
     mark = f"{folder.name}-{time.monotonic_ns()}"
-    given = (nets, folder, setting, resume, mark, trouble or Trouble())
-    process = context.Process(target=run, args=given, name=mark)
+    arguments = (nets, folder, setting, resume, mark, trouble or Trouble())
+    process = context.Process(target=run, args=arguments, name=mark)
     process.start()
     return process  # type: ignore[return-value]
 
@@ -302,16 +302,16 @@ def kept(folder: Path) -> Kept:
     if not file.exists():
         return Kept()
     with sqlite3.connect(file, timeout=30) as connection:
-        words = connection.execute("PRAGMA integrity_check").fetchone()[0]
+        integrity = connection.execute("PRAGMA integrity_check").fetchone()[0]
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
         if "trial_user_attributes" not in names:
-            return Kept(words=words)
+            return Kept(words=integrity)
         query = "SELECT value_json FROM trial_user_attributes WHERE key = 'trial'"
         texts = [json.loads(json.loads(row[0])) for row in connection.execute(query)]
         query = "SELECT COUNT(*) FROM study_user_attributes WHERE key = 'baseline'"
         baseline = bool(connection.execute(query).fetchone()[0])
     trials = tuple(as_text([text["plan"], text["accuracy"]]) for text in texts)
-    return Kept(trials, baseline, words)
+    return Kept(trials, baseline, integrity)
 
 
 def as_text(trial: Any) -> str:
@@ -335,21 +335,21 @@ def left(mark: str, pid: int, seconds: float = 15.0) -> list[str]:
     """What a run has left behind this many seconds after its end: processes and semaphores."""
     until = time.monotonic() + seconds
     while True:
-        found = [*_processes(mark), *_semaphores(pid)]
-        if not found or time.monotonic() > until:
-            return found
+        leftovers = [*_processes(mark), *_semaphores(pid)]
+        if not leftovers or time.monotonic() > until:
+            return leftovers
         time.sleep(0.1)
 
 
 def _processes(mark: str) -> list[str]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(f"{process.pid} {' '.join(process.cmdline())[:100]}")
+                processes.append(f"{process.pid} {' '.join(process.cmdline())[:100]}")
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def _semaphores(pid: int) -> list[str]:

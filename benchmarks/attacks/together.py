@@ -50,32 +50,32 @@ class _Pair:
 
     def ends(self, *processes: Process) -> list[dict[str, Any]]:
         """What came of processes that end by themselves."""
-        found = []
+        outcomes = []
         for process in processes:
             assert ends_within(process, _HANG), "it hangs"
-            told = outcome(process, self.home)
-            assert told is not None, f"it ended without words, by {process.exitcode}"
-            found.append(told)
-        return found
+            result = outcome(process, self.home)
+            assert result is not None, f"it ended without words, by {process.exitcode}"
+            outcomes.append(result)
+        return outcomes
 
 
 def _two_new_runs(pair: _Pair) -> None:
     first = pair.start(resume=False)
     pair.wait(0.3)
-    one, other = pair.ends(first, pair.start(resume=False))
-    _right(pair, one, other)
-    assert one["run"] != other["run"], "they wrote into one run"
+    first_end, second_end = pair.ends(first, pair.start(resume=False))
+    _right(pair, first_end, second_end)
+    assert first_end["run"] != second_end["run"], "they wrote into one run"
 
 
 def _resumed_while_it_goes_on(pair: _Pair) -> None:
     first = pair.start(resume=False)
     pair.wait_for_a_run(first)
-    one, other = pair.ends(first, pair.start(resume=True))
-    _right(pair, one)
-    if other["end"] == "right":  # the first one had ended before
-        _right(pair, one, other)
+    first_end, second_end = pair.ends(first, pair.start(resume=True))
+    _right(pair, first_end)
+    if second_end["end"] == "right":  # the first one had ended before
+        _right(pair, first_end, second_end)
     else:
-        assert f"in use by process {first.pid} on " in other["words"], other["words"]
+        assert f"in use by process {first.pid} on " in second_end["words"], second_end["words"]
 
 
 def _two_go_on(pair: _Pair) -> None:
@@ -97,8 +97,8 @@ def _gone_on_with_while_it_is_stopped(pair: _Pair) -> None:
     assert first.pid is not None
     os.kill(first.pid, signal.SIGSTOP)
     try:
-        (other,) = pair.ends(pair.start(resume=True))
-        assert f"in use by process {first.pid} on " in other["words"], other
+        (second_end,) = pair.ends(pair.start(resume=True))
+        assert f"in use by process {first.pid} on " in second_end["words"], second_end
     finally:
         os.kill(first.pid, signal.SIGCONT)
     _right(pair, *pair.ends(first))
@@ -120,10 +120,10 @@ def _right(pair: _Pair, *ends: dict[str, Any]) -> None:
         texts = Counter(map(as_text, end["trials"]))
         assert set(texts.values()) <= {1}, f"trials came twice: {texts.most_common(1)}"
         assert texts == Counter(map(as_text, ends[0]["trials"]))
-    known = kept(pair.home)
-    assert known.words == "ok"
+    stored = kept(pair.home)
+    assert stored.words == "ok"
     runs = len({end["run"] for end in ends})
-    assert Counter(known.trials).total() == runs * len(ends[0]["trials"])
+    assert Counter(stored.trials).total() == runs * len(ends[0]["trials"])
 
 
 def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
@@ -131,17 +131,17 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
     dice, nets = random.Random(seed), folder / "nets"
     nets.mkdir()
     write_nets(nets)
-    for place in range(count):
-        case = _CASES[place % len(_CASES)]
-        setting = _SETTINGS[place // len(_CASES) % len(_SETTINGS)]
-        home = folder / f"pair {place}"
+    for index in range(count):
+        case = _CASES[index % len(_CASES)]
+        setting = _SETTINGS[index // len(_CASES) % len(_SETTINGS)]
+        home = folder / f"pair {index}"
         home.mkdir()
-        words = f"{case.__name__.strip('_').replace('_', ' ')}, {setting.strategy}"
+        label = f"{case.__name__.strip('_').replace('_', ' ')}, {setting.strategy}"
         try:
             case(_Pair(nets, home, setting, dice))
-            yield Finding(NAME, words, Verdict.RIGHT)
+            yield Finding(NAME, label, Verdict.RIGHT)
         except AssertionError as error:
-            yield Finding(NAME, words, Verdict.WRONG, str(error))
+            yield Finding(NAME, label, Verdict.WRONG, str(error))
 
 
 TOGETHER = Family(NAME, 24, findings)

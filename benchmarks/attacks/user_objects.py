@@ -57,8 +57,8 @@ def cases() -> list[Case]:
     kinds = {"model": MODELS, "loader": LOADERS, "metric": METRICS, "function": FUNCTIONS}
     return [
         Case(f"{kind}: {name}", set_up, end)
-        for kind, found in kinds.items()
-        for name, (set_up, end) in found.items()
+        for kind, objects in kinds.items()
+        for name, (set_up, end) in objects.items()
     ]
 
 
@@ -66,51 +66,51 @@ def finding(case: Case, folder: Path) -> Finding:
     """Hand it over, and judge the end."""
     trials = Trials()
     converter = MixedPrecision(workspace=folder, listener=trials, precisions="int8")
-    given = Given(converter)
-    given.set_up_rightly()
-    case.set_up(given)
-    verdict, words = Verdict.RIGHT, ""
+    run = Given(converter)
+    run.set_up_rightly()
+    case.set_up(run)
+    verdict, message = Verdict.RIGHT, ""
     try:
         with limited(60):
             result = converter()
     except NeuralMPError as error:
-        verdict, words = _of_ours(case.end, error, trials.begun)
+        verdict, message = _of_ours(case.end, error, trials.begun)
     except BaseException as error:  # noqa: BLE001 (SystemExit and KeyboardInterrupt are cases)
-        verdict, words = _of_theirs(case.end, error)
+        verdict, message = _of_theirs(case.end, error)
     else:
         if not isinstance(case.end, Right):
-            verdict, words = Verdict.WRONG, f"no error; {result.report.accuracy}"
+            verdict, message = Verdict.WRONG, f"no error; {result.report.accuracy}"
         elif case.end.trials and not trials.begun:
-            verdict, words = Verdict.WRONG, "no trial was made"
-    return Finding(NAME, case.name, verdict, words)
+            verdict, message = Verdict.WRONG, "no trial was made"
+    return Finding(NAME, case.name, verdict, message)
 
 
 def _of_ours(end: Comes, error: NeuralMPError, trials: int) -> tuple[Verdict, str]:
     if isinstance(end, Own) and isinstance(error, end.kind):
         return _of_theirs(end, error)
-    words = f"{type(error).__name__}: {error}"
-    if not isinstance(end, Refused) or not re.search(end.words, words, re.DOTALL):
-        return Verdict.WRONG, words
+    message = f"{type(error).__name__}: {error}"
+    if not isinstance(end, Refused) or not re.search(end.words, message, re.DOTALL):
+        return Verdict.WRONG, message
     if trials > end.trials:
-        return Verdict.WRONG, f"after {trials} trials: {words}"
-    return Verdict.REFUSED, words
+        return Verdict.WRONG, f"after {trials} trials: {message}"
+    return Verdict.REFUSED, message
 
 
 def _of_theirs(end: Comes, error: BaseException) -> tuple[Verdict, str]:
     """Whether an exception is the user's, and as it was raised."""
-    words = f"{error!r}"
+    message = f"{error!r}"
     if not isinstance(end, Own) or type(error) is not end.kind or str(error) != end.message:
-        return Verdict.TRACEBACK, words + "".join(traceback.format_tb(error.__traceback__)[-3:])
+        return Verdict.TRACEBACK, message + "".join(traceback.format_tb(error.__traceback__)[-3:])
     frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     if end.function not in frames:
-        return Verdict.WRONG, f"{words}: its traceback has lost {end.function}: {frames}"
+        return Verdict.WRONG, f"{message}: its traceback has lost {end.function}: {frames}"
     if end.cause is not None and not isinstance(error.__cause__, end.cause):
-        return Verdict.WRONG, f"{words}: its cause is {error.__cause__!r}"
+        return Verdict.WRONG, f"{message}: its cause is {error.__cause__!r}"
     if end.note and end.note not in getattr(error, "__notes__", ()):
-        return Verdict.WRONG, f"{words}: its note is lost"
+        return Verdict.WRONG, f"{message}: its note is lost"
     if issubclass(end.kind, Exception) and not is_users_own(error):
-        return Verdict.WRONG, f"{words}: it is not known as the user's"
-    return Verdict.RIGHT, words
+        return Verdict.WRONG, f"{message}: it is not known as the user's"
+    return Verdict.RIGHT, message
 
 
 def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:

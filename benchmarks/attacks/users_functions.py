@@ -26,13 +26,13 @@ from users_ways import (
 def eval_func(function: Any, make: Callable[[], Any] | None = None) -> Callable[[Given], None]:
     """An evaluation function in place of a metric."""
 
-    def set_up(given: Given) -> None:
-        made = given.converter
-        made.metric = made.eval_dataloader = None
-        made.calib_dataloader = batches()
-        made.eval_func = function() if isinstance(function, Made) else function
+    def set_up(run: Given) -> None:
+        converter = run.converter
+        converter.metric = converter.eval_dataloader = None
+        converter.calib_dataloader = batches()
+        converter.eval_func = function() if isinstance(function, Made) else function
         if make is not None:
-            made.model = make()
+            converter.model = make()
 
     return set_up
 
@@ -40,8 +40,8 @@ def eval_func(function: Any, make: Callable[[], Any] | None = None) -> Callable[
 def postprocess(function: Any) -> Callable[[Given], None]:
     """A postprocess before the metric."""
 
-    def set_up(given: Given) -> None:
-        given.converter.postprocess = function() if isinstance(function, Made) else function
+    def set_up(run: Given) -> None:
+        run.converter.postprocess = function() if isinstance(function, Made) else function
 
     return set_up
 

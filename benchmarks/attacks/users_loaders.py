@@ -24,22 +24,22 @@ from neural_mp.common import DataLoader
 from neural_mp.errors import DataError, TuningError
 
 
-def loader(made: Any, **options: Any) -> Callable[[Given], None]:
+def loader(data: Any, **options: Any) -> Callable[[Given], None]:
     """Another evaluation loader, made anew for each case."""
 
-    def set_up(given: Given) -> None:
-        given.converter.eval_dataloader = made() if isinstance(made, Made) else made
+    def set_up(run: Given) -> None:
+        run.converter.eval_dataloader = data() if isinstance(data, Made) else data
         for name, value in options.items():
-            setattr(given.converter, name, value)
+            setattr(run.converter, name, value)
 
     return set_up
 
 
-def calibration(made: Any) -> Callable[[Given], None]:
+def calibration(data: Any) -> Callable[[Given], None]:
     """Another calibration loader."""
 
-    def set_up(given: Given) -> None:
-        given.converter.calib_dataloader = made() if isinstance(made, Made) else made
+    def set_up(run: Given) -> None:
+        run.converter.calib_dataloader = data() if isinstance(data, Made) else data
 
     return set_up
 
@@ -57,8 +57,8 @@ class Made:
 class Walked:
     """A loader that is walked, of a length that it may lie about."""
 
-    def __init__(self, length: Any, found: Any = None) -> None:
-        self.length, self.found = length, found
+    def __init__(self, length: Any, content: Any = None) -> None:
+        self.length, self.found = length, content
 
     def __iter__(self) -> Iterator[Any]:
         return iter(batches() if self.found is None else self.found)
@@ -165,9 +165,9 @@ class Vanishes:
     full = 0
 
     def __iter__(self) -> Iterator[Any]:
-        found = batches() if not self.full else []
-        for number, batch in enumerate(found, start=1):
-            self.full += number == len(found)
+        data = batches() if not self.full else []
+        for number, batch in enumerate(data, start=1):
+            self.full += number == len(data)
             yield batch
 
 

@@ -28,12 +28,12 @@ from neural_mp.errors import MetricError
 def metric(make: Callable[[], Any], workers: int = 1) -> Callable[[Given], None]:
     """Another metric, made anew for each case."""
 
-    def set_up(given: Given) -> None:
-        made = given.converter
-        made.metric = make()
+    def set_up(run: Given) -> None:
+        converter = run.converter
+        converter.metric = make()
         if workers > 1:
-            made.workers, made.strategy = workers, "random"
-            made.exit_policy = {"max_trials": 2}
+            converter.workers, converter.strategy = workers, "random"
+            converter.exit_policy = {"max_trials": 2}
 
     return set_up
 

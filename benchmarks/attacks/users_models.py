@@ -18,10 +18,10 @@ def returning(change: Callable[[Any], Any], **options: Any) -> Callable[[Given],
         def forward(self, x: torch.Tensor) -> Any:
             return change(super().forward(x))
 
-    def set_up(given: Given) -> None:
-        given.converter.model = Changed().eval()
+    def set_up(run: Given) -> None:
+        run.converter.model = Changed().eval()
         for name, value in options.items():
-            setattr(given.converter, name, value)
+            setattr(run.converter, name, value)
 
     return set_up
 
@@ -29,10 +29,10 @@ def returning(change: Callable[[Any], Any], **options: Any) -> Callable[[Given],
 def model(make: Callable[[], Any], **options: Any) -> Callable[[Given], None]:
     """Another model."""
 
-    def set_up(given: Given) -> None:
-        given.converter.model = make()
+    def set_up(run: Given) -> None:
+        run.converter.model = make()
         for name, value in options.items():
-            setattr(given.converter, name, value)
+            setattr(run.converter, name, value)
 
     return set_up
 
@@ -40,21 +40,21 @@ def model(make: Callable[[], Any], **options: Any) -> Callable[[Given], None]:
 def broken_metric(make: Callable[[], Any]) -> Callable[[Given], None]:
     """A metric that raises, for a model of another framework."""
 
-    def set_up(given: Given) -> None:
+    def set_up(run: Given) -> None:
         from users_ways import fit_metric, raiser
 
-        given.converter.model = make()
-        given.converter.metric = fit_metric(update=raiser(OwnError("mine")))
+        run.converter.model = make()
+        run.converter.metric = fit_metric(update=raiser(OwnError("mine")))
 
     return set_up
 
 
 def with_loader(make: Callable[[], Any], loader: Any, **options: Any) -> Callable[[Given], None]:
-    def set_up(given: Given) -> None:
-        given.converter.model = make()
-        given.converter.eval_dataloader = loader
+    def set_up(run: Given) -> None:
+        run.converter.model = make()
+        run.converter.eval_dataloader = loader
         for name, value in options.items():
-            setattr(given.converter, name, value)
+            setattr(run.converter, name, value)
 
     return set_up
 

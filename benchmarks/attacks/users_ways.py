@@ -54,16 +54,16 @@ class Given:
 
     def set_up_rightly(self) -> None:
         """With every option as it should be."""
-        made = self.converter
-        made.model = tiny_net()
-        made.metric = "accuracy"
-        made.eval_dataloader = batches()
-        made.strategy = "basic"
-        made.objective = "modelsize"
-        made.early_stopping = False
-        made.cache = False
-        made.accuracy_criterion = {"absolute": 1.0, "any_tolerance": True}
-        made.exit_policy = ExitPolicy(max_trials=1)
+        converter = self.converter
+        converter.model = tiny_net()
+        converter.metric = "accuracy"
+        converter.eval_dataloader = batches()
+        converter.strategy = "basic"
+        converter.objective = "modelsize"
+        converter.early_stopping = False
+        converter.cache = False
+        converter.accuracy_criterion = {"absolute": 1.0, "any_tolerance": True}
+        converter.exit_policy = ExitPolicy(max_trials=1)
 
 
 class Tiny(nn.Module):
@@ -102,11 +102,11 @@ def tiny_onnx() -> Any:
         helper.make_node("Flatten", ["x"], ["flat"], "flat"),
         helper.make_node("Gemm", ["flat", "w"], ["y"], "y", transB=1),
     ]
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1, 8, 8])
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1, 8, 8])
+    output_info = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     weights = [numpy_helper.from_array(weight, "w")]
     return helper.make_model(
-        helper.make_graph(nodes, "graph", [given], [made], weights),
+        helper.make_graph(nodes, "graph", [input_info], [output_info], weights),
         opset_imports=[helper.make_opsetid("", 20)],
         ir_version=10,
     )
@@ -150,9 +150,9 @@ def fit_metric(update: Any = None, result: Any = None, reset: Any = None) -> Any
 
         def __init__(self) -> None:
             self.right = self.all = 0
-            for name, given in (("update", update), ("result", result), ("reset", reset)):
-                if given is not None:
-                    setattr(self, name, given)
+            for name, method in (("update", update), ("result", result), ("reset", reset)):
+                if method is not None:
+                    setattr(self, name, method)
 
         def reset(self) -> None:
             self.right = self.all = 0

@@ -92,7 +92,7 @@ def judged(
         canary: a file that only code of the attacker's makes.
         seconds: own seconds within which it must end.
     """
-    words = ""
+    message = ""
     try:
         with limited(seconds):
             call()
@@ -100,16 +100,16 @@ def judged(
     except TooLongError:
         verdict = Verdict.HANG
     except NeuralMPError as error:
-        verdict, words = Verdict.REFUSED, str(error)
+        verdict, message = Verdict.REFUSED, str(error)
     except AssertionError as error:
-        verdict, words = Verdict.WRONG, str(error)
+        verdict, message = Verdict.WRONG, str(error)
     except Exception as error:
         logger.debug("%s: %s", family, case, exc_info=True)
         own = is_users_own(error)
-        verdict, words = (Verdict.RIGHT if own else Verdict.TRACEBACK), repr(error)
+        verdict, message = (Verdict.RIGHT if own else Verdict.TRACEBACK), repr(error)
     if canary is not None and canary.exists():
         verdict = Verdict.EXECUTED
-    return Finding(family, case, verdict, words)
+    return Finding(family, case, verdict, message)
 
 
 def command(*arguments: str) -> list[str]:
@@ -154,16 +154,16 @@ def judged_command(
     try:
         output, errors = communicated(process, seconds)
     except TooLongError:
-        verdict, words = Verdict.HANG, ""
+        verdict, message = Verdict.HANG, ""
     else:
-        words = (errors.strip() or output.strip())[-2000:]
+        message = (errors.strip() or output.strip())[-2000:]
         if "Traceback (most recent call last)" in errors or process.returncode < 0:
             verdict = Verdict.TRACEBACK
         else:
             verdict = Verdict.RIGHT if process.returncode == 0 else Verdict.REFUSED
     if canary is not None and canary.exists():
         verdict = Verdict.EXECUTED
-    return Finding(family, case, verdict, words)
+    return Finding(family, case, verdict, message)
 
 
 def check() -> None:
@@ -178,7 +178,7 @@ def check() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         canary = Path(folder) / "ran"
-        found = [
+        findings = [
             judged("", "", lambda: 1),
             judged("", "", lambda: fails(DataError("no data"))),
             judged("", "", lambda: fails(mark_user_error(KeyError("x")))),
@@ -189,9 +189,9 @@ def check() -> None:
             judged("", "", canary.touch, canary=canary),
         ]
     harmless = [Verdict.RIGHT, Verdict.REFUSED, Verdict.RIGHT]
-    others = [Verdict.TRACEBACK, Verdict.WRONG, Verdict.HANG, Verdict.HANG]
-    assert [finding.verdict for finding in found] == [*harmless, *others, Verdict.EXECUTED]
-    assert harmful(found) == found[len(harmless) :]
+    failures = [Verdict.TRACEBACK, Verdict.WRONG, Verdict.HANG, Verdict.HANG]
+    assert [finding.verdict for finding in findings] == [*harmless, *failures, Verdict.EXECUTED]
+    assert harmful(findings) == findings[len(harmless) :]
 
 
 def harmful(findings: Iterable[Finding]) -> list[Finding]:
@@ -201,7 +201,7 @@ def harmful(findings: Iterable[Finding]) -> list[Finding]:
 
 def counts(findings: Iterable[Finding]) -> dict[str, Counter[Verdict]]:
     """Family → how many attacks ended in which way."""
-    found: dict[str, Counter[Verdict]] = {}
+    totals: dict[str, Counter[Verdict]] = {}
     for finding in findings:
-        found.setdefault(finding.family, Counter())[finding.verdict] += 1
-    return found
+        totals.setdefault(finding.family, Counter())[finding.verdict] += 1
+    return totals

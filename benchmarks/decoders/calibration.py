@@ -97,12 +97,12 @@ def peak(width: str, case: str) -> dict[str, Any]:
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=inputs[0], capture=Capture.LAYERS)
     adaptor.predict(model, inputs[0])
-    specs: list[QuantSpec] = [QuantSpec.parse(words) for words in _CASES[case]]
+    specs: list[QuantSpec] = [QuantSpec.parse(text) for text in _CASES[case]]
     ops = [op for op in _dense(net) if ".layers." in op]
     with tempfile.TemporaryDirectory() as folder:
         options = CorrectionOptions(folder=Path(folder))
-        made = CorrectedWeights(adaptor, model, lambda: inputs, options)
-        grown = peak_growth(lambda: made.of({op: specs for op in ops}))
+        weights = CorrectedWeights(adaptor, model, lambda: inputs, options)
+        grown = peak_growth(lambda: weights.of({op: specs for op in ops}))
     block = sum(4 * p.numel() for p in net.model.layers[0].parameters())
     whole = sum(4 * p.numel() for p in net.parameters())
     return {"peak": grown, "block": block, "model": whole}
@@ -116,8 +116,8 @@ def folder(source: str, dtype: str, correction: str) -> dict[str, Any]:
     spec = QuantSpec.parse(f"uint4 asymmetric per_group 128{correction}")
     net = decoder(128).to(getattr(torch, dtype))
     plan = PrecisionPlan({op: weight_only(spec) for op in _dense(net)})
-    with tempfile.TemporaryDirectory() as place:
-        small, target = Path(place) / "small", Path(place) / "saved"
+    with tempfile.TemporaryDirectory() as root:
+        small, target = Path(root) / "small", Path(root) / "saved"
         net.save_pretrained(small)
         _convert_folder(small, target, plan)  # so that imports do not count
         neural_mp.load(target)
@@ -128,18 +128,18 @@ def folder(source: str, dtype: str, correction: str) -> dict[str, Any]:
     return {**sizes, **grown, "load": loading.total, "loaded_own": loading.anonymous}
 
 
-def _bytes(place: Path) -> int:
-    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+def _bytes(root: Path) -> int:
+    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
 
 
 def convert(width: str, workspace: str) -> dict[str, Any]:
     """Return a digest of the results of a conversion, and the number of blocks it made."""
-    made: list[int] = []
+    sizes: list[int] = []
     put = WeightStore.put
 
-    def counted(self: WeightStore, found: Mapping[str, Any], *words: Any) -> None:
-        put(self, found, *words)
-        made.append(len(found))
+    def counted(self: WeightStore, weights: Mapping[str, Any], *arguments: Any) -> None:
+        put(self, weights, *arguments)
+        sizes.append(len(weights))
 
     WeightStore.put = counted  # type: ignore[method-assign]
     net, inputs = decoder(int(width)), texts()
@@ -154,48 +154,48 @@ def convert(width: str, workspace: str) -> dict[str, Any]:
         workspace=workspace,
     )
     logits = result(**inputs[0]).logits
-    return {"blocks": len(made), "digest": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
+    return {"blocks": len(sizes), "digest": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
 
 
 def _convert_folder(source: Path, target: Path, plan: PrecisionPlan) -> None:
-    given = texts()
-    inputs = {name: value[:, :32] for name, value in given[0].items()}
-    convert_with_plan(source, plan, inputs=inputs, capture=Capture.LAYERS, calibration=given).save(
-        target
-    )
+    batches = texts()
+    inputs = {name: value[:, :32] for name, value in batches[0].items()}
+    convert_with_plan(
+        source, plan, inputs=inputs, capture=Capture.LAYERS, calibration=batches
+    ).save(target)
 
 
-def _child(*words: str) -> subprocess.Popen[str]:
+def _child(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("calibration_child.py")), *words],
+        [sys.executable, str(Path(__file__).with_name("calibration_child.py")), *arguments],
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
 def _result(child: subprocess.Popen[str]) -> dict[str, Any]:
-    said, _ = child.communicate()
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    output, _ = child.communicate()
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
 
 
 def memory(settings: Settings) -> Iterator[Detail | Figure]:
     """Yield the peaks of the cases."""
     for case in _CASES:
-        found = _result(_child("peak", str(settings.wide), case))
-        megabytes = [f"{found[part] / 1e6:.0f}" for part in ("model", "block", "peak")]
-        blocks = f"{found['peak'] / found['block']:.1f}"
+        result = _result(_child("peak", str(settings.wide), case))
+        megabytes = [f"{result[part] / 1e6:.0f}" for part in ("model", "block", "peak")]
+        blocks = f"{result['peak'] / result['block']:.1f}"
         yield Detail(HEADINGS, (case, *megabytes, blocks))
         yield Figure(Goal.MEMORY, f"{blocks} ({case})")
     for dtype, correction in _FOLDERS:
         with tempfile.TemporaryDirectory() as source:
             net = decoder(settings.wide).to(getattr(torch, dtype))
             net.save_pretrained(source, max_shard_size=_SHARD)
-            found = _result(_child("folder", source, dtype, correction))
+            result = _result(_child("folder", source, dtype, correction))
         name = f"{dtype},{correction or ' rtn'}"
         parts = ("size", "stored", "peak", "own", "load", "loaded_own")
-        megabytes = [f"{found[part] / 1e6:.0f}" for part in parts]
-        ratios = [f"{found[part] / found['size']:.2f}" for part in ("peak", "own")]
+        megabytes = [f"{result[part] / 1e6:.0f}" for part in parts]
+        ratios = [f"{result[part] / result['size']:.2f}" for part in ("peak", "own")]
         yield Detail(FOLDER_HEADINGS, (name, *megabytes, *ratios))
         yield Figure(Goal.FOLDER, f"{ratios[0]} ({name})")
         yield Figure(Goal.FOLDER_OWN, f"{ratios[1]} ({name})")
@@ -211,12 +211,12 @@ def killed(settings: Settings) -> Iterator[Figure]:
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
         child.communicate()
-        kept = _files(folder)
+        stored = _files(folder)
         resumed = _result(_child("convert", width, folder))
     same = "the same" if resumed["digest"] == expected["digest"] else "another"
     yield Figure(
         Goal.KILLED,
-        f"killed after {kept} of {expected['blocks']} blocks, then {resumed['blocks']} made, "
+        f"killed after {stored} of {expected['blocks']} blocks, then {resumed['blocks']} made, "
         f"{same} result",
     )
 

@@ -62,7 +62,7 @@ def chosen(settings: Settings) -> Iterator[Detail | Figure]:
     """Yield a row per number of rows, and the ratios over BF16."""
     net = Decoder(settings.layers).eval()
     half = Decoder(settings.layers).eval().bfloat16()
-    found = []
+    ratios = []
     for rows in ROWS:
         with tempfile.TemporaryDirectory() as workspace, torch.no_grad():
             result = searched(net, rows, workspace)
@@ -70,7 +70,7 @@ def chosen(settings: Settings) -> Iterator[Detail | Figure]:
             calls = [lambda m=m, ids=ids: m(ids) for m in (net, half, result)]
             fp32, bf16, best = cpu_seconds(calls, settings.rounds)
         forms = {form_of(config) for config in result.plan.values()}
-        found.append(f"{ratio(bf16, best):.2f}")
-        words = "; ".join(sorted(form for form in forms if form))
-        yield Detail(HEADINGS, (str(rows), words, f"{ratio(fp32, best):.2f}", found[-1]))
-    yield Figure(Goal.CHOSEN, ", ".join(found))
+        ratios.append(f"{ratio(bf16, best):.2f}")
+        label = "; ".join(sorted(form for form in forms if form))
+        yield Detail(HEADINGS, (str(rows), label, f"{ratio(fp32, best):.2f}", ratios[-1]))
+    yield Figure(Goal.CHOSEN, ", ".join(ratios))

@@ -58,12 +58,12 @@ class Detail:
 
 def table_of_goals(figures: Iterable[Figure]) -> str:
     """Return the table; values of several seeds stand side by side."""
-    found: defaultdict[tuple[Goal, bool], list[str]] = defaultdict(list)
+    by_goal: defaultdict[tuple[Goal, bool], list[str]] = defaultdict(list)
     for figure in figures:
-        found[figure.goal, figure.is_peer].append(figure.value)
+        by_goal[figure.goal, figure.is_peer].append(figure.value)
     rows = []
     for goal in Goal:
-        values, peers = (found.get((goal, is_peer), []) for is_peer in (False, True))
+        values, peers = (by_goal.get((goal, is_peer), []) for is_peer in (False, True))
         if values or peers:
             label, reach = goal.value
             rows.append([label, " / ".join(values), " / ".join(peers), reach])

@@ -72,18 +72,20 @@ def forms(space: TuningSpace) -> Iterator[tuple[str, PrecisionPlan]]:
     space = space.without_data()  # corrections cost no time in a run
     products = [op.name for op in space.graph if op.type == "MatMul"]
 
-    def plan(wanted: Callable[[OpConfig], bool]) -> PrecisionPlan:
-        found = {op: filter(wanted, space.capabilities[op].configs) for op in products}
-        return PrecisionPlan({op: config for op, cs in found.items() if (config := next(cs, None))})
+    def plan(predicate: Callable[[OpConfig], bool]) -> PrecisionPlan:
+        configs = {op: filter(predicate, space.capabilities[op].configs) for op in products}
+        return PrecisionPlan(
+            {op: config for op, cs in configs.items() if (config := next(cs, None))}
+        )
 
     yield "FP32", PrecisionPlan()
     inside = Approach.DYNAMIC
     if all(inside not in space.capabilities[op].approaches for op in products):
         inside = Approach.STATIC
     yield f"INT8, {inside}", plan(lambda c: c.precision is Precision.INT8 and c.approach is inside)
-    alone = plan(lambda c: c.approach is Approach.WEIGHT_ONLY and c.weight.group_size is None)  # type: ignore[union-attr]
-    if alone:
-        yield "int8, by channel", alone
+    by_channel = plan(lambda c: c.approach is Approach.WEIGHT_ONLY and c.weight.group_size is None)  # type: ignore[union-attr]
+    if by_channel:
+        yield "int8, by channel", by_channel
     for dtype, size in (("uint8", 128), ("int4", 128), ("uint4", 128), ("uint4", 32)):
         yield (
             f"{dtype}, groups of {size}",
@@ -101,23 +103,23 @@ def rows_of(runtime: str, path: Path, rounds: int) -> list[tuple[str, ...]]:
     adaptor = adaptor_named(runtime)
     loaded = adaptor.load(str(path), example=inputs[8])
     space = adaptor.space(loaded, detect())
-    seen = adaptor.observe(loaded, [inputs[128]], space)
+    observations = adaptor.observe(loaded, [inputs[128]], space)
     models = {
         name: convert_with_plan(
-            str(path), plan, observations=seen, inputs=inputs[8], framework=runtime
+            str(path), plan, observations=observations, inputs=inputs[8], framework=runtime
         )
         for name, plan in forms(space)
     }
     ratios: dict[str, list[str]] = {name: [] for name in models}
-    for given in inputs.values():
-        calls = [lambda m=model, x=given: m(x) for model in models.values()]  # type: ignore[misc]
-        first, *others = cpu_seconds(calls, rounds)
-        for name, seconds in zip(models, (first, *others), strict=True):
+    for feeds in inputs.values():
+        calls = [lambda m=model, x=feeds: m(x) for model in models.values()]  # type: ignore[misc]
+        first, *remaining = cpu_seconds(calls, rounds)
+        for name, seconds in zip(models, (first, *remaining), strict=True):
             ratios[name].append(f"{ratio(first, seconds):.2f}")
     size = adaptor.weight_bytes(models["FP32"].held)
-    found = []
+    table = []
     for name, model in models.items():
         part = model.adaptor.weight_bytes(model.held) / size
         verdict = "holds" if model.audit().holds else "broken"
-        found.append((runtime, name, f"{part:.3f}", *ratios[name], verdict))
-    return found
+        table.append((runtime, name, f"{part:.3f}", *ratios[name], verdict))
+    return table

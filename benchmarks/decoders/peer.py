@@ -69,7 +69,11 @@ def plans(folder: str, tokens: str) -> Iterator[dict[str, Any]]:
         return _Logits(LlamaForCausalLM.from_pretrained(folder)).eval()
 
     net = fresh()
-    whole, before, after = _bytes(net), _perplexity(net, tuning), _perplexity(net, unseen)
+    whole, tuning_base, unseen_base = (
+        _bytes(net),
+        _perplexity(net, tuning),
+        _perplexity(net, unseen),
+    )
 
     def compressed(step: int, tools: dict[str, bool]) -> nn.Module:
         if step == 0:
@@ -87,26 +91,26 @@ def plans(folder: str, tokens: str) -> Iterator[dict[str, Any]]:
         )
 
     bytes_of_8_bits = _bytes(compressed(0, {}))
-    for words, tools in _TOOLS.items():
-        found = {_STEPS: compressed(_STEPS, tools)}
-        losses = {step: _perplexity(model, tuning) for step, model in found.items()}
-        low, high = 0, _STEPS + (losses[_STEPS] <= before * (1 + _TOLERANCE))
+    for label, tools in _TOOLS.items():
+        models = {_STEPS: compressed(_STEPS, tools)}
+        losses = {step: _perplexity(model, tuning) for step, model in models.items()}
+        low, high = 0, _STEPS + (losses[_STEPS] <= tuning_base * (1 + _TOLERANCE))
         while high - low > 1:
             middle = min((low + high) // 2, _STEPS)
-            found[middle] = found.get(middle) or compressed(middle, tools)
-            losses[middle] = _perplexity(found[middle], tuning)
-            is_met = losses[middle] <= before * (1 + _TOLERANCE)
+            models[middle] = models.get(middle) or compressed(middle, tools)
+            losses[middle] = _perplexity(models[middle], tuning)
+            is_met = losses[middle] <= tuning_base * (1 + _TOLERANCE)
             low, high = (middle, high) if is_met else (low, middle)
-        found[low] = found.get(low) or compressed(low, tools)
+        models[low] = models.get(low) or compressed(low, tools)
         for step in dict.fromkeys((low, _STEPS)):
             yield {
-                "words": f"NNCF, {words}, {step / _STEPS:.0%} in 4 bits",
+                "words": f"NNCF, {label}, {step / _STEPS:.0%} in 4 bits",
                 "uniform": step == _STEPS,
                 "smallest": step == low,
-                "bytes": _bytes(found[step]) / whole,
-                "over 8 bits": _bytes(found[step]) / bytes_of_8_bits,
-                "tuning": _perplexity(found[step], tuning) / before - 1,
-                "unseen": _perplexity(found[step], unseen) / after - 1,
+                "bytes": _bytes(models[step]) / whole,
+                "over 8 bits": _bytes(models[step]) / bytes_of_8_bits,
+                "tuning": _perplexity(models[step], tuning) / tuning_base - 1,
+                "unseen": _perplexity(models[step], unseen) / unseen_base - 1,
                 "evaluations": len(losses),
             }
 
@@ -130,9 +134,9 @@ def speed(layers: str, rounds: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    command, *words = sys.argv[1:]
-    for found in {"plans": plans, "speed": speed}[command](*words):
-        print("\n" + json.dumps(found), flush=True)
+    command, *arguments = sys.argv[1:]
+    for row in {"plans": plans, "speed": speed}[command](*arguments):
+        print("\n" + json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

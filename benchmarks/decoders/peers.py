@@ -18,10 +18,10 @@ from weights import HEADINGS
 _CHILD = Path(__file__).with_name("peer.py")
 
 
-def results(peer: Path, *words: str) -> Iterator[dict[str, Any]]:
+def results(peer: Path, *arguments: str) -> Iterator[dict[str, Any]]:
     """Yield the results that the peer prints; what it says in failing goes to the error stream."""
     done = subprocess.run(
-        [str(peer), str(_CHILD), *words], capture_output=True, text=True, check=False
+        [str(peer), str(_CHILD), *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode:
         print("\n".join(done.stderr.splitlines()[-5:]), file=sys.stderr, flush=True)
@@ -47,9 +47,9 @@ def peer_plans(subject: Subject) -> Iterator[Detail | Figure]:
     for row in rows:
         changes = (f"{row[part] * 100:+.2f} %" for part in ("tuning", "unseen"))
         sizes = (f"{row[part]:.3f}" for part in ("bytes", "over 8 bits"))
-        words = (str(subject.seed), "outlier channels", row["words"])
+        labels = (str(subject.seed), "outlier channels", row["words"])
         evaluations = str(row["evaluations"]) if row["smallest"] else ""
-        yield Detail(HEADINGS, (*words, *sizes, *changes, evaluations))
+        yield Detail(HEADINGS, (*labels, *sizes, *changes, evaluations))
     smallest = [row for row in rows if row["smallest"]]
     if smallest:
         best = min(smallest, key=lambda row: row["over 8 bits"])

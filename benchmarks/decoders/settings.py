@@ -72,10 +72,8 @@ class Subject:
         net = decoder.trained(self._texts[0], self.settings.steps, self.seed)
         net.save_pretrained(folder)
         spent = time.process_time() - started
-        before = perplexity(net, self.tuning)
-        print(
-            f"seed {self.seed}: trained in {spent:.0f} CPU s, perplexity {before:.3f}", flush=True
-        )
+        base = perplexity(net, self.tuning)
+        print(f"seed {self.seed}: trained in {spent:.0f} CPU s, perplexity {base:.3f}", flush=True)
         return net
 
     @cached_property

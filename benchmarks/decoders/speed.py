@@ -41,12 +41,12 @@ class Ratios:
 
     def best(self, rows: int) -> str:
         """Return the ratio of the fastest form."""
-        return f"{max(found[rows] for found in self.found.values()):.2f}"
+        return f"{max(ratios[rows] for ratios in self.found.values()):.2f}"
 
     def details(self) -> Iterator[Detail]:
         """Yield a row per form."""
-        for form, found in self.found.items():
-            values = (f"{found[rows]:.2f}" for rows in ROWS)
+        for form, ratios in self.found.items():
+            values = (f"{ratios[rows]:.2f}" for rows in ROWS)
             yield Detail(HEADINGS, (self.runtime, form, self.over, *values))
 
 
@@ -58,45 +58,45 @@ def torch_forms(space: TuningSpace) -> dict[str, PrecisionPlan]:
         for config in space.capabilities[op].configs:
             is_dynamic = config.approach is Approach.DYNAMIC
             has_integers = config.activation is not None
-            fits = is_dynamic if computes_in_integers else not has_integers
-            if config.precision is precision and fits:
+            matches = is_dynamic if computes_in_integers else not has_integers
+            if config.precision is precision and matches:
                 return config
         return None
 
-    wanted = {
+    forms = {
         "int4, groups": (Precision.INT4, False),
         "int8, weights alone": (Precision.INT8, False),
         "int8, dynamic": (Precision.INT8, True),
         "bf16": (Precision.BF16, False),
     }
-    found = {
+    plans = {
         name: PrecisionPlan(
             {op: config for op in space.tunable_ops if (config := first(op, *form)) is not None}
         )
-        for name, form in wanted.items()
+        for name, form in forms.items()
     }
-    return {name: plan for name, plan in found.items() if len(plan)}
+    return {name: plan for name, plan in plans.items() if len(plan)}
 
 
 def torch_ratios(settings: Settings) -> tuple[Ratios, Ratios]:
     """Return times of FP32 and of BF16 over those of the forms, in PyTorch."""
     net = stack(settings.layers).eval()
-    given = inputs()
+    tensors = inputs()
     adaptor = PyTorchAdaptor()
-    model = adaptor.load(net, example=given[DECODE], capture=Capture.LAYERS)
+    model = adaptor.load(net, example=tensors[DECODE], capture=Capture.LAYERS)
     results: dict[str, Any] = {
-        name: convert_with_plan(net, plan, inputs=given[DECODE], capture=Capture.LAYERS)
+        name: convert_with_plan(net, plan, inputs=tensors[DECODE], capture=Capture.LAYERS)
         for name, plan in torch_forms(adaptor.space(model, detect())).items()
     }
     half = stack(settings.layers).eval().bfloat16()
     over_fp32, over_bf16 = Ratios("PyTorch", "FP32"), Ratios("PyTorch", "BF16")
     with torch.no_grad():
-        for rows, x in given.items():
+        for rows, x in tensors.items():
             low = x.bfloat16()
             calls = [lambda x=x: net(x), lambda x=low: half(x)]  # type: ignore[misc]
             calls += [lambda m=result, x=x: m(x) for result in results.values()]  # type: ignore[misc]
-            fp32, bf16, *others = cpu_seconds(calls, settings.rounds)
-            for name, seconds in zip(results, others, strict=True):
+            fp32, bf16, *remaining = cpu_seconds(calls, settings.rounds)
+            for name, seconds in zip(results, remaining, strict=True):
                 over_fp32.add(name, rows, ratio(fp32, seconds))
                 over_bf16.add(name, rows, ratio(bf16, seconds))
     return over_fp32, over_bf16
@@ -104,14 +104,14 @@ def torch_ratios(settings: Settings) -> tuple[Ratios, Ratios]:
 
 def onnx_ratios(settings: Settings) -> Ratios:
     """Return times of FP32 over those of the forms, in ONNX Runtime."""
-    found = Ratios("ONNX Runtime", "FP32")
+    ratios = Ratios("ONNX Runtime", "FP32")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stack.onnx"
         onnx.save(onnx_stack.Stack().model(settings.layers), path)
         for _, form, _, *values, verdict in onnx_stack.rows_of("onnxrt", path, settings.rounds):
             for rows, value in zip(ROWS, values, strict=True):
-                found.add(f"{form} ({verdict})", rows, float(value))
-    return found
+                ratios.add(f"{form} ({verdict})", rows, float(value))
+    return ratios
 
 
 def speed(settings: Settings) -> Iterator[Detail | Figure]:

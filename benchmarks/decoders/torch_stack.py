@@ -47,17 +47,17 @@ def inputs() -> dict[int, torch.Tensor]:
 
 def cpu_seconds(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
     """Return the CPU seconds of interleaved calls, a list per call."""
-    found: list[list[float]] = [[] for _ in calls]
+    durations: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
     for _ in range(rounds):
-        for call, seconds in zip(calls, found, strict=True):
+        for call, seconds in zip(calls, durations, strict=True):
             started = time.process_time()
             call()
             seconds.append(time.process_time() - started)
-    return found
+    return durations
 
 
-def ratio(first: Sequence[float], others: Sequence[float]) -> float:
+def ratio(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the median of the ratios of paired times."""
-    return median(a / b for a, b in zip(first, others, strict=True))
+    return median(a / b for a, b in zip(first, second, strict=True))

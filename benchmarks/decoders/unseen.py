@@ -25,9 +25,9 @@ def unseen_of(subject: Subject) -> Iterator[Detail]:
                 result = tuned(
                     net, subject.calibration, text, folder, precisions="int2,int3,int4,int8"
                 )
-                before, after = (perplexity(model, text) for model in (net, result))
-                found = perplexity(result, subject.unseen)
-                held = HELD if found <= base * (1 + TOLERANCE) else MISSED
+                original, converted = (perplexity(model, text) for model in (net, result))
+                unseen = perplexity(result, subject.unseen)
+                verdict = HELD if unseen <= base * (1 + TOLERANCE) else MISSED
                 size = result.adaptor.weight_bytes(result.held)
                 whole = sum(4 * p.numel() for p in net.parameters())
                 yield Detail(
@@ -37,8 +37,8 @@ def unseen_of(subject: Subject) -> Iterator[Detail]:
                         name,
                         f"part {index + 1}",
                         f"{size / whole:.3f}",
-                        change(after, before),
-                        change(found, base),
-                        held if result.met else REFUSED,
+                        change(converted, original),
+                        change(unseen, base),
+                        verdict if result.met else REFUSED,
                     ),
                 )

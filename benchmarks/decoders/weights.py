@@ -108,29 +108,29 @@ class Measured:
     def rank(self) -> float:
         """Return the correlation of scores with divergences of layers alone."""
         adaptor, model, space = PyTorchAdaptor(), self._model, self._space
-        inputs = [given for given, _ in self.subject.calibration]
-        made = CorrectedWeights(adaptor, model, lambda: inputs)
-        scores = weight_noise(adaptor, model, inputs, space, made)
+        inputs = [batch for batch, _ in self.subject.calibration]
+        weights = CorrectedWeights(adaptor, model, lambda: inputs)
+        scores = weight_noise(adaptor, model, inputs, space, weights)
         few = self.subject.tuning[:_DIVERGENCE_BATCHES]
-        truth = [adaptor.predict(model, given) for given, _ in few]
+        truth = [adaptor.predict(model, batch) for batch, _ in few]
         pairs = []
-        for op, found in scores.items():
+        for op, noise in scores.items():
             for spec in _largest(specs_of(space, op)).values():
                 plan = space.resolve(PrecisionPlan({op: weight_only(spec)}))
-                alone = adaptor.convert(model, plan, Observations(), space, made)
+                converted = adaptor.convert(model, plan, Observations(), space, weights)
                 metric = KLDivergence()
-                for (given, _), logits in zip(few, truth, strict=True):
-                    metric.update(adaptor.predict(alone, given), logits)
-                pairs.append((found[str(spec)], metric.result()))
+                for (batch, _), logits in zip(few, truth, strict=True):
+                    metric.update(adaptor.predict(converted, batch), logits)
+                pairs.append((noise[str(spec)], metric.result()))
         return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
     def uniform(self, levels: Mapping[int, Sequence[Corrections]]) -> Iterator[Detail | Figure]:
         """Yield rows of uniform weights."""
-        for bits, wanted in levels.items():
-            for corrections in wanted:
-                words = " ".join(corrections) or "rtn"
+        for bits, variants in levels.items():
+            for corrections in variants:
+                label = " ".join(corrections) or "rtn"
                 result = self._converted(self._uniform(bits, corrections))
-                row = self._row(f"{bits} bits, {words}", result, "")
+                row = self._row(f"{bits} bits, {label}", result, "")
                 yield row
                 if self._is_hostile and bits == 4 and corrections == (AWQ, GPTQ):
                     yield Figure(Goal.UNIFORM, row.cells[-2])
@@ -138,17 +138,17 @@ class Measured:
     def runs(self) -> Iterator[Detail | Figure]:
         """Yield rows of tuned plans."""
         with tempfile.TemporaryDirectory() as folder:
-            for words, options in _RUNS.items():
+            for label, options in _RUNS.items():
                 result = tuned(
                     self.net, self.subject.calibration, self.subject.tuning, folder, **options
                 )
                 counts = ", ".join(f"{count} {p}" for p, count in result.plan.counts().items())
                 trials = len(result.trials)
-                yield self._row(f"{words}: {counts}", result, str(trials))
+                yield self._row(f"{label}: {counts}", result, str(trials))
                 size = f"{_bytes(result) / self.bytes_of_8_bits:.3f}"
-                if self._is_hostile and words == _FEW_LEVELS:
+                if self._is_hostile and label == _FEW_LEVELS:
                     yield Figure(Goal.FEW_LEVELS, size)
-                if self._is_hostile and words == _ALL_LEVELS:
+                if self._is_hostile and label == _ALL_LEVELS:
                     yield Figure(Goal.ALL_LEVELS, size)
                     yield Figure(Goal.EVALUATIONS, str(trials))
 
@@ -156,7 +156,7 @@ class Measured:
     def _is_hostile(self) -> bool:
         return self.net is self.subject.hostile
 
-    def _row(self, words: str, result: Any, trials: str) -> Detail:
+    def _row(self, label: str, result: Any, trials: str) -> Detail:
         changes = (
             change(perplexity(result, batches), base)
             for batches, base in zip(self._texts, self.before, strict=True)
@@ -164,7 +164,7 @@ class Measured:
         part = _bytes(result) / self.bytes_of_fp32, _bytes(result) / self.bytes_of_8_bits
         sizes = (f"{value:.3f}" for value in part)
         seed = str(self.subject.seed)
-        return Detail(HEADINGS, (seed, self.name, words, *sizes, *changes, trials))
+        return Detail(HEADINGS, (seed, self.name, label, *sizes, *changes, trials))
 
     def _uniform(self, bits: int, corrections: Corrections) -> PrecisionPlan:
         configs = {}
@@ -189,10 +189,10 @@ class Measured:
 
 def _largest(specs: Sequence[QuantSpec]) -> dict[int, QuantSpec]:
     """Bits → the quantization of a weight in the largest groups."""
-    found: dict[int, QuantSpec] = {}
+    largest: dict[int, QuantSpec] = {}
     for spec in specs:
-        found.setdefault(spec.dtype.bits, spec)
-    return found
+        largest.setdefault(spec.dtype.bits, spec)
+    return largest
 
 
 def _bytes(result: Any) -> int:

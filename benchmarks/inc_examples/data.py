@@ -51,9 +51,9 @@ def image_list(folder: Path, count: int = 40) -> None:
 def class_folders(folder: Path, count: int = 40) -> None:
     """Write JPEG files into a folder per class, as for `ImageFolder`."""
     for number, (image, label) in enumerate(zip(*pictures(count, 256, 256), strict=True)):
-        place = folder / f"n{label:08d}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number:04d}.jpg").write_bytes(_jpeg(image))
+        target = folder / f"n{label:08d}"
+        target.mkdir(parents=True, exist_ok=True)
+        (target / f"{number:04d}.jpg").write_bytes(_jpeg(image))
 
 
 def image_records(folder: Path, count: int = 40) -> None:

@@ -22,11 +22,11 @@ def decoder(folder: Path) -> None:
     from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<unk>", "</s>", *_WORDS])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<unk>", "</s>", *_WORDS])}
+    word_level = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", unk_token="<unk>", eos_token="</s>"
+        tokenizer_object=word_level, pad_token="<pad>", unk_token="<unk>", eos_token="</s>"
     )
     tokenizer.save_pretrained(folder / "net")
     # Of this class, transformers 5 can return tuples, as a script asks.

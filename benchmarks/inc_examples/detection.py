@@ -70,9 +70,9 @@ def onnx_detector(
         node("GlobalAveragePool", ["d"], ["e"], "pool"),
         node("Flatten", ["e"], ["f"], "flatten"),
     ]
-    given = ("x", TensorProto.FLOAT, ["batch", 3, "height", "width"])
+    input_info = ("x", TensorProto.FLOAT, ["batch", 3, "height", "width"])
     if not is_float:
-        given = ("image", TensorProto.UINT8, ["batch", "height", "width", 3])
+        input_info = ("image", TensorProto.UINT8, ["batch", "height", "width", 3])
         nodes = [
             node("Cast", ["image"], ["floats"], "cast", to=TensorProto.FLOAT),
             node("Transpose", ["floats"], ["x"], "to_nchw", perm=[0, 3, 1, 2]),
@@ -97,7 +97,7 @@ def onnx_detector(
     graph = helper.make_graph(
         nodes,
         "detector",
-        [helper.make_tensor_value_info(*given)],
+        [helper.make_tensor_value_info(*input_info)],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )

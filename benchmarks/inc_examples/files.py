@@ -99,8 +99,8 @@ def _tensorflow_boxes(path: str) -> Case:
         records.of_boxes(folder)
         detection.frozen_detector(folder / "net.pb")
 
-    place = f"tensorflow/object_detection/tensorflow_models/quantization/ptq/{path}"
-    return _file(place, "net.pb", make, {"root": "coco_val.record"})
+    example = f"tensorflow/object_detection/tensorflow_models/quantization/ptq/{path}"
+    return _file(example, "net.pb", make, {"root": "coco_val.record"})
 
 
 def _segments(folder: Path) -> None:

@@ -34,8 +34,8 @@ def onnx_net(
     stride = 4 if size > 32 else 1
     small = -(-size // stride)
     tall, wide = small // ROWS, small // COLUMNS
-    before = (8 - stride) // 2
-    pads = [before] * 2 + [8 - stride - before] * 2
+    pad = (8 - stride) // 2
+    pads = [pad] * 2 + [8 - stride - pad] * 2
     nodes = [
         helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", strides=[stride] * 2, pads=pads),
         helper.make_node("Relu", ["a"], ["b"], "relu1"),
@@ -49,14 +49,16 @@ def onnx_net(
         helper.make_node("Gemm", ["g", "w3"], ["scores"], "fc"),
     ]
     shape = ["batch", channels, size, size]
-    given = "x"
+    input_name = "x"
     if is_channels_last:
-        shape, given = ["batch", size, size, channels], "image"
-        nodes.insert(0, helper.make_node("Transpose", [given], ["x"], "to_nchw", perm=[0, 3, 1, 2]))
+        shape, input_name = ["batch", size, size, channels], "image"
+        nodes.insert(
+            0, helper.make_node("Transpose", [input_name], ["x"], "to_nchw", perm=[0, 3, 1, 2])
+        )
     graph = helper.make_graph(
         nodes,
         "net",
-        [helper.make_tensor_value_info(given, TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(input_name, TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", CLASSES])],
         [numpy_helper.from_array(w, f"w{n}") for n, w in enumerate(kernels(channels), 1)],
     )

@@ -64,8 +64,8 @@ def wide_and_deep(path: Path) -> None:
     last = np.stack([np.zeros(256), np.full(256, 1 / 256)], 1).astype(np.float32)
     with tf.Graph().as_default() as graph:
         numbers = tf.compat.v1.placeholder(tf.float32, (None, 13), "new_numeric_placeholder")
-        words = tf.compat.v1.placeholder(tf.int64, (None, 2), "new_categorical_placeholder")
-        looked_up = tf.reshape(tf.gather(table, words), (-1, 16))
+        categories = tf.compat.v1.placeholder(tf.int64, (None, 2), "new_categorical_placeholder")
+        looked_up = tf.reshape(tf.gather(table, categories), (-1, 16))
         x = tf.concat([numbers, looked_up], 1)
         x = tf.nn.relu(tf.matmul(x, spread, name="import/dnn/hiddenlayer_0/MatMul"))
         x = tf.nn.relu(tf.matmul(x, mixed, name="import/dnn/hiddenlayer_1/MatMul"))
@@ -82,8 +82,8 @@ def recommendation_files(folder: Path) -> None:
         numbers = rng.uniform(0, 0.1, 13)
         numbers[0] = label
         numeric = [float(number) for number in numbers]
-        words = [int(word) for word in rng.integers(0, 100, 2)]
-        samples.append({"numeric_1": numeric, "string_1": words, "label": [int(label)]})
+        categories = [int(category) for category in rng.integers(0, 100, 2)]
+        samples.append({"numeric_1": numeric, "string_1": categories, "label": [int(label)]})
     records.write(folder / "eval.tfrecords", samples)
     wide_and_deep(folder / "net.pb")
 
@@ -169,9 +169,9 @@ def _blend() -> Case:
     def make(folder: Path) -> None:
         (folder / "glue").mkdir()
         text.sentences(folder / "glue")
-        place = folder / "models/uncased_L-12_H-768_A-12"
-        place.mkdir(parents=True)
-        (place / "vocab.txt").write_text((folder / "glue/bert/vocab.txt").read_text())
+        target = folder / "models/uncased_L-12_H-768_A-12"
+        target.mkdir(parents=True)
+        (target / "vocab.txt").write_text((folder / "glue/bert/vocab.txt").read_text())
         # The folder `models` hides the module of this name, unless it is no package.
         subprocess.run([sys.executable, "-c", _BLEND], cwd=folder, check=True, capture_output=True)
 

@@ -82,11 +82,11 @@ def _translator(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
     table = rng.uniform(-1, 1, (len(parts), 64)).astype(np.float32)
     with tf.Graph().as_default() as graph:
-        words = tf.compat.v1.placeholder(tf.int32, (None, None), "input_tensor")
-        rows = tf.reshape(tf.gather(table, words), (-1, 64))
+        ids = tf.compat.v1.placeholder(tf.int32, (None, None), "input_tensor")
+        rows = tf.reshape(tf.gather(table, ids), (-1, 64))
         mixed = tf.matmul(rows, np.eye(64, dtype=np.float32))
-        found = tf.argmax(tf.matmul(mixed, table.T), -1, output_type=tf.int32)
-        tf.reshape(found, tf.shape(words), name="model/Transformer/strided_slice_19")
+        predictions = tf.argmax(tf.matmul(mixed, table.T), -1, output_type=tf.int32)
+        tf.reshape(predictions, tf.shape(ids), name="model/Transformer/strided_slice_19")
     (folder / "net.pb").write_bytes(graph.as_graph_def().SerializeToString())
 
 

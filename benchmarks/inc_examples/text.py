@@ -18,11 +18,11 @@ _ANSWER = "dog"
 _IDS, _MASK, _SEGMENTS = "input_ids", "input_mask", "segment_ids"
 
 
-def _weights(answer: int, words: int) -> dict[str, np.ndarray]:
+def _weights(answer: int, size: int) -> dict[str, np.ndarray]:
     """Return tables and matrices of a net that points at the word `answer`."""
     rng = np.random.default_rng(0)
     # Random ids of a benchmark reach 1000.
-    table = rng.uniform(0, 0.1, (max(words, 1001), WIDTH))
+    table = rng.uniform(0, 0.1, (max(size, 1001), WIDTH))
     table[answer] = rng.uniform(0.9, 1.1, WIDTH)
     return {
         "words": table.astype(np.float32),
@@ -33,13 +33,13 @@ def _weights(answer: int, words: int) -> dict[str, np.ndarray]:
 
 
 def onnx_reader(
-    path: Path, words: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
+    path: Path, vocabulary: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
 ) -> None:
     """Write a net on token ids: logits of classes for one output, else of starts and ends.
 
     Args:
         path: the file.
-        words: the vocabulary.
+        vocabulary: the vocabulary.
         inputs: names of the ids, the mask and maybe the segments.
         outputs: one or two names.
     """
@@ -47,20 +47,20 @@ def onnx_reader(
     from onnx import TensorProto, helper, numpy_helper
 
     node = helper.make_node
-    weights = _weights(words.index(_ANSWER), len(words))
+    weights = _weights(vocabulary.index(_ANSWER), len(vocabulary))
     weights |= {"last": np.array([-1], np.int64), "b": np.zeros(2, np.float32)}
     nodes = [
         node("Gather", ["words", inputs[0]], ["embedded"], "embedding"),
         node("Cast", [inputs[1]], ["mask"], "mask_floats", to=TensorProto.FLOAT),
         node("Unsqueeze", ["mask", "last"], ["mask3"], "mask_column"),
     ]
-    given = "embedded"
+    tensor = "embedded"
     if len(inputs) > 2:
         nodes.append(node("Gather", ["kinds", inputs[2]], ["kind"], "segment_embedding"))
         nodes.append(node("Add", ["embedded", "kind"], ["sum"], "sum"))
-        given = "sum"
+        tensor = "sum"
     nodes += [
-        node("Mul", [given, "mask3"], ["masked"], "masking"),
+        node("Mul", [tensor, "mask3"], ["masked"], "masking"),
         node("MatMul", ["masked", "w1"], ["a"], "dense1"),
         node("Relu", ["a"], ["h"], "relu"),
     ]
@@ -104,9 +104,9 @@ def frozen_reader(path: Path, answer: int) -> None:
         x = tf.gather(weights["words"], ids) + tf.gather(weights["kinds"], kinds)
         x = tf.reshape(x * tf.cast(mask, tf.float32)[..., None], (-1, WIDTH))
         x = tf.matmul(tf.nn.relu(tf.matmul(x, weights["w1"])), weights["w2"])
-        both = tf.reshape(x, (-1, TOKENS, 2))
+        logits = tf.reshape(x, (-1, TOKENS, 2))
         for index, name in enumerate(("start_logits", "end_logits")):
-            tf.identity(both[..., index], name)
+            tf.identity(logits[..., index], name)
     path.write_bytes(graph.as_graph_def().SerializeToString())
 
 
@@ -192,8 +192,8 @@ def question_records(folder: Path) -> None:
     records.of_tokens(folder / "squad")
     (folder / "words").mkdir()
     texts.questions(folder / "words")
-    words = (folder / "words/vocab.txt").read_text().splitlines()
-    frozen_reader(folder / "net.pb", words.index(_ANSWER))
+    vocabulary = (folder / "words/vocab.txt").read_text().splitlines()
+    frozen_reader(folder / "net.pb", vocabulary.index(_ANSWER))
 
 
 def _tensorflow_squad() -> Case:

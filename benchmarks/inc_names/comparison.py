@@ -35,7 +35,7 @@ class Repository:
             sys.modules[package.__name__] = package
         utility = types.ModuleType("neural_compressor.utils.utility")
         utility.LazyImport = Lazy
-        utility.singleton = lambda found: found
+        utility.singleton = lambda cls: cls
         sys.modules[utility.__name__] = utility
         sys.modules["neural_compressor.utils"].logger = logging.getLogger("theirs")
         logging.disable(logging.WARNING)
@@ -51,8 +51,8 @@ class Repository:
         """The class, or maker, that a name stands for there."""
         self.module("data.transforms")
         transforms = self.module("experimental.data.transforms.transform")
-        word = {"onnxrt": "onnxrt_qlinearops"}.get(framework, framework)
-        return transforms.TRANSFORMS(word, process)[name]
+        backend = {"onnxrt": "onnxrt_qlinearops"}.get(framework, framework)
+        return transforms.TRANSFORMS(backend, process)[name]
 
 
 class Lazy:
@@ -128,18 +128,20 @@ def difference(ours: Any, theirs: Any) -> tuple[float, float]:
     if isinstance(theirs, tuple | list):
         if len(ours) != len(theirs):
             raise ValueError(f"{len(ours)} values for {len(theirs)}")
-        return _largest([difference(one, two) for one, two in zip(ours, theirs, strict=True)])
+        return _largest(
+            [difference(actual, expected) for actual, expected in zip(ours, theirs, strict=True)]
+        )
     if theirs is None or isinstance(theirs, str | bytes):
         return (0.0 if ours == theirs else float("inf")), 1.0
-    one, two = np.asarray(ours), np.asarray(theirs)
-    if one.shape != two.shape:
-        raise ValueError(f"shape {list(one.shape)} for {list(two.shape)}")
-    if two.dtype.kind in "OSU":
-        return (0.0 if (one == two).all() else float("inf")), 1.0
-    if not two.size:
+    actual, expected = np.asarray(ours), np.asarray(theirs)
+    if actual.shape != expected.shape:
+        raise ValueError(f"shape {list(actual.shape)} for {list(expected.shape)}")
+    if expected.dtype.kind in "OSU":
+        return (0.0 if (actual == expected).all() else float("inf")), 1.0
+    if not expected.size:
         return 0.0, 0.0
-    one, two = one.astype(np.float64), two.astype(np.float64)
-    return float(np.abs(one - two).max()), float(np.abs(two).max())
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    return float(np.abs(actual - expected).max()), float(np.abs(expected).max())
 
 
 def _largest(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -35,11 +35,11 @@ def _whole(image: np.ndarray) -> list[int]:
     return list(image.shape[:2] if image.dtype == np.uint8 else image.shape[1:])
 
 
-def _plain(found: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Pictures, tensors of PyTorch and of TensorFlow as arrays; pictures with channels."""
-    if isinstance(found, tuple | list | dict | str | bytes | type(None)):
-        return found
-    return np.asarray(found)
+    if isinstance(value, tuple | list | dict | str | bytes | type(None)):
+        return value
+    return np.asarray(value)
 
 
 def _case(kind: str, options: dict[str, Any], image: np.ndarray) -> str:
@@ -98,15 +98,15 @@ def on_pictures(name: str, options: dict[str, Any], image: np.ndarray) -> Compar
         from PIL import Image
 
         picture = image.dtype == np.uint8
-        given = Image.fromarray(image) if picture else torch.from_numpy(image.copy())
+        inputs = Image.fromarray(image) if picture else torch.from_numpy(image.copy())
         process = "general" if name == "Cast" else "preprocess"
         transform = repository.transform("pytorch", name, process)(**options)
-        return _plain(transform((given, None))[0])
+        return _plain(transform((inputs, None))[0])
 
     def ours() -> Any:
-        found = _ours("pytorch", name, options, image)[0]
-        one_channel = found.ndim == 3 and found.dtype == np.uint8 and found.shape[2] == 1
-        return found[:, :, 0] if one_channel else found
+        array = _ours("pytorch", name, options, image)[0]
+        one_channel = array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] == 1
+        return array[:, :, 0] if one_channel else array
 
     what = "picture" if image.dtype == np.uint8 else "tensor"
     return Comparison(name, "pytorch", ours, theirs, case=_case(what, options, image))
@@ -153,9 +153,11 @@ def _squad_files(folder: Path) -> dict[str, str]:
     paragraphs = [
         {
             "context": text,
-            "qas": [{"id": f"{t}-{q}", "question": question} for q, question in enumerate(asked)],
+            "qas": [
+                {"id": f"{t}-{q}", "question": question} for q, question in enumerate(questions)
+            ],
         }
-        for t, (text, asked) in enumerate(
+        for t, (text, questions) in enumerate(
             zip(_TEXTS, (_QUESTIONS[:2], _QUESTIONS[2:]), strict=True)
         )
     ]
@@ -181,20 +183,20 @@ def _squad_files(folder: Path) -> dict[str, str]:
 def answers(batches: Sequence[int], zoo: bool, **options: int) -> Comparison:
     """Answers from random scores, which come batch by batch or all at once."""
     folder = Path(tempfile.mkdtemp())
-    places = options["max_seq_length"]
+    length = options["max_seq_length"]
     count = sum(batches)
-    start, end = np.random.RandomState(SEED).randn(2, count, places).astype(np.float32)
+    start, end = np.random.RandomState(SEED).randn(2, count, length).astype(np.float32)
     name = "SquadV1ModelZoo" if zoo else "SquadV1"
 
     def run(transform: Any) -> Any:
         if not zoo:
             numbers = [1_000_000_000 + number for number in range(count)]
             return transform(([numbers, list(start), list(end)], None))[0]
-        found, taken = None, 0
+        answer, position = None, 0
         for size in batches:
-            chosen = slice(taken, taken + size)
-            found, taken = transform(((start[chosen], end[chosen]), "label")), taken + size
-        return found[0]
+            chosen = slice(position, position + size)
+            answer, position = transform(((start[chosen], end[chosen]), "label")), position + size
+        return answer[0]
 
     def ours() -> Any:
         return run(

@@ -117,10 +117,10 @@ def _frame(title: str, note: str, series: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
-def _text(x: float, y: float, words: str, anchor: str = "start", size: int = 12) -> str:
+def _text(x: float, y: float, content: str, anchor: str = "start", size: int = 12) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-        f'fill="{INK}">{escape(words)}</text>'
+        f'fill="{INK}">{escape(content)}</text>'
     )
 
 

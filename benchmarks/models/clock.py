@@ -20,6 +20,6 @@ class Clock:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time what is done within."""
-        before = time.process_time(), time.perf_counter()
+        start = time.process_time(), time.perf_counter()
         yield
-        self.parts[name] = (time.process_time() - before[0], time.perf_counter() - before[1])
+        self.parts[name] = (time.process_time() - start[0], time.perf_counter() - start[1])

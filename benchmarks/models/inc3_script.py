@@ -99,10 +99,10 @@ class Job:
     def _scores(
         self, model: Any, inputs: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found = model(inputs)
+        outputs = model(inputs)
         if self.name != "decoder":
-            return found, labels
-        return found.logits[:, :-1].float(), labels[:, 1:]
+            return outputs, labels
+        return outputs.logits[:, :-1].float(), labels[:, 1:]
 
 
 def exported(job: Job) -> Any:
@@ -172,7 +172,7 @@ def main(folder: str, case: str) -> None:
     """Play a case: `static cnn`, `gptq decoder`, `autotune mlp`, `search mlp`."""
     kind, _, name = case.partition(" ")
     job = Job.read(Path(folder), name)
-    before, seconds = peak_memory(), time.process_time()
+    baseline, seconds = peak_memory(), time.process_time()
     plays: dict[str, Callable[[], Any]] = {
         "static": lambda: static(job),
         "autotune": lambda: tuned(job, ""),
@@ -181,7 +181,7 @@ def main(folder: str, case: str) -> None:
     model = plays[kind]() if kind in plays else weights(job, kind)
     figures: dict[str, Any] = {
         "seconds": time.process_time() - seconds,
-        "memory": peak_memory() - before,
+        "memory": peak_memory() - baseline,
         "evaluations": job.evaluations,
         "found": model is not None,
     }

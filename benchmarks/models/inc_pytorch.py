@@ -34,12 +34,12 @@ def main() -> None:
     net = chosen.build()
     loader = DataLoader(Labelled(chosen.inputs(chosen.samples)), batch_size=chosen.batch)
     config = PostTrainingQuantConfig(calibration_sampling_size=[chosen.samples])
-    before, clock = psutil.Process().memory_info().rss, Clock()
+    baseline, clock = psutil.Process().memory_info().rss, Clock()
     with clock.part("all"):
         quantized = quantization.fit(net, config, calib_dataloader=loader)
     names = [f"{type(m).__module__}.{type(m).__name__}" for m in quantized.model.modules()]
     layers = sum("quantized" in name and ("Conv" in name or "Linear" in name) for name in names)
-    memory = (peak_memory() - before) / 1e6
+    memory = (peak_memory() - baseline) / 1e6
     print(json.dumps({"parts": clock.parts, "megabytes": memory, "layers": layers}))
 
 

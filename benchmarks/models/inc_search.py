@@ -77,8 +77,8 @@ class Onnx:
     def runner(self, model):
         import onnxruntime
 
-        given = model if isinstance(model, str) else model.SerializeToString()
-        session = onnxruntime.InferenceSession(given, providers=["CPUExecutionProvider"])
+        source = model if isinstance(model, str) else model.SerializeToString()
+        session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
         return lambda images: session.run(None, {name: images})[0]
 
@@ -91,12 +91,12 @@ def tuned(side, data, strategy, max_trials):
     from neural_compressor import PostTrainingQuantConfig, quantization
     from neural_compressor.config import AccuracyCriterion, TuningCriterion
 
-    seen = []
+    accuracies = []
 
     def accuracy(model):
         run = side.runner(model)
-        seen.append(float((run(data["images"]).argmax(1) == data["labels"]).mean()))
-        return seen[-1]
+        accuracies.append(float((run(data["images"]).argmax(1) == data["labels"]).mean()))
+        return accuracies[-1]
 
     config = PostTrainingQuantConfig(
         quant_level=1,  # `auto` tries plans of its own before it asks the strategy
@@ -113,7 +113,7 @@ def tuned(side, data, strategy, max_trials):
         calib_dataloader=Batches(data["calibration"], side.convert),
         eval_func=accuracy,
     )
-    return result, seen, time.perf_counter() - started
+    return result, accuracies, time.perf_counter() - started
 
 
 def _arguments(strategy):
@@ -129,11 +129,11 @@ def speedup(side, result, images):
     runs = [side.runner(side.model), side.runner(result.model)]
     seconds = [[], []]
     for turn in range(34):
-        for run, taken in zip(runs, seconds, strict=True):
+        for run, durations in zip(runs, seconds, strict=True):
             start = time.perf_counter()
             run(images)
             if turn >= 3:
-                taken.append(time.perf_counter() - start)
+                durations.append(time.perf_counter() - start)
     baseline, candidate = map(np.median, seconds)
     return float(baseline / candidate)
 
@@ -142,18 +142,18 @@ def main():
     framework, name, folder, strategy, max_trials = sys.argv[1:]
     side = {"pytorch": PyTorch, "onnx": Onnx}[framework](name, Path(folder))
     data = np.load(Path(folder) / "data.npz")
-    result, seen, seconds = tuned(side, data, strategy, int(max_trials))
-    found = {"evaluations": len(seen), "trials": len(seen) - 1, "seconds": seconds}
-    found |= {"baseline": seen[0], "met": result is not None, "able": side.able}
-    found |= {"kept": 0, "speedup": 1.0}
-    if len(seen) == 1:
-        found["error"] = "it failed before its first trial"
+    result, accuracies, seconds = tuned(side, data, strategy, int(max_trials))
+    figures = {"evaluations": len(accuracies), "trials": len(accuracies) - 1, "seconds": seconds}
+    figures |= {"baseline": accuracies[0], "met": result is not None, "able": side.able}
+    figures |= {"kept": 0, "speedup": 1.0}
+    if len(accuracies) == 1:
+        figures["error"] = "it failed before its first trial"
     if result is not None:
         predicted = side.runner(result.model)(data["images"]).argmax(1)
-        found["accuracy"] = float((predicted == data["labels"]).mean())
-        found["kept"] = side.kept(result.model)
-        found["speedup"] = speedup(side, result, data["images"][:BATCH])
-    print(json.dumps({"peer": found}))
+        figures["accuracy"] = float((predicted == data["labels"]).mean())
+        figures["kept"] = side.kept(result.model)
+        figures["speedup"] = speedup(side, result, data["images"][:BATCH])
+    print(json.dumps({"peer": figures}))
 
 
 if __name__ == "__main__":

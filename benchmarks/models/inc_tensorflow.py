@@ -13,7 +13,7 @@ from peak import peak_memory
 
 
 def main() -> None:
-    graph, given, wanted, samples, result = sys.argv[1:]
+    graph, input_name, output_name, samples, result = sys.argv[1:]
     from neural_compressor import PostTrainingQuantConfig, quantization
     from neural_compressor.data import DataLoader
 
@@ -27,7 +27,7 @@ def main() -> None:
             return images[index], 0
 
     config = PostTrainingQuantConfig(
-        calibration_sampling_size=[len(images)], inputs=[given], outputs=[wanted]
+        calibration_sampling_size=[len(images)], inputs=[input_name], outputs=[output_name]
     )
     start = time.perf_counter()
     loader = DataLoader("tensorflow", Images(), batch_size=10)

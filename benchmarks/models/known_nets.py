@@ -55,11 +55,11 @@ class Known:
 
     def converter(self, workspace: Path) -> MixedPrecision:
         """Return what tunes the net for speed, with nothing taken from earlier runs."""
-        made = MixedPrecision(precisions="int8", cache=False, workspace=workspace)
-        made.model = self.model()
-        made.calib_dataloader = [(self.inputs().numpy(), torch.zeros(self.batch).numpy())]
-        made.eval_func = _always_right
-        return made
+        result = MixedPrecision(precisions="int8", cache=False, workspace=workspace)
+        result.model = self.model()
+        result.calib_dataloader = [(self.inputs().numpy(), torch.zeros(self.batch).numpy())]
+        result.eval_func = _always_right
+        return result
 
 
 def _always_right(model: Any) -> float:
@@ -209,9 +209,9 @@ VERDICTS: Mapping[str, Known] = {
 
 
 @contextlib.contextmanager
-def busy_core(wanted: bool) -> Iterator[None]:
+def busy_core(enabled: bool) -> Iterator[None]:
     """Keep one core busy for a while."""
-    if not wanted:
+    if not enabled:
         yield
         return
     process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)

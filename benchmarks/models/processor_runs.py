@@ -39,8 +39,8 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
-def words_of(found: Ratio) -> dict[str, float]:
-    return {"value": found.value, "low": found.low, "high": found.high}
+def words_of(speedup: Ratio) -> dict[str, float]:
+    return {"value": speedup.value, "low": speedup.low, "high": speedup.high}
 
 
 def timed(models: list[AnyModel], batch: np.ndarray, **options: Any) -> list[list[float]]:
@@ -50,8 +50,8 @@ def timed(models: list[AnyModel], batch: np.ndarray, **options: Any) -> list[lis
 
 def speed_beside(reference: list[float], seconds: list[float]) -> dict[str, float]:
     """How many times as fast as a reference something is, measured apart from any search."""
-    found = ratio(seconds, reference).inverse
-    return {"value": found.value, "low": found.low, "high": found.high}
+    speedup = ratio(seconds, reference).inverse
+    return {"value": speedup.value, "low": speedup.low, "high": speedup.high}
 
 
 def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
         for size in sizes:
             batch = inputs(size, seed=3)
             compared = [model, forms[NATIVE], forms[PORTABLE]]
-            taken = timed(compared, batch, warmup=2, iterations=rounds, time_limit=25)
-            float_, native, portable = taken
+            timings = timed(compared, batch, warmup=2, iterations=rounds, time_limit=25)
+            float_, native, portable = timings
             speeds[size] = {
                 "int8": words_of(ratio(native, float_).inverse),
                 "portable": words_of(ratio(portable, native).inverse),
@@ -122,8 +122,8 @@ def _searched(
     report = result.report
     with result.adaptor.threads(1):
         compared = [model, lowest, result.loaded]
-        taken = timed(compared, batch, warmup=10, iterations=rounds, time_limit=8)
-        float_, low, found = taken
+        timings = timed(compared, batch, warmup=10, iterations=rounds, time_limit=8)
+        float_, low, tuned = timings
     return {
         "met": result.met,
         "counts": counted(result.plan),
@@ -131,7 +131,7 @@ def _searched(
         "said": report.speedup,
         "said_low": report.speedup_low,
         "said_high": report.speedup_high,
-        "measured": speed_beside(float_, found),
+        "measured": speed_beside(float_, tuned),
         "lowest": speed_beside(float_, low),
         "baseline": report.baseline_accuracy,
         "accuracy": report.accuracy,
@@ -160,7 +160,7 @@ def _result(source: Any, framework: str, size: int) -> OptimizedModel:
 
 def counted(plan: PrecisionPlan) -> dict[str, int]:
     """Precision → how many ops a plan has in it."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for config in plan.values():
-        found[config.precision.value] = found.get(config.precision.value, 0) + 1
-    return found
+        counts[config.precision.value] = counts.get(config.precision.value, 0) + 1
+    return counts

@@ -130,7 +130,7 @@ def _train(net: nn.Module) -> None:
 def accuracy(run: Callable[[np.ndarray], object]) -> float:
     """Return the accuracy of a model on the test images."""
     data = Digits("test")
-    found = run(data.images)
-    found = found[0] if isinstance(found, list | tuple) else found
-    scores = np.asarray(next(iter(found.values())) if isinstance(found, dict) else found)
+    outputs = run(data.images)
+    outputs = outputs[0] if isinstance(outputs, list | tuple) else outputs
+    scores = np.asarray(next(iter(outputs.values())) if isinstance(outputs, dict) else outputs)
     return float((scores.argmax(1) == data.labels).mean())

@@ -107,8 +107,8 @@ def nncf_converted(net: Any) -> Callable[[np.ndarray], object]:
     has_adapters = any("lora" in name for name, _ in net.named_parameters())
     form = nncf.StripFormat.DQ if has_adapters else nncf.StripFormat.NATIVE
     stripped = nncf.strip(net, strip_format=form, example_input=example)
-    found = openvino.convert_model(stripped, example_input=example)
-    model = openvino.compile_model(found, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    converted = openvino.convert_model(stripped, example_input=example)
+    model = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda images: model(images)[0]
 
 
@@ -128,9 +128,9 @@ def main() -> None:
     images = torch.from_numpy(Digits("train").images[:samples])
     untrained = tool.simulate(case.net(), images, 1)
     untrained.eval()  # returns nothing in an exported module
-    before = accuracy(runs_of(untrained))
-    found: Outcome = outcome(tool, case, images, epochs)
-    print(json.dumps({"before": before, **dataclasses.asdict(found)}))
+    baseline = accuracy(runs_of(untrained))
+    trained: Outcome = outcome(tool, case, images, epochs)
+    print(json.dumps({"before": baseline, **dataclasses.asdict(trained)}))
 
 
 if __name__ == "__main__":

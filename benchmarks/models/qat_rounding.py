@@ -40,21 +40,21 @@ class Loaded:
         """Return the plan of all layers, with `weight` and `layer` corrections."""
         precision = Precision(f"int{self.bits}")
         layers = reconstructable(self.adaptor, self.model)
-        wanted = tuple(map(WeightCorrection, corrections.get("weight", ())))
-        found: dict[str, OpConfig] = {}
+        requested = tuple(map(WeightCorrection, corrections.get("weight", ())))
+        configs: dict[str, OpConfig] = {}
         for op in self.space.tunable_ops:
-            config = next((c for c in self._configs(op, precision, wanted)), None)
+            config = next((c for c in self._configs(op, precision, requested)), None)
             if config is not None:
                 names = corrections.get("layer", ()) if op in layers else ()
-                found[op] = replace(config, corrections=names)
-        return PrecisionPlan(found)
+                configs[op] = replace(config, corrections=names)
+        return PrecisionPlan(configs)
 
     def _configs(
-        self, op: str, precision: Precision, wanted: tuple[WeightCorrection, ...]
+        self, op: str, precision: Precision, requested: tuple[WeightCorrection, ...]
     ) -> Iterator[OpConfig]:
         for config in self.space.capabilities[op].configs:
-            given = () if config.weight is None else config.weight.corrections
-            if config.precision is precision and given == wanted:
+            supported = () if config.weight is None else config.weight.corrections
+            if config.precision is precision and supported == requested:
                 yield config
 
     def converted(self, plan: PrecisionPlan) -> Run:

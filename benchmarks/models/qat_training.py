@@ -99,12 +99,12 @@ def _trained(net: nn.Module, simulation: nn.Module, epochs: int) -> Iterator[tup
             strict=True,
         )
     )
-    both = [(module, _adam(module)) for module in (net, simulation)]
+    runs = [(module, _adam(module)) for module in (net, simulation)]
     for epoch in range(epochs):
-        for _, optimizer in both:
+        for _, optimizer in runs:
             optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
         for x, y in batches:
-            first, second = (step_seconds(*each, x, y) for each in both)
+            first, second = (step_seconds(*run, x, y) for run in runs)
             yield first, second
 
 

@@ -26,8 +26,8 @@ def _info(name: str, shape: Any = None, kind: int = TensorProto.FLOAT) -> onnx.V
 def _model(
     nodes: list[onnx.NodeProto], inputs: list[Any], output: str, weights: dict[str, np.ndarray]
 ) -> onnx.ModelProto:
-    held = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "graph", inputs, [_info(output)], held)
+    initializers = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "graph", inputs, [_info(output)], initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -76,9 +76,9 @@ def branch(batch: int) -> Made:
     """Two convolutions in either branch of an If, told by an input which is taken."""
     channels = 64
     weights = {
-        f"{name}{place}": _drawn(channels, channels, 3, 3, seed=place) / 24
+        f"{name}{position}": _drawn(channels, channels, 3, 3, seed=position) / 24
         for name in ("v", "w")
-        for place in (0, 1)
+        for position in (0, 1)
     }
 
     def net(name: str) -> onnx.GraphProto:

@@ -13,9 +13,9 @@ import numpy as np
 from runtime_nets import CALIBRATED, CALIBRATION, CASES, JUDGED, Arrays, noise
 
 
-def as_keras_takes(given: Arrays) -> np.ndarray:
+def as_keras_takes(inputs: Arrays) -> np.ndarray:
     """Images with channels last; tokens without their mask, which hides none."""
-    first = given[0]
+    first = inputs[0]
     if first.ndim == 4:
         return np.ascontiguousarray(first.transpose(0, 2, 3, 1))
     return first.astype(np.int32)
@@ -36,8 +36,8 @@ def write_lite(name: str, folder: Path) -> None:
     net, case = keras_net(name), CASES[name]
 
     def samples() -> Iterator[list[np.ndarray]]:
-        for given in case.cut(CALIBRATION, CALIBRATED, 1):
-            yield [as_keras_takes(given)]
+        for inputs in case.cut(CALIBRATION, CALIBRATED, 1):
+            yield [as_keras_takes(inputs)]
 
     net.export(folder / "keras", verbose=False)
     converter = tf.lite.TFLiteConverter.from_saved_model(str(folder / "keras"))
@@ -46,9 +46,9 @@ def write_lite(name: str, folder: Path) -> None:
     (folder / "lite.tflite").write_bytes(converter.convert())
     call = lite_call(folder, name, 1)
     judged = list(case.cut(case.judged, JUDGED, 1))
-    expected = np.concatenate([np.asarray(net(as_keras_takes(given))) for given in judged])
-    found = np.concatenate([call(given) for given in judged])
-    (folder / "lite.noise").write_text(str(noise(expected, found)))
+    expected = np.concatenate([np.asarray(net(as_keras_takes(inputs))) for inputs in judged])
+    actual = np.concatenate([call(inputs) for inputs in judged])
+    (folder / "lite.noise").write_text(str(noise(expected, actual)))
 
 
 def lite_call(folder: Path, name: str, size: int) -> Callable[[Arrays], np.ndarray]:
@@ -62,8 +62,8 @@ def lite_call(folder: Path, name: str, size: int) -> Callable[[Arrays], np.ndarr
     running.resize_tensor_input(entry["index"], example.shape)
     running.allocate_tensors()
 
-    def call(given: Arrays) -> np.ndarray:
-        running.set_tensor(entry["index"], as_keras_takes(given))
+    def call(inputs: Arrays) -> np.ndarray:
+        running.set_tensor(entry["index"], as_keras_takes(inputs))
         running.invoke()
         return np.asarray(running.get_tensor(result["index"]))
 

@@ -45,9 +45,9 @@ class Case:
 
     def cut(self, samples: int, seed: int, size: int) -> Iterator[Arrays]:
         """Yield samples in batches."""
-        held = self.draw(samples, seed)
+        arrays = self.draw(samples, seed)
         for start in range(0, samples, size):
-            yield tuple(array[start : start + size] for array in held)
+            yield tuple(array[start : start + size] for array in arrays)
 
 
 CASES = {
@@ -80,21 +80,21 @@ def write_sources(name: str, folder: Path) -> None:
     for size in case.batches:
         program = torch.export.export(net, tuple(map(torch.from_numpy, case.draw(size, TIMED))))
         torch.export.save(program, folder / f"{size}.pt2")
-    held = case.draw(CALIBRATION, CALIBRATED)
-    np.savez(folder / "calibration.npz", **dict(zip(case.names, held, strict=True)))
+    samples = case.draw(CALIBRATION, CALIBRATED)
+    np.savez(folder / "calibration.npz", **dict(zip(case.names, samples, strict=True)))
 
 
 def reference(name: str) -> tuple[nn.Module, np.ndarray]:
     """Return the model, and its outputs for the samples that outputs are compared on."""
     case = CASES[name]
-    net, found = case.build(), []
+    net, outputs = case.build(), []
     with torch.inference_mode():
-        for given in case.cut(case.judged, JUDGED, 4):
-            found.append(net(*map(torch.from_numpy, given)).numpy())
-    return net, np.concatenate(found)
+        for inputs in case.cut(case.judged, JUDGED, 4):
+            outputs.append(net(*map(torch.from_numpy, inputs)).numpy())
+    return net, np.concatenate(outputs)
 
 
-def noise(expected: Any, found: Any) -> float:
+def noise(expected: Any, actual: Any) -> float:
     """Return the power of the difference, as a fraction of that of the expected values."""
-    expected, found = np.asarray(expected, np.float64), np.asarray(found, np.float64)
-    return float(np.square(expected - found).sum() / np.square(expected).sum())
+    expected, actual = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
+    return float(np.square(expected - actual).sum() / np.square(expected).sum())

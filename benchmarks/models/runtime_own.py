@@ -25,7 +25,7 @@ _RUNTIMES = {"pytorch": EAGER, "onnxruntime": ONNX, "tensorflow": KERAS}
 def own(name: str, folder: Path, size: str, runtime: str) -> dict[str, Any]:
     """Convert a model for a runtime without a metric, and save the result."""
     case, keras = CASES[name], runtime == "tensorflow"
-    batches = [_taken(given, keras) for given in case.cut(CALIBRATION, CALIBRATED, int(size))]
+    batches = [_taken(inputs, keras) for inputs in case.cut(CALIBRATION, CALIBRATED, int(size))]
     result = MixedPrecision(
         model=_source(name, folder, runtime),
         runtime="source",
@@ -42,18 +42,18 @@ def own(name: str, folder: Path, size: str, runtime: str) -> dict[str, Any]:
 
 def own_calls(folder: Path, size: int) -> dict[str, Call]:
     """Return way → the call of a result, for those that were saved."""
-    found: dict[str, Call] = {}
-    for runtime, way in _RUNTIMES.items():
-        place = _place(folder, runtime, size)
-        if not place.exists():
+    calls: dict[str, Call] = {}
+    for runtime, label in _RUNTIMES.items():
+        path = _place(folder, runtime, size)
+        if not path.exists():
             continue
-        result = load(place)
-        found[way] = _called(result, keras=runtime == "tensorflow")
+        result = load(path)
+        calls[label] = _called(result, keras=runtime == "tensorflow")
         if runtime == "pytorch" and shutil.which("g++"):
-            found[COMPILED] = module_call(result.compiled())
-    if KERAS in found and (folder / "keras").exists():
-        found[KERAS_FP32] = _keras_fp32(folder / "keras")
-    return found
+            calls[COMPILED] = module_call(result.compiled())
+    if KERAS in calls and (folder / "keras").exists():
+        calls[KERAS_FP32] = _keras_fp32(folder / "keras")
+    return calls
 
 
 def own_noise(
@@ -61,14 +61,14 @@ def own_noise(
 ) -> dict[str, float]:
     """Return way → noise; that of Keras models, with weights of their own, beside their FP32."""
     case = CASES[name]
-    found = {
-        way: np.concatenate([call(given) for given in case.cut(case.judged, JUDGED, size)])
-        for way, call in calls.items()
+    results = {
+        label: np.concatenate([call(inputs) for inputs in case.cut(case.judged, JUDGED, size)])
+        for label, call in calls.items()
     }
-    keras = found.get(KERAS_FP32, expected)
+    keras = results.get(KERAS_FP32, expected)
     return {
-        way: noise(keras if way in (KERAS, KERAS_FP32) else expected, outputs)
-        for way, outputs in found.items()
+        label: noise(keras if label in (KERAS, KERAS_FP32) else expected, outputs)
+        for label, outputs in results.items()
     }
 
 
@@ -86,31 +86,31 @@ def _place(folder: Path, runtime: str, size: int) -> Path:
     return folder / f"own-{runtime}{size}"
 
 
-def _taken(given: Arrays, keras: bool) -> Any:
+def _taken(inputs: Arrays, keras: bool) -> Any:
     if keras:
-        return as_keras_takes(given)
-    return given[0] if len(given) == 1 else given
+        return as_keras_takes(inputs)
+    return inputs[0] if len(inputs) == 1 else inputs
 
 
 def _called(result: Any, *, keras: bool) -> Call:
     if keras:
-        return lambda given: np.asarray(result(as_keras_takes(given)))
-    return lambda given: np.asarray(result(*given))
+        return lambda inputs: np.asarray(result(as_keras_takes(inputs)))
+    return lambda inputs: np.asarray(result(*inputs))
 
 
 def module_call(module: Any) -> Call:
     """Return the call of a torch module, for its first result."""
 
-    def call(given: Arrays) -> np.ndarray:
+    def call(inputs: Arrays) -> np.ndarray:
         with torch.inference_mode():
-            found = module(*map(torch.from_numpy, given))
-        return np.asarray(found[0] if isinstance(found, tuple | list) else found)
+            outputs = module(*map(torch.from_numpy, inputs))
+        return np.asarray(outputs[0] if isinstance(outputs, tuple | list) else outputs)
 
     return call
 
 
-def _keras_fp32(place: Path) -> Call:
+def _keras_fp32(path: Path) -> Call:
     import tensorflow as tf
 
-    loaded = tf.saved_model.load(str(place))
-    return lambda given: np.asarray(loaded.serve(as_keras_takes(given)))
+    loaded = tf.saved_model.load(str(path))
+    return lambda inputs: np.asarray(loaded.serve(as_keras_takes(inputs)))

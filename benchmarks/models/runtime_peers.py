@@ -21,9 +21,9 @@ _BATCH = 8
 
 
 def batches(path: Path) -> Iterator[Feeds]:
-    held = dict(np.load(path))
-    for start in range(0, len(next(iter(held.values()))), _BATCH):
-        yield {name: array[start : start + _BATCH] for name, array in held.items()}
+    samples = dict(np.load(path))
+    for start in range(0, len(next(iter(samples.values()))), _BATCH):
+        yield {name: array[start : start + _BATCH] for name, array in samples.items()}
 
 
 def nncf(source: Path, data: Path, target: Path, clock: Clock) -> None:
@@ -36,14 +36,14 @@ def nncf(source: Path, data: Path, target: Path, clock: Clock) -> None:
     with clock.part("read"):
         model = openvino.convert_model(source)  # folds batch norms, without which it loses
     with clock.part("calibrate + convert"):
-        made = nncf.quantize(
+        quantized_model = nncf.quantize(
             model,
             nncf.Dataset(feeds),
             preset=nncf.QuantizationPreset.MIXED,
             model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
             subset_size=len(feeds),
         )
-    openvino.save_model(made, target, compress_to_fp16=False)
+    openvino.save_model(quantized_model, target, compress_to_fp16=False)
 
 
 def static(source: Path, data: Path, target: Path, clock: Clock) -> None:
@@ -66,11 +66,11 @@ def pt2e(source: Path, data: Path, target: Path, clock: Clock) -> None:
     with clock.part("read"):
         program = torch.export.load(source)
     size = len(program.example_inputs[0][0])
-    held = [torch.from_numpy(array).split(size) for array in np.load(data).values()]
+    samples = [torch.from_numpy(array).split(size) for array in np.load(data).values()]
     with clock.part("calibrate + convert"):
-        made = quantized(program.module(check_guards=False), zip(*held, strict=True))
+        converted = quantized(program.module(check_guards=False), zip(*samples, strict=True))
     with clock.part("compile"), torch.no_grad():
-        exported = torch.export.export(made, program.example_inputs[0])
+        exported = torch.export.export(converted, program.example_inputs[0])
         options = {"freezing": True}
         torch._inductor.aoti_compile_and_package(
             exported, package_path=str(target), inductor_configs=options
@@ -78,9 +78,9 @@ def pt2e(source: Path, data: Path, target: Path, clock: Clock) -> None:
 
 
 def main() -> None:
-    way, *paths = sys.argv[1:]
+    tool, *paths = sys.argv[1:]
     clock = Clock()
-    {"nncf": nncf, "static": static, "pt2e": pt2e}[way](*map(Path, paths), clock)
+    {"nncf": nncf, "static": static, "pt2e": pt2e}[tool](*map(Path, paths), clock)
     print(json.dumps(clock.parts))
 
 

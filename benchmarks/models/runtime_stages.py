@@ -77,14 +77,14 @@ def convert(name: str, folder: Path) -> dict[str, Any]:
         model = adaptor.load(folder / "fp32.onnx", example=example)
         space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
     with clock.part("calibrate + convert"):
-        seen = adaptor.observe(model, batches, space)
-        adaptor.convert(model, space.resolve(space.fastest_plan()), seen, space)
+        observed = adaptor.observe(model, batches, space)
+        adaptor.convert(model, space.resolve(space.fastest_plan()), observed, space)
     return clock.parts
 
 
-def tune(name: str, folder: Path, size: str, most_noise: str, read: str) -> dict[str, Any]:
+def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -> dict[str, Any]:
     """Tune the torch module with `runtime=auto`: the fastest at most as noisy as NNCF."""
-    if read == "cpu":
+    if clock_name == "cpu":
         measurement._seconds = _cpu_seconds
     case = CASES[name]
     net, expected = reference(name)
@@ -103,9 +103,9 @@ def tune(name: str, folder: Path, size: str, most_noise: str, read: str) -> dict
             model=net,
             runtime="auto",
             metric=fidelity,
-            eval_dataloader=[(_single(given), output) for given, output in judged],
+            eval_dataloader=[(_single(inputs), output) for inputs, output in judged],
             calib_dataloader=[
-                _single(given) for given in case.cut(CALIBRATION, CALIBRATED, AT_ONCE)
+                _single(inputs) for inputs in case.cut(CALIBRATION, CALIBRATED, AT_ONCE)
             ],
             sampling_size=CALIBRATION,
             accuracy_criterion=AccuracyCriterion(float(most_noise), relative=False),
@@ -126,10 +126,10 @@ def tune(name: str, folder: Path, size: str, most_noise: str, read: str) -> dict
 
 def _cpu_seconds(run: Run, times: int) -> float:
     """The mean CPU seconds of consecutive runs, in place of those by the clock."""
-    before = time.process_time()
+    start = time.process_time()
     for _ in range(times):
         run()
-    return (time.process_time() - before) / times
+    return (time.process_time() - start) / times
 
 
 def fidelity(predictions: Any, expected: Any) -> float:
@@ -140,17 +140,17 @@ def fidelity(predictions: Any, expected: Any) -> float:
 fidelity.higher_is_better = True  # type: ignore[attr-defined]
 
 
-def _single(given: tuple[np.ndarray, ...]) -> Any:
-    return given[0] if len(given) == 1 else given
+def _single(inputs: tuple[np.ndarray, ...]) -> Any:
+    return inputs[0] if len(inputs) == 1 else inputs
 
 
-def judge(name: str, folder: Path, way: str) -> dict[str, Any]:
+def judge(name: str, folder: Path, file: str) -> dict[str, Any]:
     """Return the noise of a file in OpenVINO."""
     case = CASES[name]
     _, expected = reference(name)
-    call = _openvino(folder / way, case.draw(1, TIMED), {"INFERENCE_PRECISION_HINT": "f32"})
-    found = [call(given) for given in case.cut(case.judged, JUDGED, 1)]
-    return {"noise": noise(expected, np.concatenate(found))}
+    call = _openvino(folder / file, case.draw(1, TIMED), {"INFERENCE_PRECISION_HINT": "f32"})
+    outputs = [call(inputs) for inputs in case.cut(case.judged, JUDGED, 1)]
+    return {"noise": noise(expected, np.concatenate(outputs))}
 
 
 def _openvino(file: Path, example: tuple[np.ndarray, ...], settings: dict[str, Any]) -> Call:
@@ -160,9 +160,9 @@ def _openvino(file: Path, example: tuple[np.ndarray, ...], settings: dict[str, A
     threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
     request = core().compile_model(program, "CPU", {**threads, **settings}).create_infer_request()
 
-    def call(given: tuple[np.ndarray, ...]) -> np.ndarray:
-        found = request.infer(list(given), share_inputs=True, share_outputs=True)
-        return np.array(found[0])
+    def call(inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+        outputs = request.infer(list(inputs), share_inputs=True, share_outputs=True)
+        return np.array(outputs[0])
 
     return call
 
@@ -173,59 +173,59 @@ def _session(file: Path) -> Call:
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    names = [given.name for given in session.get_inputs()]
-    return lambda given: session.run(None, dict(zip(names, given, strict=True)))[0]
+    names = [inputs.name for inputs in session.get_inputs()]
+    return lambda inputs: session.run(None, dict(zip(names, inputs, strict=True)))[0]
 
 
 def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
     """Return way → the call of a model, for all files that there are."""
     example, f32 = CASES[name].draw(size, TIMED), {"INFERENCE_PRECISION_HINT": "f32"}
     ours = folder / f"ours{size}"
-    found = {OPENVINO: _openvino(folder / "fp32.onnx", example, f32)}
+    calls = {OPENVINO: _openvino(folder / "fp32.onnx", example, f32)}
     if ours.exists():
         result = load(ours)
-        found[OURS] = lambda given: result(*given)
+        calls[OURS] = lambda inputs: result(*inputs)
         if (ours / "model.xml").exists():
             noted = precision_hint(core().read_model(ours / "model.xml"))
-            found[PLAIN] = _openvino(
+            calls[PLAIN] = _openvino(
                 ours / "model.xml", example, {"INFERENCE_PRECISION_HINT": noted}
             )
     if (folder / "nncf.xml").exists():
-        found[NNCF] = _openvino(folder / "nncf.xml", example, {})
-        found[NNCF_F32] = _openvino(folder / "nncf.xml", example, f32)
+        calls[NNCF] = _openvino(folder / "nncf.xml", example, {})
+        calls[NNCF_F32] = _openvino(folder / "nncf.xml", example, f32)
     if (folder / "static.onnx").exists():
-        found[STATIC] = _session(folder / "static.onnx")
+        calls[STATIC] = _session(folder / "static.onnx")
     package = folder / f"pt2e{size}.pt2"
     if package.exists():
-        found[PT2E] = module_call(torch._inductor.aoti_load_package(str(package)))
-    return found
+        calls[PT2E] = module_call(torch._inductor.aoti_load_package(str(package)))
+    return calls
 
 
 def race(name: str, folder: Path, size: str, rounds: str, clock: str, parts: str) -> dict[str, Any]:
     """Return way → seconds of every round, its noise; operations of a call; the machine's peaks."""
     case = CASES[name]
     net, expected = reference(name)
-    given = case.draw(int(size), TIMED)
+    inputs = case.draw(int(size), TIMED)
     calls: dict[str, Call] = {TORCH: module_call(net), ORT: _session(folder / "fp32.onnx")}
     if "speed" in parts:
         calls |= _contenders(name, folder, int(size))
     noises = {}
-    for way, call in calls.items():
-        found = [call(batch) for batch in case.cut(case.judged, JUDGED, int(size))]
-        noises[way] = noise(expected, np.concatenate(found))
+    for label, call in calls.items():
+        outputs = [call(batch) for batch in case.cut(case.judged, JUDGED, int(size))]
+        noises[label] = noise(expected, np.concatenate(outputs))
     results = own_calls(folder, int(size)) if "own" in parts else {}
     calls |= results
     noises |= own_noise(name, results, expected, int(size))
-    read = time.process_time if clock == "cpu" else time.perf_counter
-    runs = {way: _repeated(call, given, read) for way, call in calls.items()}
+    timer = time.process_time if clock == "cpu" else time.perf_counter
+    runs = {label: _repeated(call, inputs, timer) for label, call in calls.items()}
     if "speed" in parts and (folder / "lite.tflite").exists():
-        runs[TFLITE] = _repeated(lite_call(folder, name, int(size)), given, read)
+        runs[TFLITE] = _repeated(lite_call(folder, name, int(size)), inputs, timer)
         noises[TFLITE] = float((folder / "lite.noise").read_text())
     return {
         "noise": noises,
         "seconds": _in_turn(runs, int(rounds)),
-        "operations": _operations(net, given),
-        "peaks": _peaks(read),
+        "operations": _operations(net, inputs),
+        "peaks": _peaks(timer),
     }
 
 
@@ -235,14 +235,14 @@ def lite(name: str, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _operations(net: torch.nn.Module, given: tuple[np.ndarray, ...]) -> int:
+def _operations(net: torch.nn.Module, inputs: tuple[np.ndarray, ...]) -> int:
     """The multiplications and additions of a call."""
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        net(*map(torch.from_numpy, given))
+        net(*map(torch.from_numpy, inputs))
     return int(counter.get_total_flops())
 
 
-def _peaks(read: Callable[[], float]) -> dict[str, float]:
+def _peaks(timer: Callable[[], float]) -> dict[str, float]:
     """Operations per second of the fastest of some products of large matrices, by precision.
 
     On AMD, torch multiplies floats by MKL at half the speed of oneDNN, which is called directly.
@@ -260,7 +260,7 @@ def _peaks(read: Callable[[], float]) -> dict[str, float]:
     fastest: dict[str, float] = {}
     with torch.inference_mode():
         for precision, run in products:
-            once = _repeated(lambda _, run=run: run(), (), read)
+            once = _repeated(lambda _, run=run: run(), (), timer)
             rate = 2 * width**3 / min(once() for _ in range(tries))
             fastest[precision] = max(rate, fastest.get(precision, 0))
     return fastest
@@ -271,31 +271,31 @@ _BLOCK = 0.02
 
 
 def _repeated(
-    call: Call, given: tuple[np.ndarray, ...], read: Callable[[], float]
+    call: Call, inputs: tuple[np.ndarray, ...], timer: Callable[[], float]
 ) -> Callable[[], float]:
     """Return what runs a call, once without counting, then for a while: mean seconds of a call."""
-    call(given)
-    before = read()
-    call(given)
-    times = max(1, round(_BLOCK / max(read() - before, 1e-6)))
+    call(inputs)
+    start = timer()
+    call(inputs)
+    times = max(1, round(_BLOCK / max(timer() - start, 1e-6)))
 
     def run() -> float:
-        call(given)
-        before = read()
+        call(inputs)
+        start = timer()
         for _ in range(times):
-            call(given)
-        return (read() - before) / times
+            call(inputs)
+        return (timer() - start) / times
 
     return run
 
 
 def _in_turn(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Take turns in a random order, as what runs after a small model finds warm caches."""
-    order, taken = random.Random(0), {way: [] for way in runs}
+    order, timings = random.Random(0), {label: [] for label in runs}
     for _ in range(rounds):
-        for way in order.sample(list(runs), len(runs)):
-            taken[way].append(runs[way]())
-    return taken
+        for label in order.sample(list(runs), len(runs)):
+            timings[label].append(runs[label]())
+    return timings
 
 
 STAGES: dict[str, Callable[..., dict[str, Any]]] = {

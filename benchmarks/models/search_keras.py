@@ -93,14 +93,18 @@ def _copy(arrays: dict[str, np.ndarray], net: keras.Model) -> None:
     for layer in net.layers:
         if not layer.weights:
             continue
-        found = {key.rpartition(".")[2]: a for key, a in arrays.items() if _is_of(key, layer.name)}
-        weight = found.get("weight", found.get("position"))
+        parameters = {
+            key.rpartition(".")[2]: a for key, a in arrays.items() if _is_of(key, layer.name)
+        }
+        weight = parameters.get("weight", parameters.get("position"))
         if weight.ndim == 4:
             weight = weight.transpose(2, 3, 1, 0)
         elif weight.ndim == 2:
             weight = weight.T
-        others = [found[key] for key in ("bias", "running_mean", "running_var") if key in found]
-        layer.set_weights([weight, *others])
+        rest = [
+            parameters[key] for key in ("bias", "running_mean", "running_var") if key in parameters
+        ]
+        layer.set_weights([weight, *rest])
 
 
 def _is_of(key: str, layer: str) -> bool:

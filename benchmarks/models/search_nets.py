@@ -169,9 +169,9 @@ def _hostile_three(net: Residual) -> None:
     all of the first four, and the projection, read it.
     """
     _hostile_two(net)
-    stage, after = net.blocks[: net.HALVED], net.blocks[net.HALVED]
+    stage, following = net.blocks[: net.HALVED], net.blocks[net.HALVED]
     writers = [net.norm, *(block.norm2 for block in stage)]
-    readers = [*(block.conv1 for block in stage), after.conv1, after.project]
+    readers = [*(block.conv1 for block in stage), following.conv1, following.project]
     _scale(RESIDUAL_FACTOR, writers, readers)
 
 

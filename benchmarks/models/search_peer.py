@@ -15,14 +15,14 @@ def peer_rows(case: Case, python: str, strategies: list[str], max_trials: int) -
     """A row for each of its strategies; none for TensorFlow, whose releases it does not know."""
     if case.framework == "tensorflow":
         return []
-    given = _given(case)
+    folder = _given(case)
     rows = []
     for strategy in strategies:
         row = Row(case.framework, case.model, f"INC {strategy}")
         rows.append(row)
         command = [python, str(Path(__file__).parent / "inc_search.py"), case.framework]
-        command += [case.model, str(given), strategy, str(max_trials)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=given)
+        command += [case.model, str(folder), strategy, str(max_trials)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"peer"')]
         if done.returncode or not lines:
             row.error = (done.stderr.strip().splitlines() or ["it gave no result"])[-1]

@@ -159,8 +159,8 @@ class Case:
             partial(adaptor.predict, baseline, batch),
             *(partial(result, batch) for result in models.values()),
         ]
-        float_seconds, *taken = interleaved_medians(runs, warmup=WARMUP, iterations=ITERATIONS)
-        seconds = dict(zip(models, taken, strict=True))
+        float_seconds, *medians = interleaved_medians(runs, warmup=WARMUP, iterations=ITERATIONS)
+        seconds = dict(zip(models, medians, strict=True))
         for row, result in timed:
             row.speedup = float_seconds / seconds[result.plan]
             row.share = seconds[self.fastest.plan] / seconds[result.plan]

@@ -22,11 +22,11 @@ def sectioned_table(
     table = Table(title=title)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < WORDS else "right")
-    before = None
+    previous = None
     for section, cells in lines:
-        if before not in (None, section):
+        if previous not in (None, section):
             table.add_section()
-        before = section
+        previous = section
         table.add_row(*cells)
     return table
 

@@ -114,5 +114,5 @@ BUILD: dict[str, Callable[[str], Any]] = {
 
 def inputs_for(framework: str, count: int, seed: int) -> np.ndarray:
     """Images as the models of a framework take them."""
-    found = images(count, seed)
-    return found.transpose(0, 2, 3, 1).copy() if framework == "tensorflow" else found
+    batch = images(count, seed)
+    return batch.transpose(0, 2, 3, 1).copy() if framework == "tensorflow" else batch

@@ -28,14 +28,14 @@ PADDING, UNKNOWN = 0, 1
 def docstrings() -> list[tuple[str, int]]:
     """All docstrings of the topics, each with the number of its topic; no module is imported."""
     library = Path(sysconfig.get_path("stdlib"))
-    found = {}
+    topics = {}
     for topic, names in enumerate(TOPICS.values()):
         for name in names.split():
             path = library / name
             for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
                 if file.exists() and "/test" not in file.as_posix().removeprefix(str(library)):
-                    found.update(dict.fromkeys(_in_file(file), topic))
-    return sorted(found.items())
+                    topics.update(dict.fromkeys(_in_file(file), topic))
+    return sorted(topics.items())
 
 
 def _in_file(file: Path) -> list[str]:
@@ -53,8 +53,8 @@ class Collator:
     """Texts with their topics → one dict for a batch, the labels in it, as collators give it."""
 
     def __init__(self, texts: list[str], size: int = 2000) -> None:
-        counted = Counter(word for text in texts for word in words(text))
-        self.number = {word: n for n, (word, _) in enumerate(counted.most_common(size), start=2)}
+        counted = Counter(token for text in texts for token in words(text))
+        self.number = {token: n for n, (token, _) in enumerate(counted.most_common(size), start=2)}
         self.size = size + 2
 
     def __call__(self, samples: list[tuple[str, int]]) -> BatchEncoding:
@@ -72,8 +72,8 @@ class Docstrings:
     def __init__(self) -> None:
         samples = docstrings()
         random.Random(0).shuffle(samples)
-        held = len(samples) // 4
-        self.collate = Collator([text for text, _ in samples[held:]])
+        count = len(samples) // 4
+        self.collate = Collator([text for text, _ in samples[count:]])
         self.train, self.test = (
             torch.utils.data.DataLoader(
                 part,
@@ -82,7 +82,7 @@ class Docstrings:
                 shuffle=shuffle,
                 generator=torch.Generator().manual_seed(0),
             )
-            for part, shuffle in ((samples[held:], True), (samples[:held], False))
+            for part, shuffle in ((samples[count:], True), (samples[:count], False))
         )
 
 

@@ -25,9 +25,9 @@ def texts() -> tuple[str, str]:
 
 
 def tokenizer(text: str) -> PreTrainedTokenizerFast:
-    found = ByteLevelBPETokenizer()
-    found.train_from_iterator([text], vocab_size=WORDS, special_tokens=["<end>"])
-    return PreTrainedTokenizerFast(tokenizer_object=found._tokenizer, eos_token="<end>")
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([text], vocab_size=WORDS, special_tokens=["<end>"])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<end>")
 
 
 def train(steps: int = 600, batch: int = 16) -> Path:
@@ -35,11 +35,11 @@ def train(steps: int = 600, batch: int = 16) -> Path:
     if MODEL.exists():
         return MODEL
     OUT.mkdir(exist_ok=True)
-    seen, unseen = texts()
-    TRAINING_TEXT.write_text(seen[:400_000], "utf-8")
+    training_text, unseen = texts()
+    TRAINING_TEXT.write_text(training_text[:400_000], "utf-8")
     UNSEEN_TEXT.write_text(unseen[:60_000], "utf-8")
-    words = tokenizer(seen)
-    ids = torch.tensor(words(seen)["input_ids"])
+    encoder = tokenizer(training_text)
+    ids = torch.tensor(encoder(training_text)["input_ids"])
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=WORDS,
@@ -66,5 +66,5 @@ def train(steps: int = 600, batch: int = 16) -> Path:
         if step % 100 == 0:
             print(f"step {step}: loss {loss.item():.2f}")
     decoder.eval().save_pretrained(MODEL)
-    words.save_pretrained(MODEL)
+    encoder.save_pretrained(MODEL)
     return MODEL

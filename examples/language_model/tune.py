@@ -40,11 +40,11 @@ def main() -> None:
 
     optimized.save(OUT / "tuned")
     Console().print(result_tables(optimized.report, optimized.met))
-    words = AutoTokenizer.from_pretrained(OUT / "tuned")
+    tokenizer = AutoTokenizer.from_pretrained(OUT / "tuned")
     decoder = neural_mp.load(OUT / "tuned").model
-    prompt = words("def main():\n", return_tensors="pt")
+    prompt = tokenizer("def main():\n", return_tensors="pt")
     written = decoder.generate(**prompt, max_new_tokens=40, do_sample=False, pad_token_id=0)
-    print(words.decode(written[0]))
+    print(tokenizer.decode(written[0]))
 
 
 if __name__ == "__main__":

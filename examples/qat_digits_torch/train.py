@@ -83,7 +83,7 @@ def main() -> None:
     plan = PrecisionPlan.from_dict(dict.fromkeys(LAYERS, "int8"))
 
     simulation = training.quantization_aware(net, plan, calibration=[images[:200]])
-    before = training.finish(simulation)
+    baseline = training.finish(simulation)
     training.fit(
         simulation,
         batches(images, labels),
@@ -95,7 +95,7 @@ def main() -> None:
     result = training.finish(simulation)
     for name, run in {
         "FP32": net,
-        "INT8": before.model,
+        "INT8": baseline.model,
         "simulation after training": simulation,
         "INT8 after training": result.model,
     }.items():

@@ -29,8 +29,8 @@ class Digits:
         self.images = (clean + noise).astype(np.float32)[:, None]
         self.masks = (clean > 0.25).astype(np.int64) + (clean > 0.75)
         ink = self.masks > 0
-        beside = [np.roll(ink, step, axis) for step in (-1, 1) for axis in (1, 2)]
-        self.edges = (ink & ~np.logical_and.reduce(beside)).astype(np.int64)
+        neighbours = [np.roll(ink, step, axis) for step in (-1, 1) for axis in (1, 2)]
+        self.edges = (ink & ~np.logical_and.reduce(neighbours)).astype(np.int64)
         self.digits = data.target[chosen].astype(np.int64)
 
     def __len__(self) -> int:

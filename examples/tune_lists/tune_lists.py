@@ -51,7 +51,7 @@ def main() -> None:
     summary = Table(title="Round by round", title_justify="left")
     for heading in ("lists", "accuracy", "BF16 ops", "casts", "changed"):
         summary.add_column(heading)
-    before: dict[str, dict] = {}
+    previous: dict[str, dict] = {}
     for name, edits in ROUNDS.items():
         result, paints = converted(model, name, edits)
         console.rule(name, align="left")
@@ -62,7 +62,7 @@ def main() -> None:
         changed = [
             row["type"]
             for op, row in paints.items()
-            if before and before[op]["runs in"] != row["runs in"]
+            if previous and previous[op]["runs in"] != row["runs in"]
         ]
         low = sum(row["runs in"] == "bf16" for row in paints.values())
         summary.add_row(
@@ -72,7 +72,7 @@ def main() -> None:
             str(result.report.casts),
             ", ".join(sorted(changed)) or "–",
         )
-        before = paints
+        previous = paints
     console.print(summary)
     print(f"graphs and reasons are in {OUT / 'log'}")
 

@@ -18,8 +18,8 @@ LISTS = FourLists(
 
 
 def edited(**options):
-    given = AutoMixedPrecisionOptions(**options)
-    return LISTS.edited(settle({"{option}": given}, {}).edits)
+    amp = AutoMixedPrecisionOptions(**options)
+    return LISTS.edited(settle({"{option}": amp}, {}).edits)
 
 
 def test_a_type_is_moved_by_taking_it_off_and_putting_it_on():
@@ -54,15 +54,15 @@ def test_removing_what_is_not_there_says_where_it_is():
 
 
 def test_a_type_that_the_framework_does_not_know():
-    known = {"Conv2D", "MatMul", "Exp"}
+    op_types = {"Conv2D", "MatMul", "Exp"}
     edits = [ListEdit(True, AmpList.DENY, "Con2D", "amp.denylist_add")]
     with pytest.raises(
         UnknownOperatorError, match="denylist_add names 'Con2D'.*did you mean 'Conv2D'"
     ):
-        check_known(edits, known)
+        check_known(edits, op_types)
 
 
 def test_lists_in_other_words():
     """A word may stand for several there, or for nothing."""
-    other = LISTS.translated({"MatMul": ["linear", "bmm"], "Exp": ["exp"], "Add": []})
-    assert other == FourLists(frozenset({"linear", "bmm"}), frozenset({"exp"}))
+    translated = LISTS.translated({"MatMul": ["linear", "bmm"], "Exp": ["exp"], "Add": []})
+    assert translated == FourLists(frozenset({"linear", "bmm"}), frozenset({"exp"}))

@@ -11,9 +11,9 @@ NEURAL, ITEX, TF = PREFIXES
 
 
 def said(python=None, yaml=None, environment=None):
-    given = [None if o is None else AutoMixedPrecisionOptions(**o) for o in (python, yaml)]
+    sources = [None if o is None else AutoMixedPrecisionOptions(**o) for o in (python, yaml)]
     return settle(
-        {"amp.{option}": given[0], "mixed_precision.{option}": given[1]}, environment or {}
+        {"amp.{option}": sources[0], "mixed_precision.{option}": sources[1]}, environment or {}
     )
 
 

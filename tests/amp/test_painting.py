@@ -223,10 +223,10 @@ def test_what_holds_of_every_graph(data):
         )
         for name in names
     ]
-    made = graph_of(triples)
+    op_graph = graph_of(triples)
     kinds = {name: kind for name, kind, _ in triples}
     reads = {name: inputs for name, _, inputs in triples}
-    advanced, stock = (paint(made, LISTS, rules) for rules in ("advanced", "stock"))
+    advanced, stock = (paint(op_graph, LISTS, rules) for rules in ("advanced", "stock"))
     for painting in (advanced, stock):
         assert not painting.allowed & painting.denied
         for name, kind in kinds.items():

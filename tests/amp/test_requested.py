@@ -29,9 +29,9 @@ def test_what_contradicts_itself_is_refused(given):
 
 def test_only_variables_made_for_tensorflow_may_name_what_another_framework_lacks():
     foreign = ListEdit(True, AmpList.ALLOW, "MatMul", "ITEX_AUTO_MIXED_PRECISION_ALLOWLIST_ADD")
-    known = ListEdit(True, AmpList.ALLOW, "cos", "amp.allowlist_add")
-    kept, warnings = known_edits([foreign, known], "pytorch", lambda: {"cos"})
-    assert kept == (known,)
+    native = ListEdit(True, AmpList.ALLOW, "cos", "amp.allowlist_add")
+    retained, warnings = known_edits([foreign, native], "pytorch", lambda: {"cos"})
+    assert retained == (native,)
     assert warnings == (
         f"{foreign.origin} names 'MatMul', which is not an op type of pytorch; the edit is ignored",
     )

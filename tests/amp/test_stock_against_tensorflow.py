@@ -70,16 +70,16 @@ BINARY = (
 @st.composite
 def triples(draw):
     """Name, op and inputs of up to 25 ops that compute [4, 4] from `x`, in order."""
-    names, made = ["x"], []
+    names, ops = ["x"], []
     for index in range(draw(st.integers(3, 25))):
         kind = draw(st.sampled_from((*UNARY, *BINARY)))
         recent = st.sampled_from(names[-6:])
         inputs = [draw(recent)] + ([draw(recent)] if kind in BINARY else [])
-        made.append((f"n{index}", kind, inputs))
+        ops.append((f"n{index}", kind, inputs))
         names.append(f"n{index}")
-    read = {source for _, _, inputs in made for source in inputs}
-    ends = [(f"{name}_out", "Identity", [name]) for name, _, _ in made if name not in read]
-    return made + ends, [name for name, _, _ in ends]
+    consumed = {source for _, _, inputs in ops for source in inputs}
+    ends = [(f"{name}_out", "Identity", [name]) for name, _, _ in ops if name not in consumed]
+    return ops + ends, [name for name, _, _ in ends]
 
 
 def graph_def(ops) -> GraphDef:
@@ -97,9 +97,9 @@ def graph_def(ops) -> GraphDef:
 
 def in_16_bits(graph: GraphDef, outputs, precision) -> dict[str, bool]:
     """What TensorFlow's pass makes of every node."""
-    wanted = SIXTEEN[precision].as_datatype_enum
+    dtype = SIXTEEN[precision].as_datatype_enum
     result = run_pass(graph, precision, ["x"], outputs)
-    return {node.name: node.attr["T"].type == wanted for node in result.node}
+    return {node.name: node.attr["T"].type == dtype for node in result.node}
 
 
 @pytest.mark.skipif(not has_rewrite_pass(), reason="its pass for BF16 does nothing here")
@@ -117,11 +117,15 @@ def test_random_graphs_in_fp16(drawn):
 
 def agree(drawn, precision) -> None:
     ops, outputs = drawn
-    found = in_16_bits(graph_def(ops), outputs, precision)
+    lowered = in_16_bits(graph_def(ops), outputs, precision)
     boundaries = dict.fromkeys(outputs, "it is fetched, so the pass leaves it alone")
     painting = paint(graph_of(ops), runtime_lists(precision), "stock", boundaries=boundaries)
     for name, kind, _ in ops:
-        assert found[name] == (name in painting.allowed), (name, kind, painting.paints[name].reason)
+        assert lowered[name] == (name in painting.allowed), (
+            name,
+            kind,
+            painting.paints[name].reason,
+        )
 
 
 def encoder(width: int = 32, heads: int = 4, length: int = 16) -> keras.Model:
@@ -145,9 +149,9 @@ NETS = {
 @pytest.mark.parametrize("name", NETS)
 def test_whole_nets(name):
     net = NETS[name]()
-    (given,) = net.inputs
+    (tensor,) = net.inputs
     function = tf.function(lambda x: net(x, training=False)).get_concrete_function(
-        tf.TensorSpec(given.shape, given.dtype, name="x")
+        tf.TensorSpec(tensor.shape, tensor.dtype, name="x")
     )
     graph = convert_variables_to_constants_v2(function).graph.as_graph_def()
     for node in graph.node:
@@ -164,12 +168,12 @@ def test_whole_nets(name):
     }
     boundaries |= dict.fromkeys(["x", *outputs], "it is fed or fetched")
     for precision in WITH_A_PASS:
-        found = in_16_bits(graph, outputs, precision)
+        lowered = in_16_bits(graph, outputs, precision)
         painting = paint(graph_of(ops), runtime_lists(precision), "stock", boundaries=boundaries)
         differ = [
             (op, kind, painting.paints[op].reason)
             for op, kind, _ in ops
-            if op in found and found[op] != (op in painting.allowed)
+            if op in lowered and lowered[op] != (op in painting.allowed)
         ]
         assert not differ
         assert len(painting.allowed) > 20

@@ -108,6 +108,6 @@ def tuned_workplace(workplace, tune_run) -> Path:
 @pytest.fixture
 def heeds_ctrl_c():
     """As in a terminal: what a shell starts in the background ignores the signal."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, handler)

@@ -37,15 +37,15 @@ def snapshot(**models: Any) -> dict[str, Any]:
     Args:
         models: the user's models, by what they are called in the names.
     """
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for part in (_interpreter, _process, _numbers, _logging):
-        found |= part()
+        state |= part()
     for module, part in _FRAMEWORKS.items():
         if module in sys.modules:
-            found |= {f"{module}: {name}": value for name, value in part().items()}
+            state |= {f"{module}: {name}": value for name, value in part().items()}
     for name, model in models.items():
-        found |= {f"{name}: {key}": value for key, value in _model(model).items()}
-    return found
+        state |= {f"{name}: {key}": value for key, value in _model(model).items()}
+    return state
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
@@ -61,11 +61,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     }
 
 
-def _change(before: Any, after: Any) -> str:
+def _change(previous: Any, current: Any) -> str:
     """What is new and what is gone of a list; else both values."""
-    if not isinstance(before, list) or not isinstance(after, list):
-        return f"{before!r} became {after!r}"
-    old, new = Counter(before), Counter(after)
+    if not isinstance(previous, list) or not isinstance(current, list):
+        return f"{previous!r} became {current!r}"
+    old, new = Counter(previous), Counter(current)
     return f"new: {sorted((new - old).elements())}, gone: {sorted((old - new).elements())}"
 
 
@@ -113,9 +113,9 @@ def _process() -> dict[str, Any]:
             if not thread.name.startswith(KEPT_THREADS)
         ),
         "child processes": sorted(
-            words
+            command
             for child in process.children(recursive=True)
-            if not any(kept in (words := _words(child)) for kept in KEPT_PROCESSES)
+            if not any(pattern in (command := _words(child)) for pattern in KEPT_PROCESSES)
         ),
         "temporary files": sorted(p.name for p in Path(tempfile.gettempdir()).iterdir()),
         "temporary folder": tempfile.tempdir,
@@ -139,15 +139,15 @@ def _shared_memory() -> list[str]:
 
 def _open_files() -> list[str]:
     folder = Path("/proc/self/fd")
-    found = []
+    targets = []
     for entry in folder.iterdir() if folder.is_dir() else ():
         try:
             target = str(entry.readlink())
         except OSError:  # the folder itself, which was open while it was read
             continue
         if not target.startswith(KEPT_FILES) and "memfd" not in target:
-            found.append(target.split(":[")[0])
-    return sorted(found)
+            targets.append(target.split(":[")[0])
+    return sorted(targets)
 
 
 def _numbers() -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _numbers() -> dict[str, Any]:
 
 def _logging() -> dict[str, Any]:
     """The loggers that were set to something; a new one without settings counts for none."""
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         "logging disabled": logging.root.manager.disable,
         "logging raises": logging.raiseExceptions,
         "logger root": _logger(logging.root),
@@ -172,8 +172,8 @@ def _logging() -> dict[str, Any]:
     }
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger):
-            found[f"logger {name}"] = _logger(logger)
-    return found
+            state[f"logger {name}"] = _logger(logger)
+    return state
 
 
 def _logger(logger: logging.Logger) -> Any:
@@ -345,22 +345,22 @@ def _model(model: Any) -> dict[str, Any]:
 
 
 def _torch_model(model: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         grad = None if value.grad is None else _digest(value.grad.numpy().tobytes())
         data = _digest(value.detach().numpy().tobytes())
-        place = (id(value), value.data_ptr(), value._version, tuple(value.stride()))
+        storage = (id(value), value.data_ptr(), value._version, tuple(value.stride()))
         hooks = len(value._backward_hooks or ())
-        found[name] = (data, place, value.requires_grad, grad, value.is_leaf, hooks)
+        state[name] = (data, storage, value.requires_grad, grad, value.is_leaf, hooks)
     for name, module in model.named_modules():
         parts = {key: id(value) for key, value in vars(module).items() if key[:1] != "_"}
         hooks = {key: len(value) for key, value in vars(module).items() if key.endswith("hooks")}
-        found[f"module {name}"] = (module.training, parts, hooks, type(module), module.forward)
-    return found
+        state[f"module {name}"] = (module.training, parts, hooks, type(module), module.forward)
+    return state
 
 
 def _keras_model(model: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         "weights": [_digest(np.asarray(value).tobytes()) for value in model.get_weights()],
         "config": repr(model.get_config()),
         "compiled": (model.compiled, getattr(model, "optimizer", None)),
@@ -370,5 +370,5 @@ def _keras_model(model: Any) -> dict[str, Any]:
     for layer in model.layers:
         nodes = (len(layer._inbound_nodes), len(layer._outbound_nodes))
         policy = layer.dtype_policy.name
-        found[f"layer {layer.name}"] = (layer.trainable, nodes, policy, layer.built, layer.call)
-    return found
+        state[f"layer {layer.name}"] = (layer.trainable, nodes, policy, layer.built, layer.call)
+    return state

@@ -61,18 +61,18 @@ class Acts:
 
 
 def converter(model: Any, folder: Path, **options: Any) -> MixedPrecision:
-    made = MixedPrecision(precisions="int8,bf16", workspace=folder / "runs", metric=Accuracy())
-    made.model, made.eval_dataloader = model, batches()
-    made.exit_policy = ExitPolicy(max_trials=2)
-    made.accuracy_criterion = {
+    tuner = MixedPrecision(precisions="int8,bf16", workspace=folder / "runs", metric=Accuracy())
+    tuner.model, tuner.eval_dataloader = model, batches()
+    tuner.exit_policy = ExitPolicy(max_trials=2)
+    tuner.accuracy_criterion = {
         "absolute": 1.0,
         "any_tolerance": True,
         "any_baseline": True,
     }
-    made.objective = "modelsize"  # two of the runs measure latencies
+    tuner.objective = "modelsize"  # two of the runs measure latencies
     for name, value in options.items():
-        setattr(made, name, value)
-    return made
+        setattr(tuner, name, value)
+    return tuner
 
 
 def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -115,9 +115,9 @@ def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         raise AssertionError("nothing was raised")
 
     def convert_unchecked() -> None:
-        made = converter(model, folder, metric=None, eval_dataloader=None)
-        made.calib_dataloader = batches()
-        made()
+        tuner = converter(model, folder, metric=None, eval_dataloader=None)
+        tuner.calib_dataloader = batches()
+        tuner()
 
     def module_by_module() -> None:
         if hasattr(model, "named_modules"):
@@ -134,8 +134,8 @@ def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         converter(model, folder, workers=2, strategy="random")()
 
     def save_and_load() -> None:
-        made = converter(model, folder)()
-        made.save(folder / "saved")
+        result = converter(model, folder)()
+        result.save(folder / "saved")
         loaded = neural_mp.load(folder / "saved")
         loaded(batches()[0][0])
 
@@ -223,12 +223,12 @@ def main() -> None:
     np.seterr(divide="raise")
     np.set_printoptions(precision=3)
     measure_briefly(pytest.MonkeyPatch())
-    found = {}
+    changes = {}
     for name, do in doings(model, folder):
-        before = snapshot(model=model)
+        previous = snapshot(model=model)
         do()
-        found[name] = differences(before, snapshot(model=model))
-    json.dump(found, sys.stdout)
+        changes[name] = differences(previous, snapshot(model=model))
+    json.dump(changes, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -98,14 +98,14 @@ def onnx_case() -> Case:
     return _taken_in("onnxrt")
 
 
-def _with_a_float_dense_layer(case: Case, held: Any) -> Any:
+def _with_a_float_dense_layer(case: Case, model: Any) -> Any:
     """A converted model in which the dense layer alone is a float one again."""
     return {"pytorch": _swap_torch, "onnxrt": _swap_onnx, "tensorflow": _swap_tensorflow}[
         case.framework
-    ](case.dense, held)
+    ](case.dense, model)
 
 
-def _swap_torch(dense: str, held: Any) -> Any:
+def _swap_torch(dense: str, model: Any) -> Any:
     from neural_mp.adaptors.pytorch import graph_edit
     from neural_mp.adaptors.pytorch.lowering import rewritten
 
@@ -116,11 +116,11 @@ def _swap_torch(dense: str, held: Any) -> Any:
         added = graph_edit.add_constant(module, "float_weight", weight, layer)
         graph_edit.set_arguments(layer, weight=added)
 
-    return rewritten(held, with_float_weight)
+    return rewritten(model, with_float_weight)
 
 
-def _swap_onnx(dense: str, held: Any) -> Any:
-    program = held.program.clone()
+def _swap_onnx(dense: str, model: Any) -> Any:
+    program = model.program.clone()
     node = next(node for node in program.graph if node.name == dense)
     assert node.op_type == "MatMulIntegerToFloat"
     stored, weight, scale, steps, zero, _, bias = node.inputs
@@ -135,43 +135,43 @@ def _swap_onnx(dense: str, held: Any) -> Any:
     floats.outputs[0].name, node.outputs[0].name = node.outputs[0].name, "unused"
     floats.outputs[0].type, floats.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
     program.graph.remove(node, safe=True)
-    return replace(held, program=program, _runners={})
+    return replace(model, program=program, _runners={})
 
 
-def _swap_tensorflow(dense: str, held: Any) -> Any:
+def _swap_tensorflow(dense: str, model: Any) -> Any:
     import tensorflow as tf
 
     from neural_mp.adaptors.tensorflow.tensor_graph import make_node
 
-    (name,) = [n for n, node in held.graph.nodes.items() if node.op == "_QuantizedMatMul"]
-    assert held.written[name] == dense
-    graph = held.graph.copy()
+    (name,) = [n for n, node in model.graph.nodes.items() if node.op == "_QuantizedMatMul"]
+    assert model.written[name] == dense
+    graph = model.graph.copy()
     stored, weight, _, low, high = list(graph[name].input)[:5]
-    columns = held.graph.value(weight).shape
+    columns = model.graph.value(weight).shape
     floats = np.ones(columns, np.float32)
     del graph.nodes[name]
     graph.put("Dequantize", "widened", [stored, low, high], T=tf.quint8, dtype=tf.float32)
     constant = graph.put_constant("float_weight", floats)
     graph.add(make_node("MatMul", name, ["widened", constant], T=tf.float32))
-    return held.with_graph(graph)
+    return model.with_graph(graph)
 
 
 def test_a_result_that_was_converted_as_its_plan_says_holds(case):
-    found = case.result(case.all_int8).audit()
-    assert found.holds
-    assert found.complete
-    assert not found.findings
-    assert [op.name for op in found.ops] == [op.name for op in case.space.graph]
-    assert found.counts()[Verdict.AS_PLANNED] >= len(case.space.tunable_ops) - 2
+    audit = case.result(case.all_int8).audit()
+    assert audit.holds
+    assert audit.complete
+    assert not audit.findings
+    assert [op.name for op in audit.ops] == [op.name for op in case.space.graph]
+    assert audit.counts()[Verdict.AS_PLANNED] >= len(case.space.tunable_ops) - 2
 
 
 def test_a_kernel_that_was_swapped_for_a_float_one_is_found(case):
     result = case.result(case.all_int8)
     swapped = _with_a_float_dense_layer(case, result.held)
     result.loaded = replace(result.loaded, held=swapped)
-    found = result.audit()
-    assert not found.holds
-    (lie,) = found.findings
+    audit = result.audit()
+    assert not audit.holds
+    (lie,) = audit.findings
     assert (lie.name, lie.planned.precision, lie.ran_in) == (case.dense, INT8, Precision.FP32)
     assert lie.verdict is Verdict.HIGHER
     assert lie.kernels
@@ -180,16 +180,16 @@ def test_a_kernel_that_was_swapped_for_a_float_one_is_found(case):
 def test_bf16_that_ran_in_float_is_found(case):
     ran = uniform(case.space, BF16)
     missing = case.dense
-    found = case.result(ran.replacing({missing: FP32}), said=ran).audit()
-    assert missing in {op.name for op in found.findings if op.verdict is Verdict.HIGHER}
-    assert not found.holds
+    audit = case.result(ran.replacing({missing: FP32}), said=ran).audit()
+    assert missing in {op.name for op in audit.findings if op.verdict is Verdict.HIGHER}
+    assert not audit.holds
 
 
 def test_what_computes_lower_than_planned_is_found_and_contradicts_the_plan(case):
-    said = case.all_int8.replacing({case.dense: FP32})
-    found = case.result(case.all_int8, said=said).audit()
-    assert not found.holds
-    lower = [op for op in found.findings if op.verdict is Verdict.LOWER]
+    claimed = case.all_int8.replacing({case.dense: FP32})
+    audit = case.result(case.all_int8, said=claimed).audit()
+    assert not audit.holds
+    lower = [op for op in audit.findings if op.verdict is Verdict.LOWER]
     assert [(op.name, op.ran_in) for op in lower] == [(case.dense, INT8)]
 
 
@@ -197,10 +197,10 @@ def test_what_computes_lower_than_planned_is_found_and_contradicts_the_plan(case
 def test_what_only_moves_values_and_passes_int8_on_is_found_and_contradicts_nothing(planned):
     moved = {"move": EffectiveOp("reshape", planned, moves_data=True)}
     in_bytes, in_reals = OpTrace(("k",), None, True), OpTrace(("k",), planned, False)
-    found = audit_ops(moved, {"move": in_bytes}, lambda _: True)
-    assert [op.verdict for op in found.findings] == [Verdict.PASSED_INT8]
-    assert found.holds
-    assert found.counts() == {Verdict.PASSED_INT8: 1}
+    audit = audit_ops(moved, {"move": in_bytes}, lambda _: True)
+    assert [op.verdict for op in audit.findings] == [Verdict.PASSED_INT8]
+    assert audit.holds
+    assert audit.counts() == {Verdict.PASSED_INT8: 1}
     assert not audit_ops(moved, {"move": in_reals}, lambda _: True).findings
     stored = {"move": EffectiveOp("reshape", INT8, moves_data=True)}
     assert not audit_ops(stored, {"move": in_bytes}, lambda _: True).findings
@@ -211,16 +211,16 @@ def test_an_integer_op_of_the_models_own_runs_as_planned():
     own = OpTrace(("ConvInteger",), INT8, True)
     assert audit_ops(planned, {"op": own}, lambda _: True).holds
     lowered = {"op": EffectiveOp("Conv", FP32.precision)}
-    other = OpTrace(("QLinearConv",), INT8, True)
-    assert not audit_ops(lowered, {"op": other}, lambda _: True).holds
+    quantized = OpTrace(("QLinearConv",), INT8, True)
+    assert not audit_ops(lowered, {"op": quantized}, lambda _: True).holds
 
 
 def test_an_op_that_the_model_itself_has_in_16_bits_runs_as_planned():
     ran = {"op": OpTrace(("kernel",), BF16)}
     assert audit_ops({"op": EffectiveOp("softmax", FP32.precision, source=BF16)}, ran, bool).holds
     assert not audit_ops({"op": EffectiveOp("softmax", FP32.precision)}, ran, bool).holds
-    other = EffectiveOp("softmax", FP32.precision, source=Precision.FP16)
-    assert not audit_ops({"op": other}, ran, bool).holds
+    half = EffectiveOp("softmax", FP32.precision, source=Precision.FP16)
+    assert not audit_ops({"op": half}, ran, bool).holds
 
 
 @pytest.mark.parametrize("verdict", Verdict)
@@ -247,24 +247,24 @@ def test_a_slice_that_the_runtime_runs_on_integers_is_not_called_as_planned(tmp_
     net = graph(nodes, {"x": [None, 16]}, ["y"], weights)
     data = rng.random((8, 16), dtype=np.float32)
     adaptor = adaptor_for(net)
-    held = adaptor.load(net, example=data)
-    space = adaptor.space(held, machine())
+    model = adaptor.load(net, example=data)
+    space = adaptor.space(model, machine())
     resolved = space.resolve(uniform(space, INT8))
-    converted = adaptor.convert(held, resolved, adaptor.observe(held, [data], space), space)
-    found = audited(LoadedModel(adaptor, converted), planned_ops(space, resolved))
-    sliced = next(op for op in found.ops if op.planned.type == "Slice")
+    converted = adaptor.convert(model, resolved, adaptor.observe(model, [data], space), space)
+    audit = audited(LoadedModel(adaptor, converted), planned_ops(space, resolved))
+    sliced = next(op for op in audit.ops if op.planned.type == "Slice")
     assert sliced.ran_in is INT8
     stored = sliced.planned.precision is INT8
     assert sliced.verdict is (Verdict.AS_PLANNED if stored else Verdict.PASSED_INT8)
-    assert found.holds
+    assert audit.holds
 
 
 def test_emulated_precisions_are_told_apart(case, monkeypatch):
     monkeypatch.setattr("neural_mp.core.hardware.detect", lambda *_: machine(BF16))
-    found = case.result(uniform(case.space, BF16)).audit()
-    assert found.holds
-    assert set(found.counts()) <= {Verdict.EMULATED, Verdict.FUSED}
-    kernels = {op.ran_in for op in found.ops if op.ran is not None}
+    audit = case.result(uniform(case.space, BF16)).audit()
+    assert audit.holds
+    assert set(audit.counts()) <= {Verdict.EMULATED, Verdict.FUSED}
+    kernels = {op.ran_in for op in audit.ops if op.ran is not None}
     assert kernels == {Precision.FP32 if case.framework == "onnxrt" else BF16}
 
 
@@ -306,10 +306,10 @@ def test_a_folder_of_an_earlier_version_is_judged_by_its_plan(onnx_case, run, tm
     manifest = json.loads(file.read_text())
     del manifest["ops"]
     file.write_text(json.dumps(manifest))
-    found = neural_mp.load(tmp_path / "saved").audit()
-    assert found.holds
-    assert not found.complete
-    assert {op.name for op in found.ops} >= set(onnx_case.all_int8)
+    audit = neural_mp.load(tmp_path / "saved").audit()
+    assert audit.holds
+    assert not audit.complete
+    assert {op.name for op in audit.ops} >= set(onnx_case.all_int8)
     assert "saved by an earlier version" in run("audit", str(tmp_path / "saved"))[1]
 
 

@@ -51,13 +51,13 @@ class Accuracy:
 def batches(net, count=4, size=8, **others):
     """Batches labelled by the net itself, the labels first."""
     torch.manual_seed(3)
-    found = []
+    collated = []
     for _ in range(count):
         left, right = torch.randn(2, size, WIDTH)
         with torch.no_grad():
             labels = net(left, right)["logits"].argmax(1)
-        found.append(Collated(labels=labels, right=right, left=left, **others))
-    return found
+        collated.append(Collated(labels=labels, right=right, left=left, **others))
+    return collated
 
 
 @pytest.fixture
@@ -67,15 +67,15 @@ def net():
 
 
 def tuner(net, tmp_path, evaluation, calibration=None):
-    made = MixedPrecision()
-    made.model, made.precisions, made.metric = net, "int8", Accuracy()
-    made.eval_dataloader, made.calib_dataloader = evaluation, calibration
-    made.accuracy_criterion = AccuracyCriterion(
+    converter = MixedPrecision()
+    converter.model, converter.precisions, converter.metric = net, "int8", Accuracy()
+    converter.eval_dataloader, converter.calib_dataloader = evaluation, calibration
+    converter.accuracy_criterion = AccuracyCriterion(
         0.5, relative=False, any_tolerance=True, any_baseline=True
     )
-    made.objective = "modelsize"
-    made.workspace = tmp_path / "workspace"
-    return made
+    converter.objective = "modelsize"
+    converter.workspace = tmp_path / "workspace"
+    return converter
 
 
 @pytest.fixture
@@ -91,25 +91,25 @@ def test_a_dict_with_labels_in_it_is_tuned_and_calibrated_with(net, tuned):
 
 @pytest.mark.slow
 def test_batches_that_hold_labels_and_pairs_go_together(net, tmp_path):
-    held = batches(net)
-    pairs = [({"left": b["left"], "right": b["right"]}, b["labels"]) for b in held]
-    assert tuner(net, tmp_path, pairs, held)().report.baseline_accuracy == 1.0
-    assert tuner(net, tmp_path, held, pairs)().report.baseline_accuracy == 1.0
+    collated = batches(net)
+    pairs = [({"left": b["left"], "right": b["right"]}, b["labels"]) for b in collated]
+    assert tuner(net, tmp_path, pairs, collated)().report.baseline_accuracy == 1.0
+    assert tuner(net, tmp_path, collated, pairs)().report.baseline_accuracy == 1.0
 
 
 def test_a_result_takes_a_batch_in_every_form(net, tuned):
     (batch, *_) = batches(net)
     left, right = batch["left"], batch["right"]
-    wanted = tuned(left, right)["logits"]
-    for found in (
+    expected = tuned(left, right)["logits"]
+    for outputs in (
         tuned(**batch),
         tuned(batch),
         tuned(right=right, left=left),
         tuned({"right": right, "left": left}),
         tuned((left, right)),
     ):
-        assert list(found) == ["logits"]
-        torch.testing.assert_close(found["logits"], wanted, rtol=0, atol=0)
+        assert list(outputs) == ["logits"]
+        torch.testing.assert_close(outputs["logits"], expected, rtol=0, atol=0)
 
 
 def test_arrays_in_a_mapping_of_another_class_come_back_as_arrays(net, tuned):
@@ -136,18 +136,18 @@ class Labelled(Pairs):
 def test_labels_that_a_model_must_be_given_are_fed(net, tmp_path):
     torch.manual_seed(0)
     needy = Labelled().eval()
-    found = tuner(needy, tmp_path, batches(net))()
-    assert found.report.baseline_accuracy == 1.0
+    result = tuner(needy, tmp_path, batches(net))()
+    assert result.report.baseline_accuracy == 1.0
     with pytest.raises(DataError, match="'labels' is missing"):
-        found(left=torch.zeros(2, WIDTH), right=torch.zeros(2, WIDTH))
+        result(left=torch.zeros(2, WIDTH), right=torch.zeros(2, WIDTH))
 
 
 def test_inputs_that_are_named_are_taken_out_of_a_dict(net, tmp_path):
-    made = tuner(net, tmp_path, batches(net, index=torch.arange(8)))
+    converter = tuner(net, tmp_path, batches(net, index=torch.arange(8)))
     with pytest.raises(DataError, match="batch 1 of eval_dataloader: Pairs.* parameter 'index'"):
-        made()
-    made.inputs = "left, right"
-    assert made().report.baseline_accuracy == 1.0
+        converter()
+    converter.inputs = "left, right"
+    assert converter().report.baseline_accuracy == 1.0
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ BROKEN = {
 def test_the_loader_that_is_at_fault_is_blamed(net, tmp_path, loader, kind, at):
     good = batches(net)
     bad = [BROKEN[kind](batch) if n == at else batch for n, batch in enumerate(good)]
-    made = tuner(net, tmp_path, good, good)
-    setattr(made, loader, bad)
+    converter = tuner(net, tmp_path, good, good)
+    setattr(converter, loader, bad)
     with pytest.raises(DataError, match=f"batch {at + 1} of {loader}"):
-        made()
+        converter()
 
 
 def test_an_op_that_fails_in_a_runtime_is_blamed_on_its_batch():
@@ -204,10 +204,10 @@ def test_an_op_that_fails_in_a_runtime_is_blamed_on_its_batch():
 
 @pytest.mark.parametrize("loader", ["eval_dataloader", "calib_dataloader"])
 def test_a_loader_that_is_empty_is_named(net, tmp_path, loader):
-    made = tuner(net, tmp_path, batches(net), batches(net))
-    setattr(made, loader, [])
+    converter = tuner(net, tmp_path, batches(net), batches(net))
+    setattr(converter, loader, [])
     with pytest.raises(DataError, match=f"^{loader} must yield at least one batch"):
-        made()
+        converter()
 
 
 def test_what_the_users_own_calibration_data_raises_comes_through(net, tmp_path):
@@ -215,6 +215,6 @@ def test_what_the_users_own_calibration_data_raises_comes_through(net, tmp_path)
         yield batches(net)[0]
         raise KeyError("a file of mine")
 
-    made = tuner(net, tmp_path, batches(net), broken)
+    converter = tuner(net, tmp_path, batches(net), broken)
     with pytest.raises(KeyError, match="a file of mine"):
-        made()
+        converter()

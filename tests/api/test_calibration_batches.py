@@ -30,7 +30,7 @@ class Summed(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(width, 5) for width in WIDTHS[:count])
 
     def _sum(self, *inputs):
-        return sum(layer(given) for layer, given in zip(self.layers, inputs, strict=True))
+        return sum(layer(tensor) for layer, tensor in zip(self.layers, inputs, strict=True))
 
 
 class One(Summed):
@@ -69,7 +69,7 @@ def keras_net(count):
     inputs = [
         keras.Input((width,), name=name) for name, width in zip("abc", WIDTHS[:count], strict=False)
     ]
-    hidden = [keras.layers.Dense(5)(given) for given in inputs]
+    hidden = [keras.layers.Dense(5)(tensor) for tensor in inputs]
     return keras.Model(inputs, keras.layers.add(hidden) if count > 1 else hidden[0])
 
 
@@ -123,10 +123,10 @@ def test_the_inputs_of_a_batch_are_those_that_the_model_takes(framework, form, l
     values = arrays(count)
     batches, model = read(framework, count, batch_of(form, labelled, values))
     for inputs in batches.inputs():
-        given = tree_leaves(inputs)
-        assert len(given) == count
-        for found, wanted in zip(given, values, strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        leaves = tree_leaves(inputs)
+        assert len(leaves) == count
+        for actual, expected in zip(leaves, values, strict=True):
+            np.testing.assert_array_equal(actual, expected)
         assert np.shape(model(inputs)) == (SIZE, 5)
 
 
@@ -134,8 +134,8 @@ def test_the_inputs_of_a_batch_are_those_that_the_model_takes(framework, form, l
 def test_a_reading_that_is_not_the_documented_one_is_reported(framework):
     first, second = arrays(2)
     assumed, _ = read(framework, 2, (first, second))
-    (words,) = assumed.assumed
-    assert "every batch of calib_dataloader was interpreted as inputs without labels" in words
+    (assumption,) = assumed.assumed
+    assert "every batch of calib_dataloader was interpreted as inputs without labels" in assumption
     documented, _ = read(framework, 1, (first, np.zeros(SIZE)))
     assert documented.assumed == ()
 
@@ -148,7 +148,9 @@ def test_two_inputs_alone_calibrate_a_run(framework, tmp_path):
     tuner.workspace = tmp_path
     result = tuner()
     assert result.plan.counts()["int8"] >= 2
-    assert any("interpreted as inputs without labels" in words for words in result.report.warnings)
+    assert any(
+        "interpreted as inputs without labels" in warning for warning in result.report.warnings
+    )
 
 
 def test_the_users_own_example_does_not_hide_how_batches_are_read(tmp_path):

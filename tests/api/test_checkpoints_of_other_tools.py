@@ -44,10 +44,10 @@ def drawn(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def words(values: np.ndarray, bits: int, order: tuple[int, ...]) -> torch.Tensor:
     """Pack the last axis into words of 32 bits, the first of `order` into the lowest bits."""
     per = 32 // bits
-    found = np.zeros((*values.shape[:-1], values.shape[-1] // per), np.uint32)
-    for place, source in enumerate(order):
-        found |= values[..., source::per].astype(np.uint32) << np.uint32(place * bits)
-    return torch.from_numpy(found.view(np.int32))
+    packed = np.zeros((*values.shape[:-1], values.shape[-1] // per), np.uint32)
+    for position, source in enumerate(order):
+        packed |= values[..., source::per].astype(np.uint32) << np.uint32(position * bits)
+    return torch.from_numpy(packed.view(np.int32))
 
 
 def write(net, folder: Path, tensors: dict[str, torch.Tensor], **quantization: object) -> Path:
@@ -91,16 +91,16 @@ def test_gptq_computes_with_the_codes_and_the_order_of_groups(net, tmp_path, bit
     tensors = gptq_tensors(codes, zeros, scales, groups, bits)
     options = {"bits": bits, "group_size": 32, "desc_act": shuffled, "sym": False}
     folder = write(net, tmp_path / "model", tensors, quant_method="gptq", **options)
-    found = neural_mp.load(folder)
+    loaded = neural_mp.load(folder)
     logits = expected(net, codes, zeros, scales, groups)
     is_stored = bits == 4 and not shuffled
-    assert (found.plan[LAYER].precision == "int4") == is_stored
+    assert (loaded.plan[LAYER].precision == "int4") == is_stored
     # The kernel of 4 bits rounds its inputs to bfloat16.
     tolerance = 0.02 if is_stored else 1e-6
     with torch.no_grad():
-        assert (found.model(IDS).logits - logits).norm() < tolerance * logits.norm()
+        assert (loaded.model(IDS).logits - logits).norm() < tolerance * logits.norm()
     if not is_stored:
-        assert any(LAYER in line for line in found.report.warnings)
+        assert any(LAYER in line for line in loaded.report.warnings)
 
 
 def test_autoawq_runs_on_the_kernel_of_4_bits(net, tmp_path):
@@ -112,11 +112,11 @@ def test_autoawq_runs_on_the_kernel_of_4_bits(net, tmp_path):
     }
     options = {"bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
     folder = write(net, tmp_path / "model", tensors, quant_method="awq", **options)
-    found = neural_mp.load(folder)
-    assert str(found.plan[LAYER].weight).startswith("uint4 asymmetric per_group 32")
+    loaded = neural_mp.load(folder)
+    assert str(loaded.plan[LAYER].weight).startswith("uint4 asymmetric per_group 32")
     logits = expected(net, codes, zeros, scales, np.arange(INPUTS) // 32)
     with torch.no_grad():
-        assert (found.model(IDS).logits - logits).norm() < 0.02 * logits.norm()
+        assert (loaded.model(IDS).logits - logits).norm() < 0.02 * logits.norm()
 
 
 def test_damaged_orders_and_unknown_layouts_are_refused(net, tmp_path):

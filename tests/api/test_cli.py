@@ -128,18 +128,18 @@ def test_inspect_takes_code_of_the_users_own(run):
 
 def computed(model, images) -> dict[str, torch.Tensor]:
     """Op → what it computes in a converted model, and by which kernel."""
-    found = {}
+    outputs = {}
 
     class Spy(torch.fx.Interpreter):
         def run_node(self, n):
             result = super().run_node(n)
             if "neural_mp_op" in n.meta:
-                found[n.meta["neural_mp_op"]] = (str(n.target), result)
+                outputs[n.meta["neural_mp_op"]] = (str(n.target), result)
             return result
 
     with torch.no_grad():
         Spy(model.runnable).run(torch.from_numpy(images))
-    return found
+    return outputs
 
 
 def test_a_plan_edited_by_hand_and_replayed_differs_in_just_that_op(run, tuned_workplace, digits):
@@ -164,8 +164,10 @@ def test_a_plan_edited_by_hand_and_replayed_differs_in_just_that_op(run, tuned_w
     kernels, kernels_edited = computed(tuned.model, images), computed(edited.model, images)
     assert kernels["block2.conv1"][0].startswith("onednn.q")
     assert kernels_edited["block2.conv1"][0] == "aten.conv2d.default"
-    others = set(kernels) - {"block2.conv1"}
-    assert {op: kernels[op][0] for op in others} == {op: kernels_edited[op][0] for op in others}
+    remaining = set(kernels) - {"block2.conv1"}
+    assert {op: kernels[op][0] for op in remaining} == {
+        op: kernels_edited[op][0] for op in remaining
+    }
     # Everything before the edited op computes the very same numbers.
     for op in ("stem", "pool", "block1.conv1", "block1.conv2"):
         assert torch.equal(kernels[op][1], kernels_edited[op][1])
@@ -196,9 +198,9 @@ def test_hardware_is_shown_as_a_table(run, monkeypatch):
     monkeypatch.setenv("FORCE_FP16", "1")
     code, out, _ = run("hardware")
     assert code == 0
-    assert all(word in out for word in ("int8", "bf16", "fp16", "fp32", "natively"))
-    found = json.loads(run("hardware", "--json")[1])
-    assert found["cpu"]["fp16"]["available"]
+    assert all(name in out for name in ("int8", "bf16", "fp16", "fp32", "natively"))
+    document = json.loads(run("hardware", "--json")[1])
+    assert document["cpu"]["fp16"]["available"]
 
 
 @pytest.mark.parametrize(

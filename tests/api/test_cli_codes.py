@@ -281,8 +281,14 @@ def test_a_closed_pipe_is_not_a_missed_target():
 def test_every_help_has_an_example_and_the_exit_codes(command, flag):
     text = " ".join(CliRunner().invoke(app, [command, flag]).output.split())
     assert f"Example: neural-mp {command}" in text
-    for words in ("0 done", "1 the accuracy target", "2 invalid input", "3 your own code", "130 "):
-        assert words in text
+    for meaning in (
+        "0 done",
+        "1 the accuracy target",
+        "2 invalid input",
+        "3 your own code",
+        "130 ",
+    ):
+        assert meaning in text
     for option in ("--quiet", "-q", "--verbose", "-v", "--json"):
         assert option in text
 

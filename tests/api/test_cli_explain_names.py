@@ -25,12 +25,12 @@ def test_a_precision_that_the_cpu_lacks_is_not_allowed(here, run):
     (row,) = (row for row in json.loads(out) if row["name"] == "head")
     code, out, err = run("explain", "net.onnx", "head", "--json")
     assert code == 0, err
-    found = json.loads(out)["precisions"]
+    decisions = json.loads(out)["precisions"]
     for precision in ("bf16", "fp16"):
-        assert (precision in row["precisions"]) is (found[precision]["decision"] == precision)
-    assert found["fp16"]["decision"] == "fp32"
-    assert found["fp16"]["reason"].startswith("CPU has none of")
-    assert "set by the plan" not in found["int8"]["reason"]
+        assert (precision in row["precisions"]) is (decisions[precision]["decision"] == precision)
+    assert decisions["fp16"]["decision"] == "fp32"
+    assert decisions["fp16"]["reason"].startswith("CPU has none of")
+    assert "set by the plan" not in decisions["int8"]["reason"]
 
 
 @pytest.mark.parametrize("name", ["head", "hea.", "first|head"])

@@ -87,18 +87,18 @@ class TestOfAProgram:
     def test_with_json_its_output_goes_to_standard_error(self, run, program):
         code, out, err = run("kernels", "--by", "precision", "--json", "--", *program, "3")
         assert code == 3
-        found = json.loads(out)
-        assert found["exit_code"] == 3
-        assert found["milliseconds"] == 1
-        assert found["malformed"] == 1
-        rows = [(row["name"], row["share"]) for row in found["by"]["precision"]]
+        report = json.loads(out)
+        assert report["exit_code"] == 3
+        assert report["milliseconds"] == 1
+        assert report["malformed"] == 1
+        rows = [(row["name"], row["share"]) for row in report["by"]["precision"]]
         assert rows == [("fp32", 0.75), ("int8", 0.25)]
         assert "the end" in err
 
     def test_its_log_is_kept_and_read_again(self, run, program):
         run("kernels", "--output", "kept.log", "--", *program, "0")
-        found = json.loads(run("kernels", "kept.log", "--json")[1])
-        assert (found["calls"], found["milliseconds"], found["malformed"]) == (2, 1, 1)
+        report = json.loads(run("kernels", "kept.log", "--json")[1])
+        assert (report["calls"], report["milliseconds"], report["malformed"]) == (2, 1, 1)
 
     def test_a_program_without_a_kernel_is_told_why(self, run, monkeypatch):
         monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
@@ -208,8 +208,8 @@ def logs(tmp_path_factory):
 class TestOfAKerasFit:
     def test_its_table_has_all_that_its_log_has(self, run, logs):
         fp32, bf16, printed = logs
-        found = json.loads(run("kernels", str(fp32), "--json")[1])
-        for path, document in ((fp32, found), (bf16, printed)):
+        report = json.loads(run("kernels", str(fp32), "--json")[1])
+        for path, document in ((fp32, report), (bf16, printed)):
             calls, milliseconds = summed(path)
             assert document["malformed"] == 0
             assert document["calls"] == calls
@@ -231,8 +231,8 @@ class TestOfAKerasFit:
     def test_two_logs_show_which_kernels_changed(self, run, logs):
         if not any(row["name"] == "bf16" for row in logs[2]["by"]["precision"]):
             pytest.skip("this machine runs none in BF16")
-        found = json.loads(run("kernels", str(logs[0]), str(logs[1]), "--json")[1])
-        changed = {change["work"]: change for change in found["changed"]}
+        report = json.loads(run("kernels", str(logs[0]), str(logs[1]), "--json")[1])
+        changed = {change["work"]: change for change in report["changed"]}
         forward = changed["convolution forward"]
         assert all(kernel.endswith(" fp32") for kernel in forward["before"])
         assert all(kernel.endswith(" bf16") for kernel in forward["after"])

@@ -29,13 +29,13 @@ NET = ("nets:small_net", "--input-shape", "2,1,8,8")
 
 def command(*arguments: str, **environment: str):
     """A process of its own that runs the command, and its environment."""
-    found = os.environ | {
+    env = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ["PYTHONPATH"]])
     }
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
-        found.pop(name, None)
-    found |= {"TERM": "xterm-256color"} | environment
-    return [sys.executable, "-m", "neural_mp.cli.app", *arguments], found
+        env.pop(name, None)
+    env |= {"TERM": "xterm-256color"} | environment
+    return [sys.executable, "-m", "neural_mp.cli.app", *arguments], env
 
 
 def terminal(columns: int) -> tuple[int, int]:
@@ -58,10 +58,10 @@ def all_of(end: int, into: list[bytes]) -> None:
 
 def on_a_terminal(*arguments: str, columns: int = 80, **environment: str) -> tuple[str, str]:
     """What the command shows on a terminal: on standard output, and on standard error."""
-    line, there = command(*arguments, **environment)
+    line, env = command(*arguments, **environment)
     ends = [terminal(columns) for _ in range(2)]
     parts: list[list[bytes]] = [[], []]
-    process = subprocess.Popen(line, stdout=ends[0][1], stderr=ends[1][1], env=there)
+    process = subprocess.Popen(line, stdout=ends[0][1], stderr=ends[1][1], env=env)
     readers = [
         threading.Thread(target=all_of, args=(mine, into))
         for (mine, _), into in zip(ends, parts, strict=True)
@@ -98,29 +98,29 @@ class TestJson:
         (workplace / "conf.yaml").write_text(conf)
         code, out, err = run("tune", "conf.yaml", "-o", "tuned", "--json")
         assert code == 0
-        found = json.loads(out)
+        document = json.loads(out)
         assert "reading test.npz" in err
-        assert found["met"]
-        assert found["framework"] == "pytorch"
-        assert found["saved_to"] == "tuned"
-        report = found["report"]
+        assert document["met"]
+        assert document["framework"] == "pytorch"
+        assert document["saved_to"] == "tuned"
+        report = document["report"]
         assert report["metric"] == "Accuracy"
         assert report["accuracy"] >= report["target"]
         assert 0 < report["size"] < report["baseline_size"]
         assert 0 < report["footprint"] < report["baseline_footprint"]
-        assert [trial["outcome"] for trial in found["trials"]].count("met") >= 1
-        assert PrecisionPlan.from_dict(found["plan"]) == PrecisionPlan.load("tuned/plan.yaml")
+        assert [trial["outcome"] for trial in document["trials"]].count("met") >= 1
+        assert PrecisionPlan.from_dict(document["plan"]) == PrecisionPlan.load("tuned/plan.yaml")
 
     def test_convert_gives_the_report_and_the_plan(self, run, workplace, monkeypatch):
         monkeypatch.setenv("FORCE_BF16", "1")
         Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: bf16}\n")
         code, out, _ = run("convert", *NET, "--plan", "plan.yaml", "-o", "replayed", "--json")
         assert code == 0
-        found = json.loads(out)
-        assert found["met"] is None
-        plan = PrecisionPlan.from_dict(found["plan"])
+        document = json.loads(out)
+        assert document["met"] is None
+        plan = PrecisionPlan.from_dict(document["plan"])
         assert (plan["stem"].precision, plan["head"].precision) == ("bf16", "fp32")
-        assert found["report"]["op_counts"]["conv2d"]["bf16"] == 1
+        assert document["report"]["op_counts"]["conv2d"]["bf16"] == 1
 
     def test_convert_measures_latency_with_inputs_of_the_given_shape(self, run, workplace):
         Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: fp32}\n")
@@ -138,12 +138,12 @@ class TestJson:
         assert first["samples_per_second"] == pytest.approx(2 / first["latency"])
 
     def test_explain_gives_the_decision_for_every_precision(self, run):
-        found = json.loads(run("explain", NET[0], "head", *NET[1:], "--json")[1])
-        assert found["op"] == "head"
-        assert found["type"] == "linear"
-        lists = {precision: entry["list"] for precision, entry in found["precisions"].items()}
+        document = json.loads(run("explain", NET[0], "head", *NET[1:], "--json")[1])
+        assert document["op"] == "head"
+        assert document["type"] == "linear"
+        lists = {precision: entry["list"] for precision, entry in document["precisions"].items()}
         assert lists == {"int8": None, "bf16": "ALLOW", "fp16": "ALLOW"}
-        assert found["precisions"]["int8"]["decision"] == "int8"
+        assert document["precisions"]["int8"]["decision"] == "int8"
 
     def test_advise_gives_every_layer(self, run, workplace):
         keras = pytest.importorskip("keras")
@@ -152,19 +152,19 @@ class TestJson:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss)
         model.save("net.keras")
-        given = ("advise", "conf.yaml", "--model", "net.keras", "--steps", "2")
-        code, out, _ = run(*given, "-o", "advised.yaml", "--json")
+        arguments = ("advise", "conf.yaml", "--model", "net.keras", "--steps", "2")
+        code, out, _ = run(*arguments, "-o", "advised.yaml", "--json")
         assert code == 0
-        found = json.loads(out)
-        assert found["precision"] == "bf16"
-        assert [layer["class"] for layer in found["layers"]].count("Dense") == 1
-        assert Path(found["saved_to"]).is_file()
+        document = json.loads(out)
+        assert document["precision"] == "bf16"
+        assert [layer["class"] for layer in document["layers"]].count("Dense") == 1
+        assert Path(document["saved_to"]).is_file()
 
     @pytest.mark.usefixtures("tuned_workplace")
     def test_inspect_of_a_summary_and_of_a_saved_result(self, run):
-        found = json.loads(run("inspect", *NET, "--summary", "--json")[1])
-        assert found["types"]["conv2d"]["int8"] == found["types"]["conv2d"]["ops"]
-        assert found["ops"] == sum(by["ops"] for by in found["types"].values())
+        document = json.loads(run("inspect", *NET, "--summary", "--json")[1])
+        assert document["types"]["conv2d"]["int8"] == document["types"]["conv2d"]["ops"]
+        assert document["ops"] == sum(by["ops"] for by in document["types"].values())
         saved = json.loads(run("inspect", "tuned", "--json")[1])
         assert saved["plan"] == PrecisionPlan.load("tuned/plan.yaml").to_dict()
 
@@ -197,8 +197,8 @@ class TestPiped:
 
     @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
     def test_an_encoding_that_lacks_characters_gets_the_nearest(self, encoding):
-        line, there = command("hardware", PYTHONIOENCODING=encoding, PYTHONUTF8="0", LC_ALL="C")
-        done = subprocess.run(line, env=there, capture_output=True, check=True)
+        line, env = command("hardware", PYTHONIOENCODING=encoding, PYTHONUTF8="0", LC_ALL="C")
+        done = subprocess.run(line, env=env, capture_output=True, check=True)
         assert "natively" in done.stdout.decode(encoding)
         assert done.stderr == b""
 
@@ -225,9 +225,9 @@ class TestOnATerminal:
 class TestInspect:
     def test_ops_of_one_layer_share_a_row(self, run):
         _, grouped, _ = run("inspect", *NET)
-        _, each, _ = run("inspect", *NET, "--all")
+        _, ungrouped, _ = run("inspect", *NET, "--all")
         names = names_in(run, *NET)
-        assert len(rows(each)) == len(names)
+        assert len(rows(ungrouped)) == len(names)
         assert len(rows(grouped)) < 0.75 * len(names)
         together = next(row for row in rows(grouped) if "block1.conv1" in row)
         assert "block1.act" in together
@@ -238,9 +238,9 @@ class TestInspect:
         assert [row.split("│")[2].strip() for row in rows(out)] == ["mean", "linear"]
 
     def test_ops_that_a_pattern_fits(self, run):
-        found = names_in(run, *NET, "--match", r"block1\..*", "--type", "conv2d")
-        assert set(found) >= {"block1.conv1", "block1.conv2"}
-        assert all(name.startswith("block1.") for name in found)
+        names = names_in(run, *NET, "--match", r"block1\..*", "--type", "conv2d")
+        assert set(names) >= {"block1.conv1", "block1.conv2"}
+        assert all(name.startswith("block1.") for name in names)
 
     def test_a_summary_counts_ops_and_reasons(self, run):
         _, out, _ = run("inspect", *NET, "--summary")
@@ -271,19 +271,19 @@ def test_tensorflow_is_silent_in_python(level):
         "import neural_mp.adaptors.tensorflow\nimport tensorflow as tf\n"
         "print(float(tf.reduce_sum(tf.ones(3))))"
     )
-    _, there = command()
-    there.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    _, env = command()
+    env.pop("TF_CPP_MIN_LOG_LEVEL", None)
     if level is not None:
-        there["TF_CPP_MIN_LOG_LEVEL"] = level
+        env["TF_CPP_MIN_LOG_LEVEL"] = level
     call = [sys.executable, "-c", code]
-    done = subprocess.run(call, env=there, capture_output=True, text=True, check=True)
+    done = subprocess.run(call, env=env, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("3.0\n", "")
 
 
 def test_a_level_that_is_set_stays(monkeypatch):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    before = list(sys.meta_path)
+    finders = list(sys.meta_path)
     suppress_startup_logs()
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0"
-    assert sys.meta_path == before
+    assert sys.meta_path == finders

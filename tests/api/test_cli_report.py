@@ -87,13 +87,13 @@ def test_the_document_has_what_the_page_is_of(run, tmp_path, kept, tuned):
     page = tmp_path / "page.html"
     code, out, _ = run("report", str(kept), "--run", "1", "-o", str(page), "--json")
     assert code == 0
-    found = json.loads(out)
-    assert found["run"] == tuned.record.name
-    assert found["met"] is True
-    assert found["saved_to"] == str(page)
-    assert found["report"]["accuracy"] == tuned.report.accuracy
-    assert len(found["trials"]) == len(tuned.trials)
-    assert set(found["plan"]) == set(tuned.plan)
+    document = json.loads(out)
+    assert document["run"] == tuned.record.name
+    assert document["met"] is True
+    assert document["saved_to"] == str(page)
+    assert document["report"]["accuracy"] == tuned.report.accuracy
+    assert len(document["trials"]) == len(tuned.trials)
+    assert set(document["plan"]) == set(tuned.plan)
     code, out, _ = run("report", str(kept), "-o", str(page), "--json")
     assert json.loads(out)["ended"] is None
 
@@ -133,10 +133,10 @@ def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
         ("x", "--storage", "nonsense://"): "cannot be opened",
         (str(kept), "-o", str(kept / "history.db" / "x.html")): ("cannot be written"),
     }
-    for arguments, words in cases.items():
+    for arguments, message in cases.items():
         code, out, err = run("report", *arguments)
         assert code == 2, arguments
-        assert words in err
+        assert message in err
         assert len(err.splitlines()) == 1
         assert not out
     assert not Path("missing").exists()

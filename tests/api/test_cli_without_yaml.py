@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch):
 
 
 def _tune(run, *options: str, code: int = 0) -> dict:
-    found, out, err = run(
+    status, out, err = run(
         "tune",
         "net.onnx",
         "--objective",
@@ -39,15 +39,15 @@ def _tune(run, *options: str, code: int = 0) -> dict:
         "--json",
         *options,
     )
-    assert found == code, err
+    assert status == code, err
     return json.loads(out)
 
 
 def test_a_model_is_tuned_by_options_alone(here, run):
-    found = _tune(run, "--data", "test.npz", *OPTIONS, "--batch-size", "40")
-    assert found["met"]
-    assert found["report"]["target"] == pytest.approx(0.95)
-    assert {config["precision"] for config in found["plan"].values()} <= {"int8", "fp32"}
+    document = _tune(run, "--data", "test.npz", *OPTIONS, "--batch-size", "40")
+    assert document["met"]
+    assert document["report"]["target"] == pytest.approx(0.95)
+    assert {config["precision"] for config in document["plan"].values()} <= {"int8", "fp32"}
 
 
 def test_options_override_the_tuning_file(here, run):
@@ -82,8 +82,8 @@ def test_a_csv_file_is_data(here, run):
     rows = np.column_stack([data["inputs"], data["labels"]])
     header = ",".join([*(f"f{i}" for i in range(dense_runs.FEATURES)), "class"])
     np.savetxt(here / "test.csv", rows, "%.9g", ",", header=header, comments="")
-    found = _tune(run, "--data", "test.csv", "--label", "class", *OPTIONS)
-    assert found["report"]["baseline_accuracy"] == 1
+    document = _tune(run, "--data", "test.csv", "--label", "class", *OPTIONS)
+    assert document["report"]["baseline_accuracy"] == 1
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_mistakes_are_named(here, run, arguments, words):
      ("absolute:0.3", 0.3, False)],
 )  # fmt: skip
 def test_a_tolerance_as_text(text, tolerance, relative):
-    before = AccuracyCriterion(higher_is_better=False)
-    assert criterion_of(text, before) == AccuracyCriterion(tolerance, relative, False)
+    default = AccuracyCriterion(higher_is_better=False)
+    assert criterion_of(text, default) == AccuracyCriterion(tolerance, relative, False)
 
 
 def test_init_writes_a_file_that_tunes(here, run):
@@ -120,7 +120,7 @@ def test_init_writes_a_file_that_tunes(here, run):
     text = (here / "new.yaml").read_text()
     assert "Inputs: float32 [1, 16]; outputs: float32 [1, 4]" in text
     assert "2 MatMul" in text
-    line = next(each for each in text.splitlines() if "Precisions on this machine" in each)
+    line = next(row for row in text.splitlines() if "Precisions on this machine" in row)
     assert "int8 2" in line
     assert "int3" not in line  # ONNX Runtime has no kernel for 3 bits
     settings = load_settings("new.yaml")
@@ -166,9 +166,9 @@ def _by_key(**options):
 
 
 def test_a_label_key_names_the_labels_of_dict_batches(here):
-    found = _by_key(eval_dataloader=_dicts("truth"), label_key="truth")()
-    assert found.met
-    assert found.report.baseline_accuracy == 1
+    tuned = _by_key(eval_dataloader=_dicts("truth"), label_key="truth")()
+    assert tuned.met
+    assert tuned.report.baseline_accuracy == 1
     with pytest.raises(DataError, match="set label_key for another"):
         _by_key(eval_dataloader=_dicts("truth"))()
     with pytest.raises(DataError, match="did you mean 'truth'"):
@@ -177,20 +177,20 @@ def test_a_label_key_names_the_labels_of_dict_batches(here):
 
 def test_a_result_takes_the_batches_of_its_run_also_after_loading(here):
     (batch, _) = _dicts("truth")
-    found = _by_key(eval_dataloader=_dicts("truth"), label_key="truth")()
-    expected = found({"x": batch["x"]})
-    found.save("tuned")
-    for result in (found, neural_mp.load("tuned")):
+    tuned = _by_key(eval_dataloader=_dicts("truth"), label_key="truth")()
+    expected = tuned({"x": batch["x"]})
+    tuned.save("tuned")
+    for result in (tuned, neural_mp.load("tuned")):
         np.testing.assert_array_equal(result(batch), expected)
         np.testing.assert_array_equal(result(**batch), expected)
     assert set(batch) == {"x", "truth"}
 
 
 def test_a_metric_that_eval_func_replaces_is_named_in_a_warning(here):
-    found = _by_key(
+    tuned = _by_key(
         eval_func=lambda model: 1.0, calib_dataloader=_dicts("truth"), label_key="truth"
     )()
-    (warning,) = [line for line in found.report.warnings if "eval_func" in line]
+    (warning,) = [line for line in tuned.report.warnings if "eval_func" in line]
     assert warning.startswith("metric is not used, as eval_func replaces the metric")
 
 

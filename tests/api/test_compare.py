@@ -34,8 +34,8 @@ def save_int8(source, images: np.ndarray, folder: Path) -> OptimizedModel:
     model = adaptor.load(source, example=images)
     space = adaptor.space(model, machine())
     plan = uniform(space, Precision.INT8)
-    seen = adaptor.observe(model, [images], space)
-    converted = adaptor.convert(model, space.resolve(plan), seen, space)
+    observations = adaptor.observe(model, [images], space)
+    converted = adaptor.convert(model, space.resolve(plan), observations, space)
     result = OptimizedModel(LoadedModel(adaptor, converted), plan, Report())
     result.save(folder)
     return result
@@ -127,7 +127,7 @@ def test_bad_input_gets_one_line(run, compared, deep, digits):
     np.savez(compared / "uneven.npz", x=digits[1].images[:4], y=digits[1].images[:3])
     (compared / "words.npy").write_text("words")
     (compared / "conf.yaml").write_text("model: {name: net.pt2}\n")
-    for arguments, words in [
+    for arguments, message in [
         (("other.pt2", "tuned", "--data", "images.npy"), "ops in common"),
         (("net.pt2", "tuned", "--data", "missing.npy"), "there is no file 'missing.npy'"),
         (("net.pt2", "tuned", "--data", "missing.yaml"), "no tuning file 'missing.yaml'"),
@@ -141,7 +141,7 @@ def test_bad_input_gets_one_line(run, compared, deep, digits):
         code, out, err = run("compare", *arguments)
         assert code == 2, arguments
         assert out == ""
-        assert words in err
+        assert message in err
         assert len(err.strip().splitlines()) == 1, err
 
 

@@ -15,14 +15,14 @@ from neural_mp.errors import ConfigurationError
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple[int, ...]]:
     """Shapes of the calls of compiled graphs, which nothing compiles."""
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
 
     def uncompiled(module: nn.Module) -> nn.Module:
-        module.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape)))
+        module.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
         return module
 
     monkeypatch.setattr(torch, "compile", uncompiled)
-    return seen
+    return shapes
 
 
 def converter(net, digits, **options):
@@ -51,11 +51,11 @@ def test_a_compiled_result_is_verified_timed_saved_and_loaded_compiled(
     assert any("C++ compiler" in warning for warning in result.report.warnings)
     images = torch.from_numpy(digits[1].images[:16])
     result.save(tmp_path / "saved")
-    before = len(calls)
+    previous = len(calls)
     served = load(tmp_path / "saved")
     assert isinstance(served.model, CompiledModule)
     assert torch.equal(served(images), result(images))
-    assert len(calls) > before
+    assert len(calls) > previous
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ class Attending(nn.Module):
         self.conv = nn.Conv2d(1, 8, 3, padding=1)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found = torch.relu(self.conv(image)).flatten(2)
-        return torch.softmax(found @ found.transpose(1, 2), 2)
+        features = torch.relu(self.conv(image)).flatten(2)
+        return torch.softmax(features @ features.transpose(1, 2), 2)
 
 
 def sum_of_integers() -> Any:
@@ -98,11 +98,13 @@ def test_bf16_alone_where_the_machine_lacks_it_names_the_flag_and_the_way_round(
 
 
 def test_what_the_runtime_alone_lacks_goes_with_a_warning_and_the_plan_is_that_of_int8():
-    both, alone = (converted("onnxrt", WITH_BF16, words) for words in ("int8,bf16", "int8"))
-    assert both.plan == alone.plan
-    assert INT8 in ran_in(both)
-    assert "onnxrt has no bf16 kernels here that reduce latency" in said(both)
-    assert "FORCE_BF16=1" in said(both)
+    mixed, int8_only = (
+        converted("onnxrt", WITH_BF16, precisions) for precisions in ("int8,bf16", "int8")
+    )
+    assert mixed.plan == int8_only.plan
+    assert INT8 in ran_in(mixed)
+    assert "onnxrt has no bf16 kernels here that reduce latency" in said(mixed)
+    assert "FORCE_BF16=1" in said(mixed)
     assert "bf16" not in said(converted("onnxrt", WITH_BF16, None))  # nobody asked
 
 

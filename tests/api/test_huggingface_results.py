@@ -26,9 +26,9 @@ WORDS = [f"w{number}" for number in range(40)]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    found = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="w0"))
-    found.pre_tokenizer = Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=found, pad_token="w1")
+    backend = Tokenizer(WordLevel({token: n for n, token in enumerate(WORDS)}, unk_token="w0"))
+    backend.pre_tokenizer = Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w1")
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +77,20 @@ def test_compute_metrics_gets_what_the_trainer_gives(tuned):
 
 
 def test_several_outputs_are_a_tuple_and_the_loss_is_left_out():
-    seen = []
+    received = []
 
     def compute(eval_pred):
-        seen.append(eval_pred)
+        received.append(eval_pred)
         return 1.0
 
     metric = as_metric(compute)
     outputs = {"loss": np.ones(3), "start": np.zeros((3, 4)), "end": np.ones((3, 4))}
     metric.update(outputs, {"first": np.zeros(3), "second": np.ones(3)})
     metric.result()
-    start, end = seen[0].predictions
+    start, end = received[0].predictions
     assert (start.shape, end.shape) == ((3, 4), (3, 4))
     assert end.all()
-    assert len(seen[0].label_ids) == 2
+    assert len(received[0].label_ids) == 2
 
 
 @pytest.mark.slow
@@ -98,12 +98,12 @@ def test_a_pipeline_runs_a_result_with_the_labels_of_its_configuration(tuned, to
     assert tuned.config.id2label == {0: "no", 1: "yes"}
     assert tuned.device == torch.device("cpu")
     pipeline = transformers.pipeline("text-classification", model=tuned, tokenizer=tokenizer)
-    (found,) = pipeline("w3 w4 w5")
+    (prediction,) = pipeline("w3 w4 w5")
     inputs = tokenizer("w3 w4 w5", return_tensors="pt")
     logits = tuned(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
     expected = torch.softmax(logits[0], -1)
-    assert found["label"] == ("no", "yes")[int(expected.argmax())]
-    assert found["score"] == pytest.approx(float(expected.max()), rel=1e-4)
+    assert prediction["label"] == ("no", "yes")[int(expected.argmax())]
+    assert prediction["score"] == pytest.approx(float(expected.max()), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -112,9 +112,9 @@ def test_a_loaded_result_keeps_its_configuration(tuned, tokenizer, tmp_path):
     loaded = neural_mp.load(tmp_path / "saved")
     assert type(loaded.config) is transformers.BertConfig
     assert loaded.config.to_dict() == tuned.config.to_dict()
-    words = "w3 w4 w5"
+    text = "w3 w4 w5"
     first, second = (
-        transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)(words)
+        transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)(text)
         for model in (tuned, loaded)
     )
     assert first == second
@@ -181,9 +181,9 @@ def test_a_decoder_converted_layer_by_layer_writes_text_in_a_pipeline(tokenizer)
     result = _tuned(decoder, batches, capture="layers", metric="perplexity")
     assert result.can_generate()
     pipeline = transformers.pipeline("text-generation", model=result, tokenizer=tokenizer)
-    (found,) = pipeline("w3 w4", max_new_tokens=4, do_sample=False)
-    assert found["generated_text"].startswith("w3 w4")
-    assert len(found["generated_text"].split()) > 2
+    (generated,) = pipeline("w3 w4", max_new_tokens=4, do_sample=False)
+    assert generated["generated_text"].startswith("w3 w4")
+    assert len(generated["generated_text"].split()) > 2
 
 
 def test_other_attributes_are_missing_as_ever(tuned):

@@ -16,8 +16,8 @@ class Heard(JobsListener):
     def __init__(self):
         self.told_of, self.over = [], []
 
-    def report(self, job, said):
-        self.told_of.append((job, said))
+    def report(self, job, message):
+        self.told_of.append((job, message))
 
     def ended(self, outcome):
         self.over.append(outcome.name)
@@ -29,10 +29,10 @@ class Scripted:
     def __init__(self, act):
         self._act, self.stopped = act, False
 
-    def run(self, job, folder, before, tell):
+    def run(self, job, folder, prior, tell):
         tell("starts")
-        found = self._act(job.name)
-        return None if found is None else replace(job, status=JobStatus.MET, reason="")
+        outcome = self._act(job.name)
+        return None if outcome is None else replace(job, status=JobStatus.MET, reason="")
 
     def stop(self):
         self.stopped = True
@@ -43,14 +43,14 @@ def work(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_pool, "_LOOK", 0.01)
 
     def worked(names, *acts):
-        heard, places = Heard(), [Scripted(act) for act in acts]
+        heard, workers = Heard(), [Scripted(act) for act in acts]
         jobs = [JobOutcome(name, f"{name}.yaml", "0", JobStatus.BEGUN, "") for name in names]
         for name in names:
             (tmp_path / name).mkdir(exist_ok=True)
         try:
-            WorkerPool(jobs, tmp_path, heard, places).work()
+            WorkerPool(jobs, tmp_path, heard, workers).work()
         finally:
-            assert all(place.stopped for place in places)
+            assert all(worker.stopped for worker in workers)
         return heard
 
     return worked
@@ -67,11 +67,11 @@ def test_what_a_job_tells_comes_before_its_end(work):
 
 
 def test_a_job_that_somebody_else_does_lets_others_go_first(work):
-    left = {"a": 3}
+    remaining = {"a": 3}
 
     def act(name):
-        left[name] = left.get(name, 1) - 1
-        return name if not left[name] else None
+        remaining[name] = remaining.get(name, 1) - 1
+        return name if not remaining[name] else None
 
     assert work("abc", act).over == ["b", "c", "a"]
 
@@ -95,8 +95,8 @@ def test_a_job_that_loses_one_place_after_another_has_failed(work, tmp_path):
 
     names = ("a", *map(str, range(RUNS_AGAIN + 1)))
     assert "a" in work(names, *[act] * len(names)).over
-    left = read_outcome(tmp_path / "a")
-    assert (left.status, left.reason) == (JobStatus.FAILED, "node n was lost")
+    outcome = read_outcome(tmp_path / "a")
+    assert (outcome.status, outcome.reason) == (JobStatus.FAILED, "node n was lost")
 
 
 def test_an_error_of_a_place_ends_the_others(work):

@@ -40,11 +40,11 @@ def test_keywords_set_options(converter, net):
 @pytest.mark.slow
 def test_excluded_ops_stay_in_fp32(converter):
     free = in_int8(converter())
-    first, second, *others = sorted(free)
+    first, second, *remaining = sorted(free)
     converter.exclude = [first, second[:-1] + "."]
     kept_out = in_int8(converter())
     assert {first, second}.isdisjoint(kept_out)
-    assert set(others) & kept_out
+    assert set(remaining) & kept_out
     converter.exclude = first
     assert first not in in_int8(converter())
 
@@ -62,8 +62,8 @@ def test_limits_by_op_by_type_and_by_model(converter):
     types = {with_dense_only.report.op_counts[CONV].get("int8", 0)}
     assert types == {0}
     converter.optype_wise, converter.model_wise = {}, {"activation": {"algorithm": ["kl"]}}
-    found = converter()
-    static = [c for c in found.plan.values() if c.activation is not None]
+    result = converter()
+    static = [c for c in result.plan.values() if c.activation is not None]
     assert static
     assert {config.activation.algorithm for config in static} == {"kl"}
 

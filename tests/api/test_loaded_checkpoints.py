@@ -47,11 +47,11 @@ def test_a_checkpoint_written_here_computes_as_before(result, form, atol, tmp_pa
     assert again.plan[EIGHT].precision == "int8"
     assert isinstance(again.model, LlamaForCausalLM)
     with torch.no_grad():
-        expected, found = (each.model(IDS).logits for each in (result, again))
-    assert torch.allclose(found, expected, atol=atol)
+        expected, actual = (optimized.model(IDS).logits for optimized in (result, again))
+    assert torch.allclose(actual, expected, atol=atol)
     assert again.audit().holds
     again.save(tmp_path / "own")
-    assert torch.equal(neural_mp.load(tmp_path / "own").model(IDS).logits, found)
+    assert torch.equal(neural_mp.load(tmp_path / "own").model(IDS).logits, actual)
 
 
 def test_damaged_and_unknown_checkpoints_are_refused(result, tmp_path):

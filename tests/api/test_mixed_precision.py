@@ -56,10 +56,10 @@ class TestFaceOfAFile:
 
 @pytest.fixture
 def converter(net, digits, accuracy):
-    made = MixedPrecision(precisions="int8")
-    made.objective = "modelsize"  # latencies this short are the machine's mood
-    made.model, made.metric, made.eval_dataloader = net, accuracy, digits[1].loader()
-    return made
+    tuner = MixedPrecision(precisions="int8")
+    tuner.objective = "modelsize"  # latencies this short are the machine's mood
+    tuner.model, tuner.metric, tuner.eval_dataloader = net, accuracy, digits[1].loader()
+    return tuner
 
 
 def test_bf16_beside_int8_without_hardware_is_left_out(net, plain_machine, digits, accuracy):
@@ -87,8 +87,8 @@ def test_bf16_that_a_variable_asks_for_is_told_of_where_there_is_no_hardware(
     converter.model = net
     converter.metric = accuracy
     converter.eval_dataloader = digits[1].loader()
-    told = " ".join(converter.fit().report.warnings)
-    assert ("bf16 is not supported" in told) == (word == "1")
+    warnings = " ".join(converter.fit().report.warnings)
+    assert ("bf16 is not supported" in warnings) == (word == "1")
 
 
 def test_int8_alone_without_data_is_refused(net):
@@ -138,10 +138,10 @@ def test_any_kind_of_dataloader(converter, net, digits, kind):
 
 
 def test_an_evaluation_function_gets_the_native_model(net, digits):
-    seen = []
+    models = []
 
     def evaluate(model) -> float:
-        seen.append(model)
+        models.append(model)
         return float((outputs(model, digits[1].images).argmax(1) == digits[1].labels).mean())
 
     converter = MixedPrecision()
@@ -152,9 +152,9 @@ def test_an_evaluation_function_gets_the_native_model(net, digits):
     converter.calib_dataloader = digits[0].loader()
     result = converter()
     assert result.met
-    assert seen[0] is net
-    assert all(isinstance(model, nn.Module) for model in seen)
-    assert len(seen) == result.report.evaluations
+    assert models[0] is net
+    assert all(isinstance(model, nn.Module) for model in models)
+    assert len(models) == result.report.evaluations
 
 
 def test_the_hostile_net_is_tuned_to_keep_most_of_its_int8_ops(converter, hostile_net, digits):
@@ -189,8 +189,8 @@ def test_the_space_sees_that_the_two_convolutions_belong_together(hostile_net, d
     tensor = next(t for t in space.tensors if t.ops == {"2", "4"})
     assert observed.nsr[tensor.name] > 0.5
     # How noisy the others are depends on how training went, and that on the processor.
-    others = [t.name for t in space.tensors if t is not tensor]
-    assert all(observed.nsr[name] < observed.nsr[tensor.name] / 10 for name in others)
+    remaining = [t.name for t in space.tensors if t is not tensor]
+    assert all(observed.nsr[name] < observed.nsr[tensor.name] / 10 for name in remaining)
 
 
 def test_a_target_no_plan_meets_returns_fp32_and_the_closest(converter, net, digits):

@@ -58,9 +58,9 @@ def network(*middle: onnx.NodeProto, before: tuple[onnx.NodeProto, ...] = ()) ->
         *middle,
         helper.make_node("Conv", ["k" if middle else "c", "u"], ["y"], "last"),
     ]
-    read = {name for node in nodes for name in node.input}
+    consumed = {name for node in nodes for name in node.input}
     constants = [
-        numpy_helper.from_array(np.asarray(CONSTANTS[n]), n) for n in CONSTANTS.keys() & read
+        numpy_helper.from_array(np.asarray(CONSTANTS[n]), n) for n in CONSTANTS.keys() & consumed
     ]
     graph = helper.make_graph(
         nodes,
@@ -144,21 +144,23 @@ MAKERS = {"onnx": onnx_middle, "torch": torch_middle, "tensorflow": keras_middle
 def test_tensors_with_nan_or_inf_stay_float_and_layers_around_them_run_in_int8(framework, kind):
     source = MAKERS[framework](kind)
     adaptor = adaptor_for(source)
-    held = adaptor.load(source, example=BATCHES[0])
-    space = adaptor.space(held, detect({})).restricted_to([Precision.INT8])
-    model = LoadedModel(adaptor, held)
+    loaded = adaptor.load(source, example=BATCHES[0])
+    space = adaptor.space(loaded, detect({})).restricted_to([Precision.INT8])
+    model = LoadedModel(adaptor, loaded)
     tunable = model.in_space(space).calibrated(BATCHES)
     plan = tunable.space.resolve(tunable.space.fastest_plan())
     layers = [op.name for op in space.graph if op.weights >= CONSTANTS["w"].size]
     assert len(layers) == 2
     assert {plan.effective[name] for name in layers} == {Precision.INT8}
     held_values = tunable.observations.non_finite
-    assert {seen.value for seen in held_values.values()} <= {MIDDLES[kind][1]}
+    assert {observation.value for observation in held_values.values()} <= {MIDDLES[kind][1]}
     assert not plan.flow.int8_outputs & held_values.keys()
     for name in held_values:
         reasons = (c.refusal(Precision.INT8) for c in tunable.space.capabilities.values())
         assert any(f"tensor {name!r} held" in (reason or "") for reason in reasons)
-    expected, outputs = (each.float_outputs(IMAGES) for each in (model, tunable.converted(plan)))
+    expected, outputs = (
+        variant.float_outputs(IMAGES) for variant in (model, tunable.converted(plan))
+    )
     assert np.isfinite(expected[0]).all()
     assert decibels(mean_nsr(expected, outputs)) > NEAR_SQNR_DB
 
@@ -185,8 +187,8 @@ def test_record_explanation_and_replay_give_the_reason(tmp_path):
     assert setup.followed(result.plan).effective["pool"] is Precision.FP32
     result.save(tmp_path / "saved")
     plan = tmp_path / "saved" / "plan.yaml"
-    _, said = explained(load_source(model, None, None), "pool", (Precision.INT8,), plan)
-    assert reason in said[Precision.INT8].reason
+    _, decisions = explained(load_source(model, None, None), "pool", (Precision.INT8,), plan)
+    assert reason in decisions[Precision.INT8].reason
     replayed = convert_with_plan(model, plan)
     np.testing.assert_array_equal(replayed(IMAGES), result(IMAGES))
 
@@ -197,8 +199,8 @@ def test_record_explanation_and_replay_give_the_reason(tmp_path):
 def test_samples_whose_nan_reaches_the_outputs_are_left_out_of_calibration(samples, batch, count):
     batches = with_nan(*samples)
     result = converted(network(), batches)
-    words = f"{count} sample{'s'[: count > 1]} with NaN in input '0' (first in batch {batch} "
-    assert any(words in warning for warning in result.report.warnings)
+    message = f"{count} sample{'s'[: count > 1]} with NaN in input '0' (first in batch {batch} "
+    assert any(message in warning for warning in result.report.warnings)
     assert not any("SQNR" in warning for warning in result.report.warnings)
     assert result.plan.counts() == {Precision.INT8: 2}
     whole = np.stack(
@@ -219,9 +221,9 @@ def test_other_runtimes_are_compared_without_damaged_samples():
 
 def test_a_batch_of_damaged_samples_alone_is_left_out():
     batches = with_nan(0, 1, 2, 3)
-    seen = converted(network(), batches).observations
-    assert seen.samples == 8
-    assert seen.ranges["x"]["minmax"] == pytest.approx((IMAGES[4:].min(), IMAGES[4:].max()))
+    observations = converted(network(), batches).observations
+    assert observations.samples == 8
+    assert observations.ranges["x"]["minmax"] == pytest.approx((IMAGES[4:].min(), IMAGES[4:].max()))
 
 
 def test_nan_in_every_sample_is_an_error_of_the_data():

@@ -77,8 +77,8 @@ def times(monkeypatch) -> dict[str, float]:
 def tuned(
     net, batches, accuracy: Callable[[Any], float] | None = lambda model: 1.0, **options: Any
 ):
-    given: dict[str, Any] = {"model": net, "runtime": "auto", **QUICK, **options}
-    return MixedPrecision(eval_func=accuracy, calib_dataloader=batches, **given)()
+    settings: dict[str, Any] = {"model": net, "runtime": "auto", **QUICK, **options}
+    return MixedPrecision(eval_func=accuracy, calib_dataloader=batches, **settings)()
 
 
 def chosen(report: Report) -> str:
@@ -102,12 +102,12 @@ def test_the_target_is_judged_in_the_chosen_runtime(net, batches, times):
         evaluated.append((framework(model), is_low(model)))
         return 0.9 if is_low(model) else 0.905
 
-    found = tuned(net, batches, accuracy)
-    assert found.framework == chosen(found.report) == "openvino"
-    assert found.met is True
+    result = tuned(net, batches, accuracy)
+    assert result.framework == chosen(result.report) == "openvino"
+    assert result.met is True
     assert evaluated == [("openvino", False), ("openvino", True)]
-    assert (found.report.baseline_accuracy, found.report.accuracy) == (0.905, 0.9)
-    speeds = {figures.framework: figures.result_speedup for figures in found.report.runtimes}
+    assert (result.report.baseline_accuracy, result.report.accuracy) == (0.905, 0.9)
+    speeds = {figures.framework: figures.result_speedup for figures in result.report.runtimes}
     assert speeds["pytorch"] == pytest.approx(10 / 2)
     assert speeds["onnxrt"] == pytest.approx(4 / 2)
     assert speeds["openvino"] == pytest.approx(8 / 2)
@@ -122,31 +122,31 @@ def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times,
         times["openvino int8"] = 5.0  # slower than it seemed when the runtime was chosen
         return 1.0
 
-    found = tuned(net, batches, accuracy)
-    assert found.framework == chosen(found.report) == "onnxrt"
+    result = tuned(net, batches, accuracy)
+    assert result.framework == chosen(result.report) == "onnxrt"
     assert evaluated == ["openvino", "openvino", "onnxrt"]
-    assert found.met is False
-    assert found.report.accuracy == 1.0
-    assert found.report.latency == found.report.baseline_latency == 0.004
-    assert found.report.best_rejected is not None
-    assert found.report.best_rejected.outcome is Outcome.SLOW
-    assert [trial.outcome for trial in found.trials] == [Outcome.SLOW]
-    speeds = {figures.framework: figures.result_speedup for figures in found.report.runtimes}
+    assert result.met is False
+    assert result.report.accuracy == 1.0
+    assert result.report.latency == result.report.baseline_latency == 0.004
+    assert result.report.best_rejected is not None
+    assert result.report.best_rejected.outcome is Outcome.SLOW
+    assert [trial.outcome for trial in result.trials] == [Outcome.SLOW]
+    speeds = {figures.framework: figures.result_speedup for figures in result.report.runtimes}
     assert (speeds["pytorch"], speeds["onnxrt"]) == (pytest.approx(10 / 4), None)
-    assert any("the FP32 model in onnxrt" in warning for warning in found.report.warnings)
-    assert "FP32 model" in verdict(found.report, found.met)
-    assert set(found.plan.counts()) == {"fp32"}
-    assert {op.precision for op in found.planned.values()} == {"fp32"}
+    assert any("the FP32 model in onnxrt" in warning for warning in result.report.warnings)
+    assert "FP32 model" in verdict(result.report, result.met)
+    assert set(result.plan.counts()) == {"fp32"}
+    assert {op.precision for op in result.planned.values()} == {"fp32"}
     images = batches[0][0]
-    torch.testing.assert_close(found(images), net(images).detach(), rtol=1e-4, atol=1e-4)
-    assert found.audit().holds
-    found.report.save_html(tmp_path / "page.html")
+    torch.testing.assert_close(result(images), net(images).detach(), rtol=1e-4, atol=1e-4)
+    assert result.audit().holds
+    result.report.save_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     assert all(name in page for name in ("Runtimes", "onnxrt", "openvino"))
-    found.save(tmp_path / "saved")
+    result.save(tmp_path / "saved")
     again = load(tmp_path / "saved")
     assert again.framework == "onnxrt"
-    torch.testing.assert_close(again(images), found(images))
+    torch.testing.assert_close(again(images), result(images))
 
 
 @pytest.mark.slow
@@ -155,36 +155,36 @@ def test_a_plan_that_is_faster_by_the_required_gain_stays(net, batches, times):
         times["openvino int8"] = 3.85  # 1.039 times as fast as FP32 in ONNX Runtime
         return 1.0
 
-    found = tuned(net, batches, accuracy)
-    assert found.framework == "openvino"
-    assert found.met is True
+    result = tuned(net, batches, accuracy)
+    assert result.framework == "openvino"
+    assert result.met is True
 
 
 @pytest.mark.slow
 def test_the_fastest_fp32_is_the_result_if_no_plan_meets_the_target(net, batches, times):
-    found = tuned(net, batches, lambda model: 0.1 if is_low(model) else 1.0)
-    assert found.framework == chosen(found.report) == "onnxrt"
-    assert found.met is False
-    assert found.report.accuracy == 1.0
-    assert found.report.best_rejected is not None
-    assert found.report.best_rejected.accuracy == 0.1
+    result = tuned(net, batches, lambda model: 0.1 if is_low(model) else 1.0)
+    assert result.framework == chosen(result.report) == "onnxrt"
+    assert result.met is False
+    assert result.report.accuracy == 1.0
+    assert result.report.best_rejected is not None
+    assert result.report.best_rejected.accuracy == 0.1
 
 
 @pytest.mark.slow
 def test_fp32_elsewhere_must_meet_the_target(net, batches, times):
-    found = tuned(
+    result = tuned(
         net, batches, lambda model: 0.1 if is_low(model) or framework(model) == "onnxrt" else 1.0
     )
-    assert found.framework == chosen(found.report) == "openvino"
-    assert any("onnxrt" in warning and "0.1" in warning for warning in found.report.warnings)
+    assert result.framework == chosen(result.report) == "openvino"
+    assert any("onnxrt" in warning and "0.1" in warning for warning in result.report.warnings)
 
 
 @pytest.mark.slow
 def test_the_source_is_the_result_if_no_runtime_gains_enough(net, batches, times):
     times |= {"openvino": 9.9, "onnxrt": 9.8, "openvino int8": 3.0, "onnxrt int8": 3.5}
-    found = tuned(net, batches, lambda model: 0.1 if is_low(model) else 1.0)
-    assert found.framework == chosen(found.report) == "pytorch"
-    assert found.loaded.boundary is None
+    result = tuned(net, batches, lambda model: 0.1 if is_low(model) else 1.0)
+    assert result.framework == chosen(result.report) == "pytorch"
+    assert result.loaded.boundary is None
 
 
 @pytest.mark.slow
@@ -194,10 +194,10 @@ def test_a_slower_result_without_accuracy_check_is_a_warning(net, batches, times
             if name == "Converting":
                 times["openvino int8"] = 5.0
 
-    found = tuned(net, batches, None, exit_policy={"performance_only": True}, listener=Slower())
-    assert found.framework == "openvino"
-    assert found.met is None
-    assert any("the speed of FP32 in onnxrt" in warning for warning in found.report.warnings)
+    result = tuned(net, batches, None, exit_policy={"performance_only": True}, listener=Slower())
+    assert result.framework == "openvino"
+    assert result.met is None
+    assert any("the speed of FP32 in onnxrt" in warning for warning in result.report.warnings)
 
 
 @pytest.mark.slow
@@ -210,22 +210,22 @@ def test_a_slower_result_without_accuracy_check_is_a_warning(net, batches, times
     ],
 )
 def test_constraints_name_ops_of_the_source(runtime, constraint, net, batches, times):
-    found = tuned(net, batches, runtime=runtime, **constraint)
-    assert found.framework == ("openvino" if runtime == "auto" else runtime)
-    kept = {op: effective.precision for op, effective in found.planned.items() if "head" in op}
-    assert kept
-    assert set(kept.values()) == {"fp32"}
-    assert any(effective.precision == "int8" for effective in found.planned.values())
+    result = tuned(net, batches, runtime=runtime, **constraint)
+    assert result.framework == ("openvino" if runtime == "auto" else runtime)
+    excluded = {op: effective.precision for op, effective in result.planned.items() if "head" in op}
+    assert excluded
+    assert set(excluded.values()) == {"fp32"}
+    assert any(effective.precision == "int8" for effective in result.planned.values())
 
 
 @pytest.mark.slow
 def test_constraints_without_a_counterpart_keep_the_source(net, batches, times, monkeypatch):
     monkeypatch.setattr(onnx_export, "name_nodes", lambda *_: None)
     monkeypatch.setattr(runtimes, "transfer_file", transfer_file)
-    found = tuned(net, batches, exclude="head")
-    assert found.framework == "pytorch"
-    left = [figures for figures in found.report.runtimes if not figures.chosen]
-    reasons = [figures.reason for figures in left if figures.framework != "torch.compile"]
+    result = tuned(net, batches, exclude="head")
+    assert result.framework == "pytorch"
+    rejected = [figures for figures in result.report.runtimes if not figures.chosen]
+    reasons = [figures.reason for figures in rejected if figures.framework != "torch.compile"]
     assert all("'head'" in reason and "no counterpart" in reason for reason in reasons)
     with pytest.raises(ConfigurationError, match="no counterpart"):
         tuned(net, batches, exclude="head", runtime="onnxrt")
@@ -235,8 +235,8 @@ def test_constraints_without_a_counterpart_keep_the_source(net, batches, times, 
 
 @pytest.mark.slow
 def test_a_named_runtime_accepts_names_of_its_own_ops(net, batches, times):
-    found = tuned(net, batches, runtime="openvino", exclude="head/WithoutBiases")
-    assert found.planned["head/WithoutBiases"].precision == "fp32"
+    result = tuned(net, batches, runtime="openvino", exclude="head/WithoutBiases")
+    assert result.planned["head/WithoutBiases"].precision == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -253,12 +253,12 @@ def test_a_named_runtime_accepts_names_of_its_own_ops(net, batches, times):
     ],
 )
 def test_what_names_the_framework_keeps_the_source(options, reason, net, batches, times):
-    found = tuned(net, batches, **options)
-    assert found.framework == "pytorch"
-    others = [figures for figures in found.report.runtimes if not figures.chosen]
-    others = [figures for figures in others if figures.framework in FP32]
-    assert others
-    assert all(reason in figures.reason for figures in others)
+    result = tuned(net, batches, **options)
+    assert result.framework == "pytorch"
+    rejected = [figures for figures in result.report.runtimes if not figures.chosen]
+    rejected = [figures for figures in rejected if figures.framework in FP32]
+    assert rejected
+    assert all(reason in figures.reason for figures in rejected)
 
 
 def test_a_strategy_that_needs_gradients_is_an_error_in_a_named_runtime(net, batches):
@@ -276,7 +276,7 @@ def test_resume_repeats_the_choice(net, batches, times):
     assert [trial.plan for trial in again.trials] == [trial.plan for trial in first.trials]
     latencies = {f.framework: f.latency for f in again.report.runtimes}
     assert latencies == {
-        **{name: taken / 1000 for name, taken in FP32.items()},
+        **{name: milliseconds / 1000 for name, milliseconds in FP32.items()},
         "torch.compile": None,
     }
     assert tuned(net, batches).framework == "onnxrt"
@@ -291,19 +291,19 @@ def with_hints(monkeypatch) -> None:
 @pytest.mark.usefixtures("with_hints")
 def test_a_run_in_the_source_ends_with_a_hint(net, batches, times, monkeypatch, caplog):
     with caplog.at_level("INFO", "neural_mp"):
-        found = tuned(net, batches, runtime="source")
-    assert found.framework == "pytorch"
-    hint = found.report.hint
+        result = tuned(net, batches, runtime="source")
+    assert result.framework == "pytorch"
+    hint = result.report.hint
     assert hint == RuntimeHint("onnxrt", 2.5, 2.5, 2.5)
     text = "onnxrt runs this model 2.5 times as fast in FP32 (2.5 to 2.5): set runtime='auto'"
     assert str(hint) == text
     assert text in caplog.text
     with (console := Console(width=200)).capture() as shown:
-        console.print(result_tables(found.report, found.met))
+        console.print(result_tables(result.report, result.met))
     assert text in shown.get()
-    found.report.save_html("page.html")
+    result.report.save_html("page.html")
     assert f"{hint.framework} runs this model 2.5 times" in Path("page.html").read_text("utf-8")
-    values = {k: v for k, v in found.report.to_dict().items() if k != "speedup"}
+    values = {k: v for k, v in result.report.to_dict().items() if k != "speedup"}
     assert values["hint"]["framework"] == "onnxrt"
     assert Report.from_dict(values).hint == hint
 
@@ -360,15 +360,15 @@ def test_no_hint_if_its_cost_is_out_of_proportion(net, batches, times):
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_hints")
 def test_no_hint_for_a_model_that_cannot_be_transferred(net, batches, times):
-    found = tuned(Branch(net).eval(), batches, runtime="source", capture="modules")
-    assert found.report.hint is None
+    result = tuned(Branch(net).eval(), batches, runtime="source", capture="modules")
+    assert result.report.hint is None
 
 
 @pytest.mark.slow
 def test_workers_load_the_model_in_its_runtime(deep, digits):
     images, labels = digits[1].images, digits[1].labels
     data = [(images[i : i + 50], labels[i : i + 50]) for i in (0, 50, 100)]
-    found = MixedPrecision(
+    result = MixedPrecision(
         model=convolutions(deep),  # workers would import PyTorch for seconds, and export anew
         runtime="openvino",
         metric="accuracy",
@@ -376,10 +376,10 @@ def test_workers_load_the_model_in_its_runtime(deep, digits):
         workers=2,
         **{**QUICK, "strategy": "random", "exit_policy": {"max_trials": 4}},
     )()
-    assert found.framework == "openvino"
-    assert not [trial for trial in found.trials if trial.error]
-    assert found.trials
-    assert type(found(images[:2])) is np.ndarray
+    assert result.framework == "openvino"
+    assert not [trial for trial in result.trials if trial.error]
+    assert result.trials
+    assert type(result(images[:2])) is np.ndarray
 
 
 @pytest.mark.slow
@@ -392,7 +392,7 @@ def test_without_a_metric_fp32_elsewhere_is_the_result_if_a_plan_is_no_faster(
                 times["openvino int8"] = 5.0
 
     monkeypatch.setattr(unchecked, "decides_by_time", DECIDES)
-    found = tuned(net, batches, None, listener=Slower())
-    assert found.framework == chosen(found.report) == "onnxrt"
-    assert found.met is None
-    assert set(found.plan.counts()) == {"fp32"}
+    result = tuned(net, batches, None, listener=Slower())
+    assert result.framework == chosen(result.report) == "onnxrt"
+    assert result.met is None
+    assert set(result.plan.counts()) == {"fp32"}

@@ -74,26 +74,26 @@ class Named(nn.Module):
 @pytest.mark.usefixtures("transferred_once")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batches, tmp_path):
-    found = MixedPrecision(
+    result = MixedPrecision(
         model=net, runtime=runtime, metric="accuracy", eval_dataloader=batches, **QUICK
     )()
-    assert found.framework == runtime
-    assert found.met is True
+    assert result.framework == runtime
+    assert result.met is True
     images = batches[0][0]
     with torch.no_grad():
         expected = net(images)
     for size in (len(images), 3):
-        outputs = found(images[:size])
+        outputs = result(images[:size])
         assert type(outputs) is torch.Tensor
         assert outputs.dtype == expected.dtype
         assert (outputs - expected[:size]).norm() < 0.1 * expected[:size].norm()
-    found.save(tmp_path / "saved")
+    result.save(tmp_path / "saved")
     again = load(tmp_path / "saved")
     assert type(again(images)) is torch.Tensor
-    torch.testing.assert_close(again(images), found(images))
+    torch.testing.assert_close(again(images), result(images))
     arrays = again(images.numpy())
     assert type(arrays) is np.ndarray
-    np.testing.assert_allclose(arrays, found(images).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(arrays, result(images).numpy(), rtol=1e-5)
     assert again.audit().holds
     assert runtime[:4] in "".join(again.needs)
 
@@ -103,34 +103,34 @@ def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batche
 def test_inputs_and_outputs_keep_names_and_containers(runtime):
     example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}
     source = torch_model(Named(), example)
-    other = transferred(source, runtime)
+    converted = transferred(source, runtime)
     for inputs in (example, (example["a"], example["b"])):
-        expected, found = source(inputs), other(inputs)
-        assert list(found) == list(expected)
-        assert type(found["more"]) is tuple
-        assert type(found["more"][1]) is list
-        torch.testing.assert_close(found["logits"], expected["logits"])
-        assert torch.equal(found["more"][0], expected["more"][0])
-    assert other({name: value[:1] for name, value in example.items()})["logits"].shape == (1, 3)
+        expected, outputs = source(inputs), converted(inputs)
+        assert list(outputs) == list(expected)
+        assert type(outputs["more"]) is tuple
+        assert type(outputs["more"][1]) is list
+        torch.testing.assert_close(outputs["logits"], expected["logits"])
+        assert torch.equal(outputs["more"][0], expected["more"][0])
+    assert converted({name: value[:1] for name, value in example.items()})["logits"].shape == (1, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("transferred_once")
 def test_auto_lists_all_candidates_with_reasons(net, batches):
-    found = MixedPrecision(
+    result = MixedPrecision(
         model=net, runtime="auto", metric="accuracy", eval_dataloader=batches, **QUICK
     )()
-    candidates = {figures.framework: figures for figures in found.report.runtimes}
+    candidates = {figures.framework: figures for figures in result.report.runtimes}
     assert "compil" in candidates.pop("torch.compile").reason
     assert set(candidates) == {"pytorch", *RUNTIMES}
-    assert [f.framework for f in candidates.values() if f.chosen] == [found.framework]
+    assert [f.framework for f in candidates.values() if f.chosen] == [result.framework]
     assert all(figures.reason and figures.latency for figures in candidates.values())
     assert all(candidates[name].sqnr_db > 90 for name in RUNTIMES)
-    assert type(found(batches[0][0])) is torch.Tensor
-    again = type(found.report).from_dict(
-        {k: v for k, v in found.report.to_dict().items() if k != "speedup"}
+    assert type(result(batches[0][0])) is torch.Tensor
+    again = type(result.report).from_dict(
+        {k: v for k, v in result.report.to_dict().items() if k != "speedup"}
     )
-    assert again.runtimes == found.report.runtimes
+    assert again.runtimes == result.report.runtimes
 
 
 @pytest.mark.slow
@@ -141,15 +141,15 @@ def test_an_evaluation_function_receives_a_callable(net, batches):
         images, labels = batches[0]
         return float((model(images).argmax(-1).numpy() == labels).mean())
 
-    found = MixedPrecision(
+    result = MixedPrecision(
         model=net, runtime="openvino", eval_func=accuracy, calib_dataloader=batches, **QUICK
     )()
-    assert found.met is True
+    assert result.met is True
 
 
 @pytest.mark.slow
 def test_data_dependent_control_flow_stays_in_the_source(net, batches):
-    found = MixedPrecision(
+    result = MixedPrecision(
         model=Branch(net).eval(),
         runtime="auto",
         capture="modules",
@@ -157,11 +157,11 @@ def test_data_dependent_control_flow_stays_in_the_source(net, batches):
         eval_dataloader=batches,
         **QUICK,
     )()
-    assert found.framework == "pytorch"
-    others = [figures for figures in found.report.runtimes if not figures.chosen]
-    assert {figures.framework for figures in others} == {*RUNTIMES, "torch.compile"}
-    others = [figures for figures in others if figures.framework in RUNTIMES]
-    assert all("single graph" in figures.reason for figures in others)
+    assert result.framework == "pytorch"
+    rejected = [figures for figures in result.report.runtimes if not figures.chosen]
+    assert {figures.framework for figures in rejected} == {*RUNTIMES, "torch.compile"}
+    rejected = [figures for figures in rejected if figures.framework in RUNTIMES]
+    assert all("single graph" in figures.reason for figures in rejected)
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ def test_a_traced_branch_is_found_by_its_sqnr(batches):
     images = [inputs for inputs, _ in batches]
     linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     source = torch_model(linear, images[0])
-    other = transferred(torch_model(nn.Sequential(linear, nn.Softsign()), images[0]), "onnxrt")
-    sqnr_db, reason = compared(source, other, iter(images))
+    converted = transferred(torch_model(nn.Sequential(linear, nn.Softsign()), images[0]), "onnxrt")
+    sqnr_db, reason = compared(source, converted, iter(images))
     assert sqnr_db < 90
     assert f"{sqnr_db:.1f} dB" in reason
     same = transferred(source, "onnxrt")
@@ -227,9 +227,9 @@ def test_a_named_runtime_that_cannot_run_the_model_is_an_error(net, batches):
 
 
 def _not_installed(monkeypatch, package: str) -> None:
-    found = importlib.util.find_spec
+    original = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == package else found(name)
+        importlib.util, "find_spec", lambda name: None if name == package else original(name)
     )
 
 
@@ -240,8 +240,8 @@ def test_a_runtime_that_is_not_installed(net, batches, monkeypatch):
     options = {"model": net, "metric": "accuracy", "eval_dataloader": batches, **QUICK}
     with pytest.raises(MissingFrameworkError, match="pip install"):
         MixedPrecision(runtime="openvino", **options)()
-    found = MixedPrecision(runtime="auto", **options)()
-    (missing,) = (f for f in found.report.runtimes if f.framework == "openvino")
+    result = MixedPrecision(runtime="auto", **options)()
+    (missing,) = (f for f in result.report.runtimes if f.framework == "openvino")
     assert "pip install" in missing.reason
     assert not missing.chosen
 
@@ -252,18 +252,18 @@ def test_an_onnx_file_in_openvino(net, digits):
     source = torch_model(net, example)
     written = transfer_file(source)
     images = digits[1].images[:100]
-    found = MixedPrecision(
+    result = MixedPrecision(
         model=written.path,
         runtime="openvino",
         metric="accuracy",
         eval_dataloader=[(images, digits[1].labels[:100])],
         **QUICK,
     )()
-    assert found.framework == "openvino"
-    assert found.met is True
+    assert result.framework == "openvino"
+    assert result.met is True
     expected = source(images)
-    assert type(found(images)) is np.ndarray
-    assert np.linalg.norm(found(images) - expected) < 0.1 * np.linalg.norm(expected)
+    assert type(result(images)) is np.ndarray
+    assert np.linalg.norm(result(images) - expected) < 0.1 * np.linalg.norm(expected)
 
 
 @pytest.mark.slow
@@ -274,10 +274,10 @@ def test_the_command_line_lists_the_runtimes(run, workplace):
         file.write("tuning: {objective: modelsize, exit_policy: {max_trials: 1}}\n")
     code, out, err = run("tune", "conf.yaml", "--json", "-o", "tuned")
     assert code == 0, err
-    found = json.loads(out)
-    runtimes = {each["framework"]: each for each in found["report"]["runtimes"]}
+    document = json.loads(out)
+    runtimes = {figures["framework"]: figures for figures in document["report"]["runtimes"]}
     assert set(runtimes) == {"pytorch", *RUNTIMES, "torch.compile"}
-    assert runtimes[found["framework"]]["chosen"]
+    assert runtimes[document["framework"]]["chosen"]
     assert load("tuned").report.runtimes == tuple(RuntimeFigures(**r) for r in runtimes.values())
 
 
@@ -307,10 +307,10 @@ def test_commands_work_on_a_result_in_another_runtime(runtime, run, workplace, d
 @pytest.mark.parametrize(("runtime", "suffix"), [("onnxrt", ".onnx"), ("openvino", ".xml")])
 def test_a_single_file_warns_of_the_calls_that_it_loses(runtime, suffix, tmp_path, caplog):
     example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}
-    found = MixedPrecision(
+    result = MixedPrecision(
         model=Named().eval(), runtime=runtime, calib_dataloader=[example], precisions="int8"
     )()
-    found.save(tmp_path / f"net{suffix}")
+    result.save(tmp_path / f"net{suffix}")
     assert "inputs 'a', 'b'; 3 outputs, in the order of pytorch" in caplog.text
 
 
@@ -327,13 +327,13 @@ def test_a_keras_model_in_openvino(tmp_path):
     batches = [
         tuple(rng.normal(size=(8, 4)).astype(np.float32) for _ in range(2)) for _ in range(3)
     ]
-    found = MixedPrecision(
+    tuned = MixedPrecision(
         model=model, runtime="openvino", calib_dataloader=batches, precisions="int8"
     )()
-    assert found.framework == "openvino"
+    assert tuned.framework == "openvino"
     expected = model(list(batches[0]))
-    found.save(tmp_path / "saved")
-    for result in (found, load(tmp_path / "saved")):
+    tuned.save(tmp_path / "saved")
+    for result in (tuned, load(tmp_path / "saved")):
         tensors = result(tuple(map(tf.constant, batches[0])))
         assert tf.is_tensor(tensors["logits"])
         assert set(tensors) == {"logits", "hidden"}

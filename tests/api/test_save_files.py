@@ -48,9 +48,9 @@ def test_a_pytorch_result_is_saved_as_an_onnx_file(result, tmp_path):
     batch = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
     result.save(tmp_path / "one.onnx")
     session = ort.InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: batch})
-    scale = np.abs(found).max()
-    np.testing.assert_allclose(found, result(batch), atol=0.05 * scale)
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: batch})
+    scale = np.abs(outputs).max()
+    np.testing.assert_allclose(outputs, result(batch), atol=0.05 * scale)
 
 
 _PLAIN = """

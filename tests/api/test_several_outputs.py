@@ -112,15 +112,15 @@ CASES = {
 
 def converter(case, metric, labels):
     make, _, _ = CASES[case]
-    made = MixedPrecision()
-    made.model = make()
-    made.precisions = "int8"
-    made.strategy = "basic"
-    made.objective = "modelsize"
-    made.metric = metric
+    tuner = MixedPrecision()
+    tuner.model = make()
+    tuner.precisions = "int8"
+    tuner.strategy = "basic"
+    tuner.objective = "modelsize"
+    tuner.metric = metric
     images = IMAGES.transpose(0, 2, 3, 1) if "TensorFlow" in case else IMAGES
     parts = [slice(0, 30), slice(30, 60)]
-    made.eval_dataloader = [
+    tuner.eval_dataloader = [
         (
             images[part],
             {name: values[part] for name, values in labels.items()}
@@ -129,9 +129,9 @@ def converter(case, metric, labels):
         )
         for part in parts
     ]
-    made.exit_policy = made.exit_policy.__class__(max_trials=1)
-    made.accuracy_criterion = 0.4
-    return made
+    tuner.exit_policy = tuner.exit_policy.__class__(max_trials=1)
+    tuner.accuracy_criterion = 0.4
+    return tuner
 
 
 #: Only where outputs have names, labels can have them.
@@ -145,8 +145,8 @@ def test_a_metric_of_one_output_is_measured_alike(case, labels, quick_runs):
     _, options, _ = CASES[case]
     name = options["output"]
     truth = MASKS if labels == "alone" else {name: MASKS, "other": KINDS}
-    made = converter(case, ("mIoU", {"num_classes": 3, **options}), truth)
-    result = made()
+    tuner = converter(case, ("mIoU", {"num_classes": 3, **options}), truth)
+    result = tuner()
     # The shades are those that the masks were made by: FP32 makes no mistake.
     assert result.report.baseline_accuracy == 1.0
     assert result.report.metric == "MeanIoU"
@@ -156,14 +156,14 @@ def test_a_metric_of_one_output_is_measured_alike(case, labels, quick_runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_function_gets_all_outputs_in_the_form_of_the_model(case, quick_runs):
-    seen = []
+    received = []
 
     def keep(predictions, labels):
-        seen.append(predictions)
+        received.append(predictions)
         return 1.0
 
     converter(case, keep, MASKS)()
-    first = seen[0]
+    first = received[0]
     _, options, names = CASES[case]
     if isinstance(first, Mapping):
         assert list(map(str, first)) == list(names)

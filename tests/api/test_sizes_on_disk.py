@@ -37,8 +37,8 @@ class Tied(nn.Module):
         self.embedding, self.head = nn.Embedding(WIDTH, 256), nn.Linear(256, WIDTH, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, words):
-        return self.head(torch.relu(self.embedding(words)))
+    def forward(self, ids):
+        return self.head(torch.relu(self.embedding(ids)))
 
 
 def converted(source, data, folder, **options):
@@ -75,7 +75,7 @@ def test_the_reported_sizes_are_those_of_the_files(framework, precisions, tmp_pa
 
 def test_a_weight_that_two_layers_share_counts_once_as_it_lies_on_disk(tmp_path):
     torch.manual_seed(0)
-    words = torch.randint(0, WIDTH, (4, 8))
-    result = converted(Tied().eval(), words, tmp_path)
+    ids = torch.randint(0, WIDTH, (4, 8))
+    result = converted(Tied().eval(), ids, tmp_path)
     assert result.report.baseline_size == 4 * 256 * WIDTH
     check(result.report.size, (tmp_path / "saved" / FILES["pytorch"]).stat().st_size)

@@ -67,6 +67,6 @@ def test_a_plan_is_edited_in_a_text_editor_and_replayed(converter, net, digits, 
     replayed = neural_mp.convert_with_plan(net, tmp_path / "plan.yaml", inputs=digits[1].images[:8])
     changed = {op for op, config in result.plan.items() if replayed.plan[op] != config}
     assert changed == {edited}
-    before, after = (model(digits[1].images[:50]) for model in (result, replayed))
-    assert not np.array_equal(before, after)
-    assert (before.argmax(1) == after.argmax(1)).mean() > 0.9
+    original, modified = (model(digits[1].images[:50]) for model in (result, replayed))
+    assert not np.array_equal(original, modified)
+    assert (original.argmax(1) == modified.argmax(1)).mean() > 0.9

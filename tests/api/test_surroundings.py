@@ -33,15 +33,15 @@ RIGHTLY = {
 
 def after_each(framework: str, folder: Path) -> dict[str, dict[str, str]]:
     """What was done → what is different, in a process of its own."""
-    here = Path(__file__).resolve().parent
-    own = map(str, (here.parents[1], here.parent, here))
-    places = os.pathsep.join((*own, os.environ["PYTHONPATH"]))
+    directory = Path(__file__).resolve().parent
+    own = map(str, (directory.parents[1], directory.parent, directory))
+    paths = os.pathsep.join((*own, os.environ["PYTHONPATH"]))
     done = subprocess.run(
-        [sys.executable, str(here / "surroundings_run.py"), framework, str(folder)],
+        [sys.executable, str(directory / "surroundings_run.py"), framework, str(folder)],
         # Of the two threads of a net, one would wait for the other by computing.
         env={
             **os.environ,
-            "PYTHONPATH": places,
+            "PYTHONPATH": paths,
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
         },
@@ -57,17 +57,17 @@ def after_each(framework: str, folder: Path) -> dict[str, dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow", "onnx file"])
 def test_nothing_is_another_thing_after_a_run(framework, tmp_path):
-    found = after_each(framework, tmp_path)
-    assert len(found) == (14 if framework == "onnx file" else 13)
-    left = {
+    changes = after_each(framework, tmp_path)
+    assert len(changes) == (14 if framework == "onnx file" else 13)
+    unexpected = {
         done: {
-            name: words
-            for name, words in changed.items()
-            if not re.search(RIGHTLY.get(done, {}).get(name, "^$"), words)
+            name: change
+            for name, change in changed.items()
+            if not re.search(RIGHTLY.get(done, {}).get(name, "^$"), change)
         }
-        for done, changed in found.items()
+        for done, changed in changes.items()
     }
-    assert not {done: changed for done, changed in left.items() if changed}
+    assert not {done: changed for done, changed in unexpected.items() if changed}
 
 
 class Nothing(logging.Handler):
@@ -138,7 +138,7 @@ def undone(monkeypatch, tmp_path, few_frozen):
     """All that the changes change is as before at the end of a test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nobody else writes there
     states = torch.get_num_threads(), torch.get_float32_matmul_precision(), np.geterr()
-    environment, places, mask, folder = dict(os.environ), list(sys.path), os.umask(0), Path.cwd()
+    environment, paths, mask, folder = dict(os.environ), list(sys.path), os.umask(0), Path.cwd()
     os.umask(mask)
     handlers = list(logging.getLogger().handlers)
     with warnings.catch_warnings():
@@ -150,7 +150,7 @@ def undone(monkeypatch, tmp_path, few_frozen):
     np.seterr(**states[2])
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:] = places
+    sys.path[:] = paths
     os.umask(mask)
     os.chdir(folder)
     logging.getLogger().handlers[:] = handlers
@@ -160,7 +160,9 @@ def undone(monkeypatch, tmp_path, few_frozen):
 def test_what_is_left_behind_is_seen(name, undone):
     net = nn.Sequential(nn.Linear(3, 3))
     net.eval()
-    before = snapshot(model=net)
-    assert not differences(before, snapshot(model=net))
+    previous = snapshot(model=net)
+    assert not differences(previous, snapshot(model=net))
     CHANGES[name](net)
-    assert any(name.strip() in found for found in differences(before, snapshot(model=net)))
+    assert any(
+        name.strip() in difference for difference in differences(previous, snapshot(model=net))
+    )

@@ -39,10 +39,10 @@ class Saturating(PyTorchAdaptor):
     ],
 )
 def test_what_a_target_stands_for(target, products):
-    there = detect({}).for_target(target)
-    assert there.int8_accumulation is products
-    assert there.support(Precision.BF16).native == (target == "amx")
-    assert there.for_target("this") is there
+    hardware = detect({}).for_target(target)
+    assert hardware.int8_accumulation is products
+    assert hardware.support(Precision.BF16).native == (target == "amx")
+    assert hardware.for_target("this") is hardware
 
 
 def test_every_target_is_told_apart():
@@ -59,9 +59,9 @@ def test_arm_and_vnni_are_exact_and_what_is_not_known_is_taken_to_saturate():
 def test_exact_products_are_not_converted_for_where_they_cannot_be_checked():
     with pytest.raises(ConfigurationError, match=r"'vnni'.*saturate.*'portable'"):
         hardware_for("vnni", detect({}), Saturating())
-    there, (words,) = hardware_for("avx2", detect({}), Saturating())
-    assert there.target == "avx2"
-    assert "measured on this machine" in words
+    hardware, (warning,) = hardware_for("avx2", detect({}), Saturating())
+    assert hardware.target == "avx2"
+    assert "measured on this machine" in warning
 
 
 def test_an_unknown_target_is_named_with_the_nearest():

@@ -19,19 +19,19 @@ DEFAULTS = ("layers", (INT4, INT8), "footprint")
 @pytest.fixture
 def here(tmp_path):
     """A text, and a folder with its tokenizer."""
-    words = [f"w{number}" for number in range(600)]
-    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="w0"))
+    tokens = [f"w{number}" for number in range(600)]
+    tokenizer = Tokenizer(WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
     (tmp_path / "model").mkdir()
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
-    (tmp_path / "a.txt").write_text(" ".join(words))
+    (tmp_path / "a.txt").write_text(" ".join(tokens))
     return tmp_path
 
 
-def _applied(here, content: dict, **options: str) -> tuple[str, tuple[Precision, ...], str]:
+def _applied(folder, content: dict, **options: str) -> tuple[str, tuple[Precision, ...], str]:
     """The options after `tune conf.yaml --data a.txt`."""
-    converter = MixedPrecision(content, model=str(here / "model"))
-    SearchOptions(data=here / "a.txt", **options).apply(converter)
+    converter = MixedPrecision(content, model=str(folder / "model"))
+    SearchOptions(data=folder / "a.txt", **options).apply(converter)
     return str(converter.capture), tuple(converter.precisions), str(converter.objective)
 
 

@@ -41,12 +41,12 @@ def net(tmp_path, monkeypatch) -> nn.Module:
     ],
 )
 def test_layers_are_replaced_in_place(net, config, largest_error):
-    before, x = copy.deepcopy(net), torch.randn(8, 64)
+    original, x = copy.deepcopy(net), torch.randn(8, 64)
     neural_mp.quantize_(net, config)
     assert type(net[0]) is not nn.Linear
     assert type(net[1]) is nn.ReLU
     with torch.no_grad():
-        assert 0 < (net(x) - before(x)).norm() / before(x).norm() < largest_error
+        assert 0 < (net(x) - original(x)).norm() / original(x).norm() < largest_error
 
 
 def test_a_filter_leaves_layers_out(net):

@@ -37,9 +37,9 @@ def folder(tmp_path, digits, monkeypatch):
 
 
 def command(*arguments, **options):
-    words = [sys.executable, "-m", "neural_mp.cli.app", "tune-many", "jobs", "-o", "out"]
+    argv = [sys.executable, "-m", "neural_mp.cli.app", "tune-many", "jobs", "-o", "out"]
     return subprocess.Popen(
-        [*words, *arguments],
+        [*argv, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         **options,
@@ -53,16 +53,16 @@ def test_a_crash_stops_nothing_and_what_is_finished_is_not_done_again(folder, ru
     broken = folder("third", "Crashes")
     code, out, err = run("tune-many", "jobs/*.yaml", "--workers", str(10**9), "-o", "out", "--json")
     assert code == 1
-    found = json.loads(out)
-    jobs = {Path(job["file"]).stem: job for job in found["jobs"]}
-    assert [job["status"] for job in found["jobs"]] == ["met", "failed", "failed"]
+    document = json.loads(out)
+    jobs = {Path(job["file"]).stem: job for job in document["jobs"]}
+    assert [job["status"] for job in document["jobs"]] == ["met", "failed", "failed"]
     assert jobs["second"]["reason"] == "ZeroDivisionError: nothing to divide by"
     assert "SIGSEGV" in jobs["third"]["reason"]
     assert evaluations("end") == EVALUATIONS
     assert re.search(r"^first-\w+: met its target", err, re.MULTILINE)
     assert re.search(r"^third-\w+: failed: the process was ended by signal", err, re.MULTILINE)
 
-    page = Path(found["page"]).read_text("utf-8")
+    page = Path(document["page"]).read_text("utf-8")
     links = re.findall(r'href="([^"]+)"', page)
     assert all((Path("out") / link).is_file() for link in links)
     assert sum(link.endswith("result/report.html") for link in links) == 1
@@ -96,8 +96,8 @@ def test_after_kill_9_two_commands_go_on_and_nothing_is_repeated(folder):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    both = [command("--json"), command("--json")]
-    for again in both:
+    processes = [command("--json"), command("--json")]
+    for again in processes:
         document = json.loads(again.communicate(timeout=600)[0])
         assert [job["status"] for job in document["jobs"]] == ["met", "met", "failed"]
     # One of the two took over from the other that it fails.
@@ -129,7 +129,7 @@ def test_a_job_is_another_one_if_what_it_is_about_changed(folder, changed):
     if changed == "file that is no YAML":
         text = "model: ["
         file.write_text(text)
-    before = job_digest(file)
+    previous = job_digest(file)
     if changed == "model":
         folder("other")
         shutil.copy("other.onnx", "first.onnx")
@@ -141,26 +141,26 @@ def test_a_job_is_another_one_if_what_it_is_about_changed(folder, changed):
         file.write_text(text.replace("0.05", "0.04"))
     else:
         file.write_text(text + "[")
-    assert job_digest(file) != before
+    assert job_digest(file) != previous
 
 
 def test_a_job_is_the_same_wherever_its_runs_are_kept(folder):
     file = folder("first")
-    before = job_digest(file)
+    previous = job_digest(file)
     file.write_text(file.read_text().replace("objective", "workers: 2, workspace: w, objective"))
-    assert job_digest(file) == before
+    assert job_digest(file) == previous
 
 
 def test_what_is_wrong_is_said_in_one_line(folder, run):
     file = folder("first")
-    for arguments, words in {
+    for arguments, message in {
         ("jobs/second.yaml",): "there is no 'jobs/second.yaml'",
         ("nowhere/*.yaml",): "there is no 'nowhere/*.yaml'",
         ("jobs", "-o", "test.npz"): "cannot be written",
     }.items():
         code, _, err = run("tune-many", *arguments)
         assert code == 2
-        assert words in err
+        assert message in err
         assert len(err.splitlines()) == 1
     with pytest.raises(ConfigurationError, match="workers must be a whole number from 1"):
         neural_mp.tune_many(file, workers=0)

@@ -49,7 +49,7 @@ def test_nodes_do_jobs_and_nothing_that_is_finished_is_done_again(folder, cluste
     (failed,) = done.failed
     assert failed.reason == "ZeroDivisionError: nothing to divide by"
     assert ("first", "starts") in heard.words
-    assert any(said.startswith("trial 1: met") for _, said in heard.words)
+    assert any(message.startswith("trial 1: met") for _, message in heard.words)
     assert done.page.is_file()
     assert neural_mp.load(Path("out", done.outcomes[0].name, "result")).met
 
@@ -82,7 +82,7 @@ def test_a_job_whose_node_is_killed_goes_on_at_another(folder, cluster, tmp_path
     done = neural_mp.tune_many("jobs", workers=workers, output="out", listener=heard)
     killer.join()
     assert [job.status for job in done.outcomes] == [JobStatus.MET] * len(names)
-    (lost,) = {job for job, said in heard.words if said.endswith("was lost")}
+    (lost,) = {job for job, message in heard.words if message.endswith("was lost")}
     assert (lost, "resumes") in heard.words
 
 

@@ -63,9 +63,9 @@ YAML_MISTAKES = {
 
 @pytest.mark.parametrize("mistake", YAML_MISTAKES)
 def test_a_mistake_in_yaml_is_named_with_its_line(tmp_path, mistake):
-    before, after, message = YAML_MISTAKES[mistake]
-    assert before in GOOD_YAML
-    (tmp_path / "conf.yaml").write_text(GOOD_YAML.replace(before, after))
+    original, replacement, message = YAML_MISTAKES[mistake]
+    assert original in GOOD_YAML
+    (tmp_path / "conf.yaml").write_text(GOOD_YAML.replace(original, replacement))
     with pytest.raises(ConfigurationError, match=rf"conf\.yaml.*({message})"):
         MixedPrecision("conf.yaml")
 
@@ -95,12 +95,12 @@ class Accuracy:
 @pytest.fixture
 def converter(net, digits):
     """Everything set rightly; each test below sets one thing wrongly."""
-    made = MixedPrecision()
-    made.model = net
-    made.precisions = "int8"
-    made.metric = Accuracy()
-    made.eval_dataloader = digits[1].loader()
-    return made
+    tuner = MixedPrecision()
+    tuner.model = net
+    tuner.precisions = "int8"
+    tuner.metric = Accuracy()
+    tuner.eval_dataloader = digits[1].loader()
+    return tuner
 
 
 def test_with_nothing_wrong_it_works(converter):

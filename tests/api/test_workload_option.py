@@ -91,9 +91,9 @@ def test_a_bad_workload_is_one_clear_error_in_python_and_yaml(tmp_path, value, s
 
 def test_a_workload_survives_a_yaml_file():
     settings = settings_from({"tuning": {"workload": MIX}}, "a file")
-    read = settings_from(load_yaml(settings_to_yaml(settings)), "the same file")
-    assert read.tuning.workload == MIX
-    assert MixedPrecision(read).workload == MIX
+    restored = settings_from(load_yaml(settings_to_yaml(settings)), "the same file")
+    assert restored.tuning.workload == MIX
+    assert MixedPrecision(restored).workload == MIX
 
 
 def test_the_command_takes_a_workload_as_in_yaml():

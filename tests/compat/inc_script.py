@@ -10,12 +10,12 @@ def run(folder, script, *arguments):
     """Run a script as `python script.py …` does, and give back what it has defined."""
     path = folder / "main.py"
     path.write_text(textwrap.dedent(script))
-    before = sys.argv
+    argv = sys.argv
     sys.argv = [str(path), *arguments]
     try:
         return runpy.run_path(str(path), run_name="__main__")
     finally:
-        sys.argv = before
+        sys.argv = argv
 
 
 def shown(folder, script, *arguments):

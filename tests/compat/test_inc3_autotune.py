@@ -35,21 +35,21 @@ def agreement(net):
         expected = net(x)
 
     def measured(model: nn.Module) -> float:
-        seen.append(model)
+        models.append(model)
         with torch.no_grad():
             return float(((model(x) - expected).abs() < 0.05).float().mean())
 
-    seen: list[nn.Module] = []
-    return measured, seen, x
+    models: list[nn.Module] = []
+    return measured, models, x
 
 
 def test_the_first_configuration_that_meets_the_target_is_taken(net, agreement):
-    measured, seen, _ = agreement
+    measured, models, _ = agreement
     options = TuningConfig([RTNConfig(bits=[2, 8]), RTNConfig(bits=4)], tolerable_loss=0.02)
-    found = autotune(net, options, measured)
-    assert result_of(found).plan["0"].precision == "int8"
-    assert len(seen) == 3
-    assert found is seen[-1]
+    tuned = autotune(net, options, measured)
+    assert result_of(tuned).plan["0"].precision == "int8"
+    assert len(models) == 3
+    assert tuned is models[-1]
 
 
 def test_a_sampler_of_the_user_decides_on_the_order(net, agreement):
@@ -57,39 +57,39 @@ def test_a_sampler_of_the_user_decides_on_the_order(net, agreement):
         def __iter__(self):
             return iter(reversed(range(len(self.config_source))))
 
-    measured, seen, _ = agreement
+    measured, models, _ = agreement
     options = TuningConfig([RTNConfig(bits=[2, 8])], sampler=Reversed, tolerable_loss=0.02)
-    found = autotune(net, options, measured)
-    assert result_of(found).plan["0"].precision == "int8"
-    assert len(seen) == 2
+    tuned = autotune(net, options, measured)
+    assert result_of(tuned).plan["0"].precision == "int8"
+    assert len(models) == 2
 
 
 def test_the_given_model_is_returned_if_no_configuration_meets_the_target(net, agreement, caplog):
-    measured, seen, _ = agreement
-    found = autotune(net, TuningConfig(RTNConfig(bits=[2, 3]), tolerable_loss=0.0), measured)
-    assert found is net
-    assert len(seen) == 3
+    measured, models, _ = agreement
+    tuned = autotune(net, TuningConfig(RTNConfig(bits=[2, 3]), tolerable_loss=0.0), measured)
+    assert tuned is net
+    assert len(models) == 3
     assert "sampler='neural_mp'" in caplog.text
 
 
 def test_configurations_without_a_kernel_are_skipped(net, agreement, caplog):
-    measured, seen, _ = agreement
+    measured, models, _ = agreement
     options = TuningConfig([RTNConfig(dtype="mxfp4"), RTNConfig(bits=[9, 8])], tolerable_loss=0.02)
     assert result_of(autotune(net, options, measured)).plan["0"].precision == "int8"
-    assert len(seen) == 2
+    assert len(models) == 2
     assert caplog.text.count("skipped") == 2
     with pytest.raises(NotHereError, match="mxfp4"):
         autotune(net, TuningConfig(RTNConfig(dtype="mxfp4")), measured)
 
 
 def test_no_more_trials_than_allowed_and_none_twice(net, agreement):
-    measured, seen, _ = agreement
+    measured, models, _ = agreement
     same = TuningConfig([RTNConfig(bits=2), RTNConfig(bits=2)], tolerable_loss=0.0)
     autotune(net, same, measured)
-    assert len(seen) == 2
+    assert len(models) == 2
     limited = TuningConfig(RTNConfig(bits=[2, 3, 4]), tolerable_loss=0.0, max_trials=1)
     autotune(net, limited, measured)
-    assert len(seen) == 4
+    assert len(models) == 4
 
 
 @pytest.mark.slow
@@ -97,9 +97,9 @@ def test_no_more_trials_than_allowed_and_none_twice(net, agreement):
 def test_a_tolerance_alone_and_our_sampler_search_each_op(net, agreement, config_set):
     measured, _, x = agreement
     options = TuningConfig(config_set, sampler="neural_mp", tolerable_loss=0.05)
-    found = autotune(net, options, measured, run_fn=lambda model: model(x))
-    assert found is not None
-    assert measured(found) >= 0.95
+    tuned = autotune(net, options, measured, run_fn=lambda model: model(x))
+    assert tuned is not None
+    assert measured(tuned) >= 0.95
 
 
 def test_an_error_as_the_metric_asks_for_its_direction(net):
@@ -117,14 +117,14 @@ def test_an_error_as_the_metric_asks_for_its_direction(net):
 
 def test_further_arguments_reach_the_functions(net, agreement):
     measured, _, x = agreement
-    given: list[object] = []
+    calls: list[object] = []
 
     def run(model: nn.Module, data: torch.Tensor) -> None:
-        given.append("run")
+        calls.append("run")
         model(data)
 
     def evaluated(model: nn.Module, name: str) -> float:
-        given.append(name)
+        calls.append(name)
         return measured(model)
 
     autotune(
@@ -135,9 +135,9 @@ def test_further_arguments_reach_the_functions(net, agreement):
         run_fn=run,
         run_args=(x,),
     )
-    assert given == ["evaluation", "run", "evaluation"]
+    assert calls == ["evaluation", "run", "evaluation"]
 
 
 def test_a_set_holds_the_expanded_configurations():
-    found = ConfigSet.from_fwk_configs([MixedPrecisionConfig(["bf16", "fp32"]), RTNConfig()])
-    assert [config.name for config in found] == ["mixed_precision", "mixed_precision", "rtn"]
+    configs = ConfigSet.from_fwk_configs([MixedPrecisionConfig(["bf16", "fp32"]), RTNConfig()])
+    assert [config.name for config in configs] == ["mixed_precision", "mixed_precision", "rtn"]

@@ -66,9 +66,9 @@ def test_a_sum_joins_local_settings_or_algorithms():
     same = RTNConfig() + RTNConfig(white_list=["fc1"])
     assert isinstance(same, RTNConfig)
     assert list(same.local_config) == ["fc1"]
-    both = RTNConfig(white_list=["fc1"]) + GPTQConfig(white_list=["fc2"])
-    assert isinstance(both, ComposableConfig)
-    assert parsed_config(both.to_dict()) == both
+    joined = RTNConfig(white_list=["fc1"]) + GPTQConfig(white_list=["fc2"])
+    assert isinstance(joined, ComposableConfig)
+    assert parsed_config(joined.to_dict()) == joined
     assert len((RTNConfig(bits=[4, 8]) + GPTQConfig(bits=[4, 8])).expand()) == 4
 
 

@@ -58,9 +58,9 @@ def batches() -> list[torch.Tensor]:
     return [torch.randn(16, 64) for _ in range(3)]
 
 
-def _error(model: nn.Module, other: nn.Module, x: torch.Tensor) -> float:
+def _error(model: nn.Module, reference: nn.Module, x: torch.Tensor) -> float:
     with torch.no_grad():
-        return float((model(x) - other(x)).norm() / other(x).norm())
+        return float((model(x) - reference(x)).norm() / reference(x).norm())
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_local_settings_by_name_pattern_and_type(net, batches):
 
 
 def test_two_algorithms_share_one_model(net, batches):
-    both = GPTQConfig(white_list=["fc1"]) + StaticQuantConfig(white_list=["fc2"])
-    for config in (both, both.to_dict()):
+    joined = GPTQConfig(white_list=["fc1"]) + StaticQuantConfig(white_list=["fc2"])
+    for config in (joined, joined.to_dict()):
         converted = quantize(net, config, lambda m: [m(b) for b in batches])
         plan = result_of(converted).plan
         assert str(plan["fc1"].weight).endswith("gptq")
@@ -148,12 +148,12 @@ def test_calls_after_the_end_of_calibration_do_not_count(net, batches):
 
 
 def test_the_given_model_stays_as_it_was(net, batches):
-    before = copy.deepcopy(net.state_dict())
+    original = copy.deepcopy(net.state_dict())
     prepared = prepare(net, GPTQConfig(), inplace=False)
     assert prepared is not net
     prepared(batches[0])
     convert(prepared)
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(torch.equal(value, original[name]) for name, value in net.state_dict().items())
     assert not net._forward_pre_hooks
     assert not prepared._forward_pre_hooks
 
@@ -180,12 +180,12 @@ def test_an_exported_graph_can_be_prepared(net, batches):
 
 
 def test_a_graph_exported_for_one_sample_is_converted_for_one(net):
-    one = torch.randn(1, 64)
-    prepared = prepare(export(net, (one,)), StaticQuantConfig())
-    prepared(one)
+    sample = torch.randn(1, 64)
+    prepared = prepare(export(net, (sample,)), StaticQuantConfig())
+    prepared(sample)
     converted = convert(prepared)
     assert result_of(converted).plan.counts()["int8"] == 3
-    assert 0 < _error(converted, net, one) < 0.1
+    assert 0 < _error(converted, net, sample) < 0.1
 
 
 @pytest.fixture(scope="module")

@@ -79,13 +79,13 @@ def test_a_saved_model_is_calibrated_by_a_function_of_the_user(net, loader, tmp_
 def test_configurations_are_tried_in_order(net, loader):
     accuracies = iter([1.0, 0.5, 0.995])
     options = TuningConfig(StaticQuantConfig(act_algorithm=["kl", "minmax"]))
-    found = autotune(net, options, lambda model: next(accuracies), calib_dataloader=loader)
-    algorithms = {c.activation.algorithm for c in found.plan.values() if c.activation}
+    tuned = autotune(net, options, lambda model: next(accuracies), calib_dataloader=loader)
+    algorithms = {c.activation.algorithm for c in tuned.plan.values() if c.activation}
     assert algorithms == {"minmax"}
 
 
 def test_samples_are_collated_by_item():
-    one, two = np.zeros((2, 3)), np.ones((2, 3))
-    images, labels = default_collate([(one, 1), (two, 2)])
+    first, second = np.zeros((2, 3)), np.ones((2, 3))
+    images, labels = default_collate([(first, 1), (second, 2)])
     assert images.shape == (2, 2, 3)
     assert labels == (1, 2)

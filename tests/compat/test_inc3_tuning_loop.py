@@ -75,10 +75,10 @@ def test_the_mapping_names_the_configuration_that_each_layer_is_converted_by():
     config = config + RTNConfig(bits=3, white_list=["3"])
     assert config.get_model_info(net) == [("0", "Linear"), ("2", "Linear"), ("3", "Linear")]
     mapping = config.to_config_mapping(model_info=config.get_model_info(net))
-    asked = {name: f"int{chosen.bits}" for (name, _), chosen in mapping.items()}
+    requested = {name: f"int{chosen.bits}" for (name, _), chosen in mapping.items()}
     converted = quantize(net, config, run_fn=lambda model: model(torch.randn(16, 64)))
     plan = converted._neural_mp_result.plan
-    assert {name: str(plan[name].precision) for name in asked} == asked
+    assert {name: str(plan[name].precision) for name in requested} == requested
 
 
 def test_types_come_after_names_and_before_all_others():
@@ -92,11 +92,11 @@ def test_types_come_after_names_and_before_all_others():
 def test_a_registered_class_is_listed_for_its_framework_alone():
     register_config("own framework", "own", priority=3)(OwnConfig)
     assert config_registry.get_all_config_cls_by_fwk_name("own framework") == [OwnConfig]
-    (found,) = get_all_config_set_from_config_registry("own framework")
-    assert found.bits == [4, 8]
+    (registered,) = get_all_config_set_from_config_registry("own framework")
+    assert registered.bits == [4, 8]
     assert all(not isinstance(config, OwnConfig) for config in get_all_config_set())
-    known = config_registry.get_cls_configs()["torch"]
-    assert ComposableConfig.from_dict({"rtn": {"bits": 8}}, config_registry=known).bits == 8
+    classes = config_registry.get_cls_configs()["torch"]
+    assert ComposableConfig.from_dict({"rtn": {"bits": 8}}, config_registry=classes).bits == 8
     with pytest.raises(ConfigurationError, match="did you mean 'own framework'"):
         config_registry.get_all_config_cls_by_fwk_name("own framewrk")
 
@@ -151,10 +151,10 @@ def test_batches_reach_a_module_as_its_parameters_take_them():
     assert forward_wrapper(len, [1, 2]) == 2
     assert forward_wrapper(nn.Identity(), [1, 2]) == [1, 2]
     assert forward_wrapper(add, {"x": 1, "y": 3}) == 4
-    seen: list[int] = []
-    model_forward(seen.append, [(1, "label"), (2, "label"), (3, "label")], iters=2)
-    model_forward(seen.append, [4, 5], iters=-1)
-    assert seen == [1, 2, 4, 5]
+    inputs: list[int] = []
+    model_forward(inputs.append, [(1, "label"), (2, "label"), (3, "label")], iters=2)
+    model_forward(inputs.append, [4, 5], iters=-1)
+    assert inputs == [1, 2, 4, 5]
     assert get_example_input([(1, "a"), (2, "b")], i=1) == 2
     assert get_example_input([], i=1) is None
     calls = CapturedDataloader([(), (1,), (1, 2), (1,)], [{"a": 1}, {}, {}, {"b": 2}])

@@ -107,8 +107,8 @@ def test_int8_in_place_of_weights_in_float8_is_no_less_exact(layer, dtype):
 def test_a_type_without_kernel_is_named_once_with_its_replacement(config, named, plan, caplog):
     net = nn.Sequential(nn.Linear(128, 32)).eval()
     with caplog.at_level(logging.WARNING, logger="neural_compressor"):
-        found = quantize(net, config, run_fn=lambda model: model(torch.randn(8, 128)))
-    assert result_of(found).plan["0"].precision == plan
+        converted = quantize(net, config, run_fn=lambda model: model(torch.randn(8, 128)))
+    assert result_of(converted).plan["0"].precision == plan
     assert sum(named in line for line in caplog.messages) == 1
 
 

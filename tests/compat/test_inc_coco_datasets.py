@@ -169,8 +169,8 @@ def test_a_file_that_holds_no_annotations_is_said(content, message, coco):
     ],
 )
 def test_annotations_that_nothing_can_be_read_by_are_said(key, value, message, coco):
-    given = {"id": 1, "image_id": 1, "category_id": 1, "name": "x", "file_name": "x.png"}
-    item = {**given, "height": 1, "width": 1, "bbox": [0, 0, 1, 1], key: value}
+    fields = {"id": 1, "image_id": 1, "category_id": 1, "name": "x", "file_name": "x.png"}
+    item = {**fields, "height": 1, "width": 1, "bbox": [0, 0, 1, 1], key: value}
     content = {part: [item] for part in ("images", "categories", "annotations")}
     (coco / "annotations/instances_val2017.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=f"instances_val2017.json.*{message}"):

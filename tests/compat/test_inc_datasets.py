@@ -100,10 +100,10 @@ def test_in_our_own_files_dummy_means_what_it_did():
 def test_dummy_v2_gives_samples_of_the_shape_with_labels_and_comes_to_an_end():
     samples = dataset("tensorflow", "dummy_v2", input_shape=[2, 3])
     np.random.seed(9527)
-    wanted = [(np.random.uniform(-128, 127, (2, 3)), np.random.uniform(-128, 127, (1,)))]
+    expected = [(np.random.uniform(-128, 127, (2, 3)), np.random.uniform(-128, 127, (1,)))]
     inputs, label = next(iter(samples))
-    np.testing.assert_array_equal(inputs, wanted[0][0].astype(np.float32))
-    np.testing.assert_array_equal(label, wanted[0][1].astype(np.float32))
+    np.testing.assert_array_equal(inputs, expected[0][0].astype(np.float32))
+    np.testing.assert_array_equal(label, expected[0][1].astype(np.float32))
     assert sum(1 for _ in samples) == SAMPLES
 
 
@@ -141,9 +141,9 @@ def test_sparse_dummy_v2_gives_places_and_values_of_that_part_that_is_not_sparse
         label_shape=[[1]],
         sparse_ratio=[0.98, 0.8],
     )
-    ((places, values), (more_places, more_values)), labels = next(iter(samples))
-    assert places.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3]]
-    assert more_places.tolist() == [[0, 0], [0, 1], [0, 2]]
+    ((indices, values), (more_indices, more_values)), labels = next(iter(samples))
+    assert indices.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3]]
+    assert more_indices.tolist() == [[0, 0], [0, 1], [0, 2]]
     assert (values.shape, more_values.shape) == ((4,), (3,))
     assert [label.shape for label in labels] == [(1,), (1,)]
 
@@ -281,10 +281,10 @@ def test_style_transfer_pairs_every_content_with_every_style(tmp_path, image):
     assert len(samples) == 4
     (content, style), label = samples[2]
     with image.open(tmp_path / "content/b.png") as b, image.open(tmp_path / "style/c.png") as c:
-        wanted = [np.asarray(found.resize((16, 8))) / 255 for found in (b, c)]
+        expected = [np.asarray(picture.resize((16, 8))) / 255 for picture in (b, c)]
     assert content.shape == (8, 16, 3)
-    np.testing.assert_allclose(content, wanted[0])
-    np.testing.assert_allclose(style, wanted[1])
+    np.testing.assert_allclose(content, expected[0])
+    np.testing.assert_allclose(style, expected[1])
     assert label == 0
 
 

@@ -115,8 +115,8 @@ def test_cifar_10_is_read_from_the_binary_version(tmp_path):
             cifar_rows(images[part], labels[part])
         )
     samples = dataset("tensorflow", "CIFAR10", root=str(tmp_path), train=True)
-    found, classes = zip(*samples, strict=True)
-    np.testing.assert_array_equal(np.stack(found), images)
+    actual, classes = zip(*samples, strict=True)
+    np.testing.assert_array_equal(np.stack(actual), images)
     assert list(classes) == labels.tolist()
 
 

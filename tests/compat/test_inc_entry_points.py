@@ -126,16 +126,16 @@ def test_mixed_precision_by_settings_in_python(net, digits, monkeypatch):
     converter.precisions = "fp32, bf16"
     assert converter.precisions == ["bf16", "fp32"]
     converter.model = net
-    seen = []
+    models = []
 
     def evaluate(model):
-        seen.append(model)
+        models.append(model)
         return accuracy_of(model, digits[1])
 
     converter.eval_func = evaluate
     output_model = converter()
     assert output_model.plan.counts().get("bf16", 0) > 0
-    assert all(isinstance(model, torch.nn.Module) for model in seen)
+    assert all(isinstance(model, torch.nn.Module) for model in models)
 
 
 @pytest.mark.slow
@@ -163,8 +163,8 @@ def test_an_output_that_the_graph_lacks_is_named_and_left_out(monkeypatch, caplo
 def test_fp16_that_is_forced_leaves_an_onnx_model_alone_where_it_gains_nothing(
     monkeypatch, caplog, onnx_net, plain_machine
 ):
-    there = replace(plain_machine, forced=frozenset({Precision.FP16}))
-    monkeypatch.setattr(hardware, "detect", lambda: there)
+    machine = replace(plain_machine, forced=frozenset({Precision.FP16}))
+    monkeypatch.setattr(hardware, "detect", lambda: machine)
     converter = MixedPrecision()
     converter.precisions = "fp16"
     converter.model = onnx_net
@@ -186,8 +186,8 @@ def test_a_metric_by_its_class_and_a_postprocess(net, loader):
     quantizer.calib_dataloader = quantizer.eval_dataloader = loader
     quantizer.metric = common.Metric(Hits, name="hits", scale=100.0)
     quantizer.postprocess = common.Postprocess(Doubled)
-    found = quantizer.fit()
-    assert 90 < found.report.accuracy <= 100
+    result = quantizer.fit()
+    assert 90 < result.report.accuracy <= 100
 
 
 @pytest.mark.slow
@@ -198,9 +198,9 @@ def test_a_target_that_is_missed_gives_the_model_back_and_says_so(net, loader, c
     quantizer.calib_dataloader = loader
     quantizer.eval_func = lambda model: next(results)
     with caplog.at_level(logging.WARNING):
-        found = quantizer.fit()
+        result = quantizer.fit()
     assert "where Intel Neural Compressor returns None" in caplog.text
-    assert found.model is net
+    assert result.model is net
 
 
 def test_version_2_quantization(net, digits, loader):
@@ -229,19 +229,19 @@ def test_names_of_ops_are_beginnings_and_one_that_is_missing_is_said(net, loader
     names = list(quantization.fit(net, calib_dataloader=loader).plan)
     start = names[0][:3]
     config = PostTrainingQuantConfig(op_name_dict={start: FLOAT, "no_such_op": FLOAT})
-    found = quantization.fit(net, config, calib_dataloader=loader)
+    result = quantization.fit(net, config, calib_dataloader=loader)
     limited = [name for name in names if name.startswith(start)]
-    assert {str(found.plan[name].precision) for name in limited} == {"fp32"}
-    assert any("'no_such_op'; no op of the model" in line for line in found.report.warnings)
+    assert {str(result.plan[name].precision) for name in limited} == {"fp32"}
+    assert any("'no_such_op'; no op of the model" in line for line in result.report.warnings)
 
 
 @pytest.mark.slow
 def test_version_2_mixed_precision(net, digits, monkeypatch):
     monkeypatch.setenv("FORCE_BF16", "1")
-    found = mix_precision.fit(
+    result = mix_precision.fit(
         net, MixedPrecisionConfig(), eval_func=lambda model: accuracy_of(model, digits[1])
     )
-    assert set(found.plan.counts()) <= {"bf16", "fp32"}
+    assert set(result.plan.counts()) <= {"bf16", "fp32"}
 
 
 def test_options_without_meaning_are_named(caplog):
@@ -262,9 +262,9 @@ def test_a_criterion_is_relative_or_absolute():
 
 
 def test_speed_in_one_process(net, loader):
-    alone = benchmark.fit(net, BenchmarkConfig(warmup=1, iteration=4), b_dataloader=loader)
-    assert (len(alone.seconds), len(alone.seconds[0]), alone.batch_size) == (1, 4, 64)
-    assert alone.throughput == pytest.approx(64 * 4 / sum(alone.seconds[0]))
+    speed = benchmark.fit(net, BenchmarkConfig(warmup=1, iteration=4), b_dataloader=loader)
+    assert (len(speed.seconds), len(speed.seconds[0]), speed.batch_size) == (1, 4, 64)
+    assert speed.throughput == pytest.approx(64 * 4 / sum(speed.seconds[0]))
 
 
 @pytest.mark.slow
@@ -274,19 +274,19 @@ def test_instances_run_on_cores_of_their_own(onnx_net, loader):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core is no two")
     config = BenchmarkConfig(warmup=1, iteration=3, cores_per_instance=1, num_of_instance=2)
-    found = benchmark.fit(onnx_net, config, b_dataloader=loader)
-    assert len(set(found.cores)) == 2
-    assert all(len(cores) == 1 for cores in found.cores)
-    assert found.throughput == pytest.approx(sum(64 * 3 / sum(taken) for taken in found.seconds))
-    assert found.lines()[-3] == "Summary of 2 instances of 1 cores"
-    assert found.lines()[-1] == f"Throughput sum [samples/second]: {found.throughput:.3f}"
+    speed = benchmark.fit(onnx_net, config, b_dataloader=loader)
+    assert len(set(speed.cores)) == 2
+    assert all(len(cores) == 1 for cores in speed.cores)
+    assert speed.throughput == pytest.approx(sum(64 * 3 / sum(times) for times in speed.seconds))
+    assert speed.lines()[-3] == "Summary of 2 instances of 1 cores"
+    assert speed.lines()[-1] == f"Throughput sum [samples/second]: {speed.throughput:.3f}"
 
 
 def test_more_cores_than_there_are_run_as_one_instance_with_a_warning(net, loader, caplog):
     config = BenchmarkConfig(iteration=3, cores_per_instance=1000, num_of_instance=2)
     with caplog.at_level(logging.WARNING):
-        found = benchmark.fit(net, config, b_dataloader=loader)
-    assert (len(found.seconds), len(found.seconds[0])) == (1, 3)
+        speed = benchmark.fit(net, config, b_dataloader=loader)
+    assert (len(speed.seconds), len(speed.seconds[0])) == (1, 3)
     assert "num_of_instance is 2 with 1000 cores each" in caplog.text
 
 
@@ -319,9 +319,9 @@ def test_benchmark_gives_each_of_several_metrics_without_weights(net, loader, tm
     evaluator = Benchmark("conf.yaml")
     evaluator.model = net
     evaluator.b_dataloader = loader
-    found, _, _ = evaluator("accuracy")["accuracy"]
-    assert len(found) == 2
-    assert found[0] == found[1] > 0.9
+    accuracies, _, _ = evaluator("accuracy")["accuracy"]
+    assert len(accuracies) == 2
+    assert accuracies[0] == accuracies[1] > 0.9
 
 
 def test_a_dataset_by_name_takes_a_transform():

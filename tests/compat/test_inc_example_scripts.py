@@ -59,9 +59,9 @@ def classifier(photos):
 
 def save_class_folders(folder, photos, count=64):
     for number in range(count):
-        place = folder / f"{photos[1][700 + number]}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(photos[0][700 + number]).save(place / f"{number}.png")
+        directory = folder / f"{photos[1][700 + number]}"
+        directory.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photos[0][700 + number]).save(directory / f"{number}.png")
 
 
 def test_torchvision(tmp_path, photos, classifier, monkeypatch):
@@ -236,8 +236,8 @@ def test_tensorflow_image_recognition(tmp_path, photos):
                     int64_list=tf.train.Int64List(value=[int(photos[1][700 + number]) + 1])
                 ),
             }
-            made = tf.train.Example(features=tf.train.Features(feature=features))
-            writer.write(made.SerializeToString())
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString())
     loader = f"""
         dataset: {{ImageRecord: {{root: {tmp_path / "records"}}}}}
         transform:
@@ -327,14 +327,20 @@ def test_object_detection(tmp_path):
     pytest.importorskip("pycocotools", reason="needs the extra coco")
     (tmp_path / "annotations").mkdir()
     (tmp_path / "val2017").mkdir()
-    images, found = [], []
+    images, annotations = [], []
     for number in range(1, 9):
         name = f"{number:012}.png"
         pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "val2017" / name)
         images.append({"id": number, "file_name": name, "height": 32, "width": 32})
-        found.append({"id": number, "image_id": number, "category_id": 18, "bbox": [8, 8, 16, 16]})
-    content = {"images": images, "annotations": found, "categories": [{"id": 18, "name": "dog"}]}
+        annotations.append(
+            {"id": number, "image_id": number, "category_id": 18, "bbox": [8, 8, 16, 16]}
+        )
+    content = {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": 18, "name": "dog"}],
+    }
     (tmp_path / "annotations/instances_val2017.json").write_text(json.dumps(content))
     torch.manual_seed(0)
     torch.onnx.export(

@@ -32,7 +32,7 @@ CLS, SEP = NUMBER["[CLS]"], NUMBER["[SEP]"]
 
 
 def numbers(text):
-    return [NUMBER[word] for word in text.split()]
+    return [NUMBER[token] for token in text.split()]
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def test_two_sentences_become_ids_a_mask_and_segments(tmp_path, tokenizer):
     samples = dataset(data_dir=str(tmp_path), model_name_or_path=tokenizer, max_seq_length=16)
     (ids, mask, segments), label = samples[0]
     first, second = numbers("the cat sat"), numbers("the cat sat on the mat")
-    wanted = [CLS, *first, SEP, *second, SEP]
-    assert ids.tolist() == wanted + [0] * (16 - len(wanted))
-    assert mask.tolist() == [1] * len(wanted) + [0] * (16 - len(wanted))
+    expected = [CLS, *first, SEP, *second, SEP]
+    assert ids.tolist() == expected + [0] * (16 - len(expected))
+    assert mask.tolist() == [1] * len(expected) + [0] * (16 - len(expected))
     assert segments.tolist() == [0] * 5 + [1] * 7 + [0] * 4
     assert (ids.dtype, mask.dtype, segments.dtype) == (np.int64,) * 3
     assert [int(label) for _, label in samples] == [1, 0, 1]

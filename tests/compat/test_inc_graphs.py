@@ -18,10 +18,10 @@ SAMPLES = np.random.default_rng(1).normal(size=(8, 16)).astype(np.float32)
 @pytest.fixture(scope="module")
 def graph():
     weight = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
-    with tf.Graph().as_default() as made:
+    with tf.Graph().as_default() as tf_graph:
         x = tf.compat.v1.placeholder(tf.float32, (None, 16), "x")
         tf.identity(tf.matmul(x, weight), "scores")
-    return made
+    return tf_graph
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def loader():
 
 @pytest.mark.parametrize("output", ["scores", "softmax_tensor"])
 def test_names_that_a_graph_file_lacks_are_ignored_in_version_2(file, loader, output, caplog):
-    found = quantization.fit(
+    result = quantization.fit(
         file,
         PostTrainingQuantConfig(inputs=["x"], outputs=[output]),
         calib_dataloader=loader,
     )
-    assert found(SAMPLES[:2]).shape == (2, 10)
+    assert result(SAMPLES[:2]).shape == (2, 10)
     assert ("no such tensor" in caplog.text) == (output != "scores")
 
 
@@ -57,8 +57,8 @@ def test_names_that_an_onnx_model_lacks_leave_all_its_outputs(net, digits, tmp_p
     quantizer.model = as_onnx(net)
     quantizer.calib_dataloader = digits[1].loader()
     with caplog.at_level(logging.WARNING):
-        found = quantizer.fit()
-    assert found.optimized(digits[1].images[:3]).shape == (3, 10)
+        result = quantizer.fit()
+    assert result.optimized(digits[1].images[:3]).shape == (3, 10)
     assert "output 'other' is ignored: the model has no such tensor" in caplog.text
 
 
@@ -73,13 +73,13 @@ def scores_of(graph):
 def test_a_function_gets_the_graph_of_every_plan(file, graph, loader, form):
     """As in INC, where sessions are made of this graph."""
     expected = scores_of(graph).argmax(1)
-    seen = []
+    outputs = []
 
     def evaluate(model):
         assert isinstance(model, tf.Graph)
-        found = scores_of(model)
-        seen.append(found)
-        return float((found.argmax(1) == expected).mean())
+        scores = scores_of(model)
+        outputs.append(scores)
+        return float((scores.argmax(1) == expected).mean())
 
     quantization.fit(
         file if form == "file" else graph,
@@ -87,13 +87,13 @@ def test_a_function_gets_the_graph_of_every_plan(file, graph, loader, form):
         calib_dataloader=loader,
         eval_func=evaluate,
     )
-    np.testing.assert_allclose(seen[0], scores_of(graph), atol=1e-4)
-    assert len(seen) >= 2
+    np.testing.assert_allclose(outputs[0], scores_of(graph), atol=1e-4)
+    assert len(outputs) >= 2
 
 
 def test_a_function_in_place_of_the_measurement_gets_the_graph_of_a_file(file, graph):
-    found = benchmark.fit(file, b_func=scores_of)
-    np.testing.assert_allclose(found, scores_of(graph), atol=1e-4)
+    outputs = benchmark.fit(file, b_func=scores_of)
+    np.testing.assert_allclose(outputs, scores_of(graph), atol=1e-4)
 
 
 def test_loaders_of_question_records_are_loaders_like_any():

@@ -240,13 +240,13 @@ FP32 = "{weight: {dtype: fp32}, activation: {dtype: fp32}}"
 def converter(net, digits):
     def made(text, **options):
         settings, _ = theirs(text)
-        found = MixedPrecision(settings)
-        found.model, found.eval_dataloader = net, digits[1].loader()
-        found.precisions, found.strategy = "int8", "basic"
-        found.metric, found.objective = Accuracy(), "modelsize"
+        tuner = MixedPrecision(settings)
+        tuner.model, tuner.eval_dataloader = net, digits[1].loader()
+        tuner.precisions, tuner.strategy = "int8", "basic"
+        tuner.metric, tuner.objective = Accuracy(), "modelsize"
         for name, value in options.items():
-            setattr(found, name, value)
-        return found
+            setattr(tuner, name, value)
+        return tuner
 
     return made
 
@@ -270,13 +270,13 @@ def test_a_limit_on_their_op_types_holds(net, digits, all_machine):
     model = adaptor.load(net, example=digits[1].images[:2])
     space = adaptor.space(model, all_machine)
     text = f"quantization: {{optype_wise: {{Conv2d: {FP32}, LSTM: {FP32}}}}}"
-    limited, told = constrained(space, theirs(text)[0])
+    limited, notes = constrained(space, theirs(text)[0])
     convolutions = {op.name for op in space.graph if op.type == "conv2d"}
     assert convolutions
     for op in space.tunable_ops:
         held_back = limited.capabilities[op].precisions == (Precision.FP32,)
         assert held_back == (op in convolutions)
-    assert told == ("optype_wise limits LSTM; the model has no such op",)
+    assert notes == ("optype_wise limits LSTM; the model has no such op",)
 
 
 @pytest.mark.slow
@@ -296,9 +296,9 @@ def test_a_type_that_nobody_knows_is_said_with_its_line(converter):
 
 
 def test_an_unknown_strategy_is_said_with_its_line(converter):
-    made = converter("tuning:\n  strategy:\n    name: basics", strategy="basics")
+    tuner = converter("tuning:\n  strategy:\n    name: basics", strategy="basics")
     with pytest.raises(ConfigurationError, match=r"line 4: tuning\.strategy\.name: .*'basic'"):
-        made()
+        tuner()
 
 
 LOADER = """\
@@ -370,9 +370,9 @@ def test_metrics_without_weights_each_have_to_meet_the_target_as_there():
         "      higher_is_better: [true, false]\n"
     )
     settings = parse_settings(text, origin="conf.yaml")
-    found = gather_metrics(None, settings, None, eval_func=lambda model: 1.0)
-    assert found.every
-    assert (found.names, found.said) == (("topk", "mse"), (True, False))
+    metrics = gather_metrics(None, settings, None, eval_func=lambda model: 1.0)
+    assert metrics.every
+    assert (metrics.names, metrics.said) == (("topk", "mse"), (True, False))
 
 
 def test_a_mistake_in_postprocessing_is_said_with_its_own_line():

@@ -130,9 +130,9 @@ def test_accuracy_refuses_labels_of_another_form():
 def test_f1_compares_lists_of_tokens():
     assert value(named("F1"), ([1, 1, 1, 1], [0, 1, 1, 0])) == 0.5
     assert value(named("F1"), ([1, 1], [2, 1, 1])) == pytest.approx(0.8)
-    words = ["the", "red", "house"], ["a", "house", "that", "is", "red"]
+    tokens = ["the", "red", "house"], ["a", "house", "that", "is", "red"]
     # Two of three words are right, of five that should be there.
-    assert value(named("F1"), words) == pytest.approx(2 * (2 / 3) * (2 / 5) / (2 / 3 + 2 / 5))
+    assert value(named("F1"), tokens) == pytest.approx(2 * (2 / 3) * (2 / 5) / (2 / 3 + 2 / 5))
     assert value(named("F1"), (np.array([1, 2]), [np.array([3])]), ([4], [4])) == 0.5
 
 
@@ -147,11 +147,9 @@ def test_f1_of_classes_keeps_its_own_name():
 def test_roc_is_the_accuracy_of_rounded_scores():
     random = np.random.default_rng(0)
     scores, labels = random.random((40, 1)), random.integers(2, size=(40, 1))
-    found = value(
-        named("ROC", {"task": "dien"}), (scores[:9], labels[:9]), (scores[9:], labels[9:])
-    )
-    assert found == accuracy_score(labels, np.round(scores))
-    assert found != roc_auc_score(labels, scores)
+    roc = value(named("ROC", {"task": "dien"}), (scores[:9], labels[:9]), (scores[9:], labels[9:]))
+    assert roc == accuracy_score(labels, np.round(scores))
+    assert roc != roc_auc_score(labels, scores)
     assert value(named("ROC"), (np.array([0.5, 0.51]), np.array([0.0, 1.0]))) == 1.0
 
 
@@ -193,9 +191,9 @@ REFERENCES = {
 def test_errors_are_means_over_all_numbers_of_all_outputs(name):
     random = np.random.default_rng(0)
     first, second = random.normal(size=(2, 6, 3)), random.normal(size=(2, 6))
-    both = np.concatenate([(first[0] - first[1]).ravel(), second[0] - second[1]])
+    errors = np.concatenate([(first[0] - first[1]).ravel(), second[0] - second[1]])
     outputs = [first[0], second[0]], [first[1], second[1]]
-    assert value(named(name), outputs) == pytest.approx(REFERENCES[name](both))
+    assert value(named(name), outputs) == pytest.approx(REFERENCES[name](errors))
     expected = REFERENCES[name](first[0] - first[1])
     for labels in (first[1], [first[1]], list(first[1])):
         assert value(named(name), (first[0], labels)) == pytest.approx(expected)
@@ -266,10 +264,10 @@ def test_without_labels_predictions_are_compared_with_those_of_fp32(digits, all_
     converter.eval_dataloader = digits[1].loader()
     converter.accuracy_criterion = AccuracyCriterion(tolerance=1.0, relative=False)
     converter.exit_policy = ExitPolicy(max_trials=1)
-    found = converter()
+    result = converter()
     inputs = torch.cat([torch.as_tensor(batch) for batch, _ in digits[1].loader()])
     with torch.no_grad():
-        expected = ((found.model(inputs) - model(inputs)) ** 2).mean().item()
-    assert found.report.baseline_accuracy == 0.0
-    assert found.trials[0].accuracy == pytest.approx(expected, rel=1e-3)
+        expected = ((result.model(inputs) - model(inputs)) ** 2).mean().item()
+    assert result.report.baseline_accuracy == 0.0
+    assert result.trials[0].accuracy == pytest.approx(expected, rel=1e-3)
     assert expected > 0

@@ -26,8 +26,8 @@ def tools():
 
 def ordered(boxes):
     """Boxes of which the first corner is the upper left one."""
-    near, far = boxes[:, :2], boxes[:, 2:]
-    return np.concatenate([np.minimum(near, far), np.maximum(near, far)], axis=1)
+    first, second = boxes[:, :2], boxes[:, 2:]
+    return np.concatenate([np.minimum(first, second), np.maximum(first, second)], axis=1)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def stats(data, folder, overlaps=None, recalls=None):
     ]
     for number, entry in enumerate(truth, start=1):
         entry.update(id=number, area=entry["bbox"][2] * entry["bbox"][3])
-    found = [
+    detections = [
         {"image_id": i["id"], "category_id": int(kind), "bbox": box(corner), "score": float(score)}
         for i in data
         for corner, kind, score in zip(i["boxes"], i["found"], i["scores"], strict=True)
@@ -84,7 +84,7 @@ def stats(data, folder, overlaps=None, recalls=None):
     file = folder / "instances.json"
     file.write_text(json.dumps(content))
     coco = COCO(str(file))
-    evaluation = COCOeval(coco, coco.loadRes(found), "bbox")
+    evaluation = COCOeval(coco, coco.loadRes(detections), "bbox")
     if overlaps is not None:
         evaluation.params.iouThrs = overlaps
     if recalls is not None:
@@ -121,9 +121,9 @@ def fed(metric, data, *order, with_names=False):
 @pytest.mark.parametrize("with_names", [False, True])
 @pytest.mark.parametrize("name", ["COCOmAP", "COCOmAPv2"])
 def test_cocomap_is_what_pycocotools_says_of_coco_files(tools, tmp_path, data, name, with_names):
-    found = fed(named(name), data, "boxes", "scores", "found", with_names=with_names)
-    assert found == pytest.approx(stats(data, tmp_path)[0], abs=1e-12)
-    assert 0.1 < found < 0.9
+    value = fed(named(name), data, "boxes", "scores", "found", with_names=with_names)
+    assert value == pytest.approx(stats(data, tmp_path)[0], abs=1e-12)
+    assert 0.1 < value < 0.9
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_cocomap_is_what_pycocotools_says_of_coco_files(tools, tmp_path, data, n
     ],
 )
 def test_map_key_chooses_among_the_values_of_the_summary(tools, tmp_path, data, key, place):
-    found = fed(named("COCOmAP", {"map_key": KEY + key}), data, "boxes", "scores", "found")
-    assert found == pytest.approx(stats(data, tmp_path)[place], abs=1e-12)
+    value = fed(named("COCOmAP", {"map_key": KEY + key}), data, "boxes", "scores", "found")
+    assert value == pytest.approx(stats(data, tmp_path)[place], abs=1e-12)
 
 
 @pytest.mark.parametrize("points", [11, 101])
@@ -155,45 +155,47 @@ def area_under_curve(data, overlap):
 
     def share(first, second):
         low, high = np.maximum(first[:2], second[:2]), np.minimum(first[2:], second[2:])
-        both = np.prod(np.maximum(high - low, 0))
-        return both / (np.prod(first[2:] - first[:2]) + np.prod(second[2:] - second[:2]) - both)
+        intersection = np.prod(np.maximum(high - low, 0))
+        return intersection / (
+            np.prod(first[2:] - first[:2]) + np.prod(second[2:] - second[:2]) - intersection
+        )
 
     areas = []
     for kind in NAMES:
-        hits, there = [], 0
+        hits, positives = [], 0
         for image in data:
-            left = list(image["truth"][image["classes"] == kind])
-            there += len(left)
+            unmatched = list(image["truth"][image["classes"] == kind])
+            positives += len(unmatched)
             chosen = image["found"] == kind
             for score, box in sorted(
                 zip(image["scores"][chosen], image["boxes"][chosen].tolist(), strict=True),
                 reverse=True,
             ):
-                shares = [share(np.array(box), other) for other in left]
+                shares = [share(np.array(box), candidate) for candidate in unmatched]
                 hit = bool(shares) and max(shares) >= overlap
                 hits.append((score, hit))
                 if hit:
-                    del left[int(np.argmax(shares))]
+                    del unmatched[int(np.argmax(shares))]
         right = np.cumsum([hit for _, hit in sorted(hits, reverse=True)])
         precision = right / np.arange(1, len(right) + 1)
         best = [precision[i:].max() for i in range(len(precision))]
-        areas.append(np.sum(np.diff(right, prepend=0) / there * best))
+        areas.append(np.sum(np.diff(right, prepend=0) / positives * best))
     return np.mean(areas)
 
 
 def test_without_points_map_is_the_area_under_the_curve(tools, data):
     expected = area_under_curve(data, 0.5)
     for name in ("mAP", "VOCmAP"):
-        found = fed(named(name), data, "boxes", "scores", "found")
-        assert found == pytest.approx(expected, abs=1e-9)
+        value = fed(named(name), data, "boxes", "scores", "found")
+        assert value == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_area_is_that_of_a_curve_drawn_by_hand(tools):
     truth = np.array([[0, 0, 10, 10], [20, 20, 30, 30]])
-    found = np.array([[0, 0, 10, 10], [50, 50, 60, 60], [20, 20, 30, 30]])
+    boxes = np.array([[0, 0, 10, 10], [50, 50, 60, 60], [20, 20, 30, 30]])
     metric = named("mAP")
     scores, classes = np.array([[0.9, 0.8, 0.7]]), np.array([[1, 1, 1]])
-    metric.update((found[None], scores, classes), ([truth], [[]], [[1, 1]], [b"a"]))
+    metric.update((boxes[None], scores, classes), ([truth], [[]], [[1, 1]], [b"a"]))
     # The first is right; the second is not; with the third 2 of 3 are right and all are found.
     assert metric.result() == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
 
@@ -243,11 +245,11 @@ def test_classes_that_coco_does_not_have_are_left_out(tools, tmp_path, data):
 def test_a_file_tells_the_ids_of_names(tools, tmp_path, data):
     file = tmp_path / "label_map.yaml"
     file.write_text("Mensch: 1\nHund: 18\nZahnbürste: 90\n", encoding="utf-8")
-    words = {b"person": "Mensch", b"dog": "Hund", b"toothbrush": "Zahnbürste".encode()}
+    translations = {b"person": "Mensch", b"dog": "Hund", b"toothbrush": "Zahnbürste".encode()}
     metric = named("COCOmAP", {"anno_path": str(file)})
     for image in data:
         boxes, names, ids, image_ids = labels([image], with_names=True)
-        names = [[words[name] for name in row] for row in names]
+        names = [[translations[name] for name in row] for row in names]
         metric.update(outputs([image], "boxes", "scores", "found"), (boxes, names, ids, image_ids))
     assert metric.result() == fed(named("COCOmAP"), data, "boxes", "scores", "found")
     with pytest.raises(MetricError, match=r"unknown class 'Hand'.*did you mean 'Hund'"):
@@ -260,9 +262,9 @@ def test_a_file_tells_the_ids_of_names(tools, tmp_path, data):
 def test_images_without_boxes_only_lower_the_precision(tools, data):
     some = data[0]
     nothing = {**some, "id": 99, "truth": np.zeros((0, 4)), "classes": np.array([], int)}
-    alone = fed(named("COCOmAP"), [some], "boxes", "scores", "found")
+    single = fed(named("COCOmAP"), [some], "boxes", "scores", "found")
     together = fed(named("COCOmAP"), [nothing, some], "boxes", "scores", "found", with_names=True)
-    assert 0 < together <= alone
+    assert 0 < together <= single
     assert fed(named("COCOmAP"), [nothing], "boxes", "scores", "found") == 0.0
 
 

@@ -37,8 +37,8 @@ def test_glue_measures_similarities_by_two_correlations():
     with pytest.raises(MetricError, match="at least two samples"):
         metric.result()
     metric.update([scores[1:]], [labels[1:]])
-    both = pearsonr(scores[:, 0], labels)[0] + spearmanr(scores[:, 0], labels)[0]
-    assert metric.result() == pytest.approx(both / 2)
+    total = pearsonr(scores[:, 0], labels)[0] + spearmanr(scores[:, 0], labels)[0]
+    assert metric.result() == pytest.approx(total / 2)
 
 
 def test_glue_starts_anew_after_a_reset():
@@ -145,15 +145,15 @@ def test_bleu_adds_up_all_sentences_before_it_divides():
 
 def test_bleu_gives_the_values_that_are_published_for_it():
     # Source: test/metric/test_metrics.py of Intel Neural Compressor 1.14.
-    found = bleu(
+    score = bleu(
         ["Gutach: Mehr Sicherheit für Fußgänger"], ("Gutach: Noch mehr Sicherheit für Fußgänger",)
     )
-    assert found == pytest.approx(51.1507809)
-    found = bleu(
+    assert score == pytest.approx(51.1507809)
+    score = bleu(
         ["Dies wurde auch von Peter Arnold vom Offenburg District Office bestätigt."],
         ("Dies bestätigt auch Peter Arnold vom Landratsamt Offenburg.",),
     )
-    assert found == pytest.approx(16.108992695)
+    assert score == pytest.approx(16.108992695)
 
 
 def test_bleu_says_what_it_takes():

@@ -17,19 +17,19 @@ def onnx_net(net):
 
 def test_a_scheme_that_no_kernel_offers_is_ignored_as_there(onnx_net, digits, quick_runs):
     """ONNX Runtime's kernels take asymmetric activations only."""
-    found = MixedPrecision(
+    quantizer = MixedPrecision(
         parse_settings(
             "version: 1\nmodel: {framework: onnxrt_qlinearops}\n"
             "quantization: {model_wise: {activation: {scheme: sym}, weight: {scheme: sym}}}"
         )
     )
-    found.model, found.precisions = onnx_net, "int8"
-    found.calib_dataloader = digits[1].loader()
-    found.exit_policy = ExitPolicy(performance_only=True)
-    result = found.fit()
+    quantizer.model, quantizer.precisions = onnx_net, "int8"
+    quantizer.calib_dataloader = digits[1].loader()
+    quantizer.exit_policy = ExitPolicy(performance_only=True)
+    result = quantizer.fit()
     count = result.plan.counts()["int8"]
     assert count > 0
-    assert [words for words in result.report.warnings if "model_wise" in words] == [
+    assert [warning for warning in result.report.warnings if "model_wise" in warning] == [
         f"model_wise activation.scheme is ignored for {count} ops, which cannot run with "
         "symmetric here"
     ]
@@ -51,11 +51,13 @@ FP32 = "{weight: {dtype: fp32}, activation: {dtype: fp32}}"
 )
 def test_the_reason_for_fp32_is_true(onnx_net, digits, quick_runs, caplog, tmp_path, text, reason):
     (tmp_path / "conf.yaml").write_text(text)
-    found = Quantization(str(tmp_path / "conf.yaml"))
-    found.model, found.calib_dataloader = onnx_net, digits[1].loader()
+    quantizer = Quantization(str(tmp_path / "conf.yaml"))
+    quantizer.model, quantizer.calib_dataloader = onnx_net, digits[1].loader()
     values = itertools.chain([1.0], itertools.repeat(0.0))
-    found.eval_func = lambda model: next(values)
-    found.fit()
-    (line,) = [words for words in caplog.messages if "Neural Compressor returns None" in words]
+    quantizer.eval_func = lambda model: next(values)
+    quantizer.fit()
+    (line,) = [
+        message for message in caplog.messages if "Neural Compressor returns None" in message
+    ]
     assert line.startswith(reason)
     assert "the result is the FP32 model, where Intel Neural Compressor returns None" in line

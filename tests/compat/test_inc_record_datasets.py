@@ -28,12 +28,12 @@ def batches(name, batch_size, **options):
 def example(**features):
     """A serialized tf.train.Example; `__` stands for `/` in a feature's name."""
     kinds = {bytes: ("bytes_list", "BytesList"), int: ("int64_list", "Int64List")}
-    found = {}
+    entries = {}
     for name, values in features.items():
         field, kind = kinds.get(type(values[0]), ("float_list", "FloatList"))
         value = getattr(tf.train, kind)(value=values)
-        found[name.replace("__", "/")] = tf.train.Feature(**{field: value})
-    return tf.train.Example(features=tf.train.Features(feature=found)).SerializeToString()
+        entries[name.replace("__", "/")] = tf.train.Feature(**{field: value})
+    return tf.train.Example(features=tf.train.Features(feature=entries)).SerializeToString()
 
 
 def write(path, *records):
@@ -75,10 +75,10 @@ def imagenet(tmp_path):
 def test_an_image_record_is_decoded_as_tensorflow_does_with_the_fast_transform(imagenet):
     root, photos = imagenet
     image, label = next(iter(dataset("ImageRecord", root=str(root))))
-    wanted = tf.io.decode_jpeg(
+    expected = tf.io.decode_jpeg(
         photos[0], channels=3, fancy_upscaling=False, dct_method="INTEGER_FAST"
     )
-    np.testing.assert_array_equal(image, wanted.numpy())
+    np.testing.assert_array_equal(image, expected.numpy())
     assert (image.dtype, image.shape) == (np.uint8, (40, 30, 3))
     with Image.open(io.BytesIO(photos[0])) as photo:
         assert np.abs(np.asarray(photo).astype(int) - image).mean() < 4  # red is red

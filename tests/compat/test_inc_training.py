@@ -33,8 +33,8 @@ class _Net(nn.Module):
         self.last = nn.Linear(12 * 16, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found = self.norm(self.depth(self.first(images))).relu()
-        return self.last(found.flatten(1))
+        features = self.norm(self.depth(self.first(images))).relu()
+        return self.last(features.flatten(1))
 
 
 def _train(model, optimizer, epochs, before_step=lambda: None):
@@ -78,7 +78,7 @@ def _is_int8(result):
 
 def test_an_optimizer_made_before_trains_the_model_to_the_accuracy_of_fp32(net, tmp_path):
     """The script of INC's examples: optimizer, prepare_compression, training, save."""
-    fp32, before = _accuracy(net), copy.deepcopy(net.state_dict())
+    fp32, initial = _accuracy(net), copy.deepcopy(net.state_dict())
     optimizer = _sgd(net)
     manager = prepare_compression(net, QuantizationAwareTrainingConfig())
     calls = manager.callbacks
@@ -95,7 +95,7 @@ def test_an_optimizer_made_before_trains_the_model_to_the_accuracy_of_fp32(net, 
     assert calls.on_epoch_end() == []
     for name, value in net.state_dict().items():  # weights, and statistics of both norms
         stays = "num_batches" in name or name == "depth.bias"  # a norm takes a bias away
-        assert torch.equal(value, before[name]) == stays, name
+        assert torch.equal(value, initial[name]) == stays, name
     simulated = _accuracy(model)
     calls.on_train_end()
 
@@ -114,14 +114,14 @@ def test_training_continues_from_the_checkpoint_of_the_module(net):
     _train(manager.model, optimizer, 1)
     state = copy.deepcopy((manager.model.state_dict(), optimizer.state_dict()))
 
-    other = _Net()
-    resumed = prepare_compression(other, QuantizationAwareTrainingConfig())
+    restored = _Net()
+    resumed = prepare_compression(restored, QuantizationAwareTrainingConfig())
     resumed.callbacks.on_train_begin()
-    other.load_state_dict(state[0])
-    again = _sgd(other)
+    restored.load_state_dict(state[0])
+    again = _sgd(restored)
     again.load_state_dict(state[1])
-    assert _accuracy(other) > _accuracy(net) - 0.01
-    _train(other, again, 1)
+    assert _accuracy(restored) > _accuracy(net) - 0.01
+    _train(restored, again, 1)
     assert _accuracy(resumed.result().model) > _accuracy(_trained()) - 0.01
 
 
@@ -144,9 +144,9 @@ def test_fit_trains_by_the_function_and_reports_a_missed_criterion(net, caplog):
     assert not caplog.records
     assert _accuracy(result.model) > _accuracy(_trained()) - 0.01
 
-    other = prepare_compression(copy.deepcopy(_trained()), QuantizationAwareTrainingConfig())
+    diverged = prepare_compression(copy.deepcopy(_trained()), QuantizationAwareTrainingConfig())
     wreck = lambda model: _train(model, torch.optim.SGD(model.parameters(), 30.0), 1)  # noqa: E731
-    training.fit(other, wreck, _accuracy)
+    training.fit(diverged, wreck, _accuracy)
     assert "misses the accuracy criterion" in caplog.text
 
 
@@ -167,11 +167,11 @@ def test_parameters_that_no_part_of_the_graph_reads_are_named(caplog):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
     manager = prepare_compression(net, QuantizationAwareTrainingConfig())
     manager.callbacks.on_train_begin()
-    before = net[1].weight.clone()
+    initial = net[1].weight.clone()
     _train(net, _sgd(net), 1)
     assert "not trained" in caplog.text
     assert "1.weight, 1.bias, 2.weight, 2.bias" in caplog.text
-    assert torch.equal(net[1].weight, before)
+    assert torch.equal(net[1].weight, initial)
 
 
 def _ended_before_it_began(net):

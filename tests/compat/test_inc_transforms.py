@@ -51,9 +51,9 @@ def test_a_value_alone_is_the_first_option():
 def test_images_of_records_are_scaled_by_tensorflow_and_arrays_by_opencv():
     tf = pytest.importorskip("tensorflow")
     expected = tf.image.resize(PHOTO, [20, 25]).numpy()
-    found = applied("tensorflow", as_tensor_image(PHOTO), Resize={"size": [20, 25]})
-    assert isinstance(found, TensorImage)
-    assert_close(found, expected, abs=1e-2)
+    output = applied("tensorflow", as_tensor_image(PHOTO), Resize={"size": [20, 25]})
+    assert isinstance(output, TensorImage)
+    assert_close(output, expected, abs=1e-2)
     from_tensor = applied("tensorflow", tf.constant(PHOTO), Resize={"size": [20, 25]})
     assert_close(from_tensor, expected, abs=1e-2)
     assert applied("tensorflow", PHOTO, Resize={"size": [20, 25]}).dtype == np.uint8
@@ -64,8 +64,8 @@ def test_images_of_records_are_scaled_by_tensorflow_and_arrays_by_opencv():
 )
 def test_a_method_is_the_one_that_opencv_calls_so(method, flag):
     expected = cv2.resize(PHOTO, (24, 16), interpolation=flag)
-    for word in (method, flag):
-        options = {"height": 14, "width": 14, "inter_pol": word}
+    for interpolation in (method, flag):
+        options = {"height": 14, "width": 14, "inter_pol": interpolation}
         assert (applied("onnxrt", PHOTO, ResizeWithAspectRatio=options) == expected).all()
 
 
@@ -74,8 +74,8 @@ def test_a_random_part_of_a_tensor_lies_between_pixels_as_in_tensorflow():
     options = {"size": [20, 25], "scale": [1.0, 1.0], "ratio": [1.0, 1.0]}
     box = [0, 10 / 60, 1, 50 / 60]  # the square in the middle, since no whole one fits
     expected = tf.image.crop_and_resize(PHOTO[None], [box], [0], [20, 25])[0].numpy()
-    found = applied("tensorflow", as_tensor_image(PHOTO), RandomResizedCrop=options)
-    assert_close(found, expected, abs=1e-4)
+    output = applied("tensorflow", as_tensor_image(PHOTO), RandomResizedCrop=options)
+    assert_close(output, expected, abs=1e-4)
 
 
 def test_without_opencv_it_says_what_to_install(monkeypatch):
@@ -85,8 +85,8 @@ def test_without_opencv_it_says_what_to_install(monkeypatch):
 
 
 def test_cast_scales_images_of_records_only():
-    found = applied("tensorflow", as_tensor_image(PHOTO), Cast={"dtype": "float32"})
-    assert_close(found, PHOTO / 255, abs=1e-6)
+    output = applied("tensorflow", as_tensor_image(PHOTO), Cast={"dtype": "float32"})
+    assert_close(output, PHOTO / 255, abs=1e-6)
     for framework in ("tensorflow", "onnxrt", "pytorch"):
         plain = applied(framework, PHOTO, Cast={"dtype": "float32"})
         assert plain.dtype == np.float32
@@ -100,17 +100,17 @@ def test_images_of_records_are_cast_as_tensorflow_does_it(old, new):
     image = PHOTO / 256 if old.startswith("f") else PHOTO.astype(np.int64) // 2
     image = image.astype(old)
     expected = tf.image.convert_image_dtype(image, new).numpy()
-    found = applied("tensorflow", as_tensor_image(image), Cast=new)
-    assert found.dtype == expected.dtype
-    assert_close(np.asarray(found).astype(float), expected.astype(float), rel=1e-3)
+    output = applied("tensorflow", as_tensor_image(image), Cast=new)
+    assert output.dtype == expected.dtype
+    assert_close(np.asarray(output).astype(float), expected.astype(float), rel=1e-3)
 
 
 @pytest.mark.parametrize("framework", ARRAYS)
 def test_normalize_takes_channels_last(framework):
     options = {"mean": [10.0, 20.0, 30.0], "std": [2.0, 3.0, 4.0]}
     expected = (PHOTO - np.array([10, 20, 30])) / np.array([2, 3, 4])
-    found = applied(framework, PHOTO, Normalize=options)
-    assert_close(found, expected, abs=1e-4)
+    output = applied(framework, PHOTO, Normalize=options)
+    assert_close(output, expected, abs=1e-4)
     assert_close(applied(framework, PHOTO, Normalize={}), PHOTO)
     with pytest.raises(ConfigurationError, match="std must be"):
         made(framework, Normalize={"std": [0.0]})
@@ -132,8 +132,8 @@ def test_cutting_out_the_middle(framework):
 
 
 def test_padded_center_crop_keeps_a_share_of_the_shorter_edge():
-    found = applied("tensorflow", PHOTO, PaddedCenterCrop={"size": 224, "crop_padding": 32})
-    assert (found == PHOTO[3:38, 13:48]).all()  # 40 × 224 / 256 = 35
+    output = applied("tensorflow", PHOTO, PaddedCenterCrop={"size": 224, "crop_padding": 32})
+    assert (output == PHOTO[3:38, 13:48]).all()  # 40 × 224 / 256 = 35
 
 
 def test_a_box_that_is_not_in_the_image_is_refused():
@@ -158,9 +158,9 @@ def test_the_same_seed_gives_the_same_images(framework, name, options):
         transform = made(framework, **{name: {**options, "seed": seed}})
         return [transform((PHOTO, 0))[0] for _ in range(12)]
 
-    first, second, other = run(3), run(3), run(4)
-    assert all((one == two).all() for one, two in zip(first, second, strict=True))
-    assert any((one != two).any() for one, two in zip(first, other, strict=True))
+    first, second, third = run(3), run(3), run(4)
+    assert all((lhs == rhs).all() for lhs, rhs in zip(first, second, strict=True))
+    assert any((lhs != rhs).any() for lhs, rhs in zip(first, third, strict=True))
     assert len({image.tobytes() for image in first}) > 1
 
 
@@ -171,21 +171,21 @@ def test_random_crops_are_parts_and_flips_are_mirror_images():
         top, left = divmod(int(part[0, 0, 0]), 60)
         assert (part == numbered[top : top + 7, left : left + 9]).all()
     flip = made("onnxrt", RandomHorizontalFlip={})
-    seen = {int(flip((numbered, 0))[0][0, 0, 0]) for _ in range(20)}
-    assert seen == {0, 59}
+    corners = {int(flip((numbered, 0))[0][0, 0, 0]) for _ in range(20)}
+    assert corners == {0, 59}
 
 
 def test_images_of_records_are_cropped_in_the_middle():
-    found = applied("tensorflow", as_tensor_image(PHOTO), RandomCrop={"size": [20, 30]})
-    assert (found == PHOTO[10:30, 15:45]).all()
+    output = applied("tensorflow", as_tensor_image(PHOTO), RandomCrop={"size": [20, 30]})
+    assert (output == PHOTO[10:30, 15:45]).all()
 
 
 def test_the_whole_way_of_inception_nets_is_that_of_tensorflow():
     tf = pytest.importorskip("tensorflow")
     image = tf.image.central_crop(tf.image.convert_image_dtype(PHOTO, tf.float32), 0.875)
     expected = (tf.image.resize(image, [24, 28]).numpy() - 0.5) * 2
-    found = applied("tensorflow", PHOTO, BilinearImagenet={"height": 24, "width": 28})
-    assert_close(found, expected, abs=1e-5)
+    output = applied("tensorflow", PHOTO, BilinearImagenet={"height": 24, "width": 28})
+    assert_close(output, expected, abs=1e-5)
     for_onnx = applied("onnxrt", PHOTO, BilinearImagenet={"height": 24, "width": 28})
     assert for_onnx.dtype == np.float32
     assert_close(for_onnx, expected, abs=1e-5)
@@ -202,19 +202,19 @@ def test_the_shorter_edge_is_scaled_and_the_middle_cut_out():
     }
     scaled = tf.image.resize(PHOTO, [30, 45]).numpy()[3:27, 8:36]
     expected = (scaled - np.array([123.68, 116.78, 103.94])) * 0.017
-    found = applied("tensorflow", PHOTO, ResizeCropImagenet=options)
-    assert_close(found, expected, abs=1e-3)
-    turned = applied("tensorflow", PHOTO, ResizeCropImagenet={**options, "mean_value": [0.0]})
+    output = applied("tensorflow", PHOTO, ResizeCropImagenet=options)
+    assert_close(output, expected, abs=1e-3)
+    rgb = applied("tensorflow", PHOTO, ResizeCropImagenet={**options, "mean_value": [0.0]})
     swapped = {**options, "mean_value": [0.0], "subpixels": "BGR"}
-    assert (applied("tensorflow", PHOTO, ResizeCropImagenet=swapped) == turned[..., ::-1]).all()
+    assert (applied("tensorflow", PHOTO, ResizeCropImagenet=swapped) == rgb[..., ::-1]).all()
 
 
 def test_for_onnx_the_result_has_channels_first_and_is_normalized():
     square = DRAW.integers(0, 256, (30, 30, 3)).astype(np.uint8)
     options = {"height": 24, "width": 20, "resize_side": 30}
-    found = applied("onnxrt", square, ResizeCropImagenet=options)
+    output = applied("onnxrt", square, ResizeCropImagenet=options)
     expected = square[3:27, 5:25] / 255 / np.array([0.229, 0.224, 0.225])
-    assert_close(found, expected.transpose(2, 0, 1), abs=1e-5)
+    assert_close(output, expected.transpose(2, 0, 1), abs=1e-5)
 
 
 def test_an_image_too_small_to_cut_from_is_refused_with_the_option_to_change():
@@ -223,8 +223,8 @@ def test_an_image_too_small_to_cut_from_is_refused_with_the_option_to_change():
 
 
 def test_the_shorter_edge_leaves_a_margin_for_what_is_cut_out():
-    found = applied("onnxrt", PHOTO, ResizeWithAspectRatio={"height": 14, "width": 14})
-    assert found.shape == (16, 24, 3)  # 14 / 87.5 %
+    output = applied("onnxrt", PHOTO, ResizeWithAspectRatio={"height": 14, "width": 14})
+    assert output.shape == (16, 24, 3)  # 14 / 87.5 %
 
 
 @pytest.mark.parametrize("framework", [*ARRAYS, "pytorch"])
@@ -232,13 +232,13 @@ def test_boxes_move_with_the_padded_image(framework):
     square = np.full((20, 20, 3), 9, dtype=np.uint8)
     label = (np.array([[0.0, 0.0, 0.5, 1.0]]), ["cat"], [1], "1.jpg")
     options = {"min_dim": 40, "max_dim": 80, "padding": True, "constant_value": 5}
-    image, found = made(framework, ResizeWithRatio=options)((square, label))
+    image, labels = made(framework, ResizeWithRatio=options)((square, label))
     assert image.shape == (80, 80, 3)
     assert (image[20:60, 20:60] == 9).all()
     assert (image == 9).sum() == 40 * 40 * 3
     assert set(np.unique(image)) == {5, 9}
-    assert found[0].tolist() == [[0.25, 0.25, 0.5, 0.75]]
-    assert found[1:] == label[1:]
+    assert labels[0].tolist() == [[0.25, 0.25, 0.5, 0.75]]
+    assert labels[1:] == label[1:]
 
 
 def test_labels_without_boxes_are_refused():

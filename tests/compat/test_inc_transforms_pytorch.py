@@ -20,7 +20,7 @@ def applied(image, **spec):
 
 def test_the_way_of_an_imagenet_model():
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-    found = applied(
+    output = applied(
         PHOTO[:, :60],
         Resize={"size": 32},
         CenterCrop={"size": 24},
@@ -30,8 +30,8 @@ def test_the_way_of_an_imagenet_model():
     scaled = PIL.fromarray(PHOTO[:, :60]).resize((48, 32), PIL.Resampling.BILINEAR)
     pixels = np.array(scaled)[4:28, 12:36] / 255  # (32 - 24) / 2, (48 - 24) / 2
     expected = ((pixels - mean) / std).transpose(2, 0, 1)
-    assert found.dtype == np.float32
-    assert_close(found, expected, abs=1e-5)
+    assert output.dtype == np.float32
+    assert_close(output, expected, abs=1e-5)
 
 
 def test_one_size_is_the_shorter_edge_and_two_are_both_edges():
@@ -48,11 +48,11 @@ def test_floats_are_scaled_as_pytorch_does_it():
         expected = torch.nn.functional.interpolate(
             torch.from_numpy(FLOATS)[None], (23, 31), mode=method, antialias=True
         )[0].numpy()
-        found = applied(FLOATS, Resize={"size": [23, 31], "interpolation": method})
-        assert_close(found, expected, abs=1e-4)
+        output = applied(FLOATS, Resize={"size": [23, 31], "interpolation": method})
+        assert_close(output, expected, abs=1e-4)
     nearest = torch.nn.functional.interpolate(torch.from_numpy(FLOATS)[None], (23, 31))[0].numpy()
-    found = applied(FLOATS, Resize={"size": [23, 31], "interpolation": "nearest"})
-    assert (found == nearest).all()
+    output = applied(FLOATS, Resize={"size": [23, 31], "interpolation": "nearest"})
+    assert (output == nearest).all()
 
 
 def test_an_image_of_pillow_is_taken_too():
@@ -72,31 +72,31 @@ def test_to_pil_image_is_the_way_back():
 
 
 def test_a_crop_larger_than_the_image_is_filled_with_zeros():
-    found = applied(PHOTO, CenterCrop=[44, 60])
-    assert found.shape == (44, 60, 3)
-    assert not found[:2].any()
-    assert not found[-2:].any()
-    assert (found[2:42] == PHOTO[:, :60]).all()  # (61 - 60) / 2 = 0.5 is rounded to 0
+    output = applied(PHOTO, CenterCrop=[44, 60])
+    assert output.shape == (44, 60, 3)
+    assert not output[:2].any()
+    assert not output[-2:].any()
+    assert (output[2:42] == PHOTO[:, :60]).all()  # (61 - 60) / 2 = 0.5 is rounded to 0
 
 
 def test_a_part_beyond_the_image_is_filled_with_zeros():
     box = {"offset_height": -1, "offset_width": 0, "target_height": 3, "target_width": 4}
-    found = applied(PHOTO, CropToBoundingBox=box)
-    assert not found[0].any()
-    assert (found[1:] == PHOTO[:2, :4]).all()
+    output = applied(PHOTO, CropToBoundingBox=box)
+    assert not output[0].any()
+    assert (output[1:] == PHOTO[:2, :4]).all()
     options = {"x": 2, "y": 3, "width": 30, "height": 20, "size": 10}
-    found = applied(PHOTO, CropResize=options)
-    assert (found == applied(PHOTO[3:23, 2:32], Resize=10)).all()
-    assert found.shape == (10, 15, 3)
+    output = applied(PHOTO, CropResize=options)
+    assert (output == applied(PHOTO[3:23, 2:32], Resize=10)).all()
+    assert output.shape == (10, 15, 3)
 
 
 def test_pad_takes_one_two_or_four_margins():
     assert applied(PHOTO, Pad=2).shape == (44, 65, 3)
     assert applied(PHOTO, Pad={"padding": [1, 2]}).shape == (44, 63, 3)
-    found = applied(PHOTO, Pad={"padding": [1, 2, 3, 4], "fill": [7, 8, 9]})
-    assert found.shape == (46, 65, 3)
-    assert found[0, 0].tolist() == [7, 8, 9]
-    assert (found[2:42, 1:62] == PHOTO).all()
+    output = applied(PHOTO, Pad={"padding": [1, 2, 3, 4], "fill": [7, 8, 9]})
+    assert output.shape == (46, 65, 3)
+    assert output[0, 0].tolist() == [7, 8, 9]
+    assert (output[2:42, 1:62] == PHOTO).all()
     edge = applied(FLOATS, Pad={"padding": 1, "padding_mode": "edge"})
     assert (edge[:, 0, 1:-1] == FLOATS[:, 0]).all()
     with pytest.raises(ConfigurationError, match="1, 2 or 4"):
@@ -114,14 +114,16 @@ def test_flips_turn_over_a_share_of_the_images():
 def test_random_crops_pad_only_if_asked():
     with pytest.raises(DataError, match="pad_if_needed"):
         applied(PHOTO, RandomCrop=50)
-    found = applied(PHOTO, RandomCrop={"size": 50, "pad_if_needed": True, "fill": 3})
-    assert found.shape == (50, 50, 3)
+    output = applied(PHOTO, RandomCrop={"size": 50, "pad_if_needed": True, "fill": 3})
+    assert output.shape == (50, 50, 3)
     assert applied(PHOTO, RandomCrop={"size": 40, "padding": 4}).shape == (40, 40, 3)
 
 
 def test_a_random_part_of_the_whole_size_is_the_whole_image():
-    found = applied(PHOTO[:, :40], RandomResizedCrop={"size": 40, "scale": [1, 1], "ratio": [1, 1]})
-    assert (found == PHOTO[:, :40]).all()
+    output = applied(
+        PHOTO[:, :40], RandomResizedCrop={"size": 40, "scale": [1, 1], "ratio": [1, 1]}
+    )
+    assert (output == PHOTO[:, :40]).all()
     assert applied(PHOTO, RandomResizedCrop={"size": [20, 30]}).shape == (20, 30, 3)
 
 
@@ -133,9 +135,9 @@ def test_colours_change_by_known_factors():
     red[..., 0] = 200
     without = applied(red, ColorJitter={"saturation": [0, 0]})
     assert (without == without[..., :1]).all()
-    turned = applied(red, ColorJitter={"hue": [1 / 3, 1 / 3]})
-    assert turned[0, 0, 1] == 200
-    assert turned[0, 0, 0] < 5
+    shifted = applied(red, ColorJitter={"hue": [1 / 3, 1 / 3]})
+    assert shifted[0, 0, 1] == 200
+    assert shifted[0, 0, 0] < 5
     assert (applied(PHOTO, ColorJitter={}) == PHOTO).all()
     with pytest.raises(ConfigurationError, match="hue"):
         applied(red, ColorJitter={"hue": 0.7})

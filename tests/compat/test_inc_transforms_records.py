@@ -26,11 +26,11 @@ def record(**features):
         int: lambda values: {"int64_list": tf.train.Int64List(value=values)},
         float: lambda values: {"float_list": tf.train.FloatList(value=values)},
     }
-    found = {
+    entries = {
         key.replace("__", "/"): tf.train.Feature(**kinds[type(values[0])](values))
         for key, values in features.items()
     }
-    return tf.train.Example(features=tf.train.Features(feature=found)).SerializeToString()
+    return tf.train.Example(features=tf.train.Features(feature=entries)).SerializeToString()
 
 
 def applied(name, sample):
@@ -41,8 +41,8 @@ def test_an_imagenet_record_is_decoded_by_the_fast_rules():
     jpeg = encoded(PHOTO, "JPEG")
     sample = record(image__encoded=[jpeg], image__class__label=[7])
     expected = tf.io.decode_jpeg(jpeg, 3, fancy_upscaling=False, dct_method="INTEGER_FAST").numpy()
-    for given in (sample, tf.constant(sample)):
-        image, label = applied("ParseDecodeImagenet", given)
+    for serialized in (sample, tf.constant(sample)):
+        image, label = applied("ParseDecodeImagenet", serialized)
         assert isinstance(image, TensorImage)
         assert (image == expected).all()
         assert label.tolist() == [7]

@@ -35,10 +35,10 @@ def test_bilinear_does_not_average_what_becomes_smaller_and_area_does():
 def test_a_flat_image_stays_flat_in_opencv(method):
     flat = np.full((13, 17, 3), 77, dtype=np.uint8)
     for size in ((5, 9), (30, 20), (30, 9)):
-        found = opencv_resize(flat, *size, method)
-        assert found.shape == (size[1], size[0], 3)
-        assert found.dtype == np.uint8
-        assert (found == 77).all()
+        resized = opencv_resize(flat, *size, method)
+        assert resized.shape == (size[1], size[0], 3)
+        assert resized.dtype == np.uint8
+        assert (resized == 77).all()
 
 
 @pytest.mark.usefixtures("cv2")
@@ -52,10 +52,10 @@ def test_dtypes_that_opencv_does_not_scale_are_refused(dtype):
 def test_a_flat_image_stays_flat_in_tensorflow(method):
     pytest.importorskip("tensorflow")
     flat = np.full((13, 17, 3), 77, dtype=np.uint8)
-    found = tensorflow_resize(flat, 9, 30, method)
-    assert found.dtype == (np.uint8 if method == "nearest" else np.float32)
-    assert found.shape == (9, 30, 3)
-    assert found == pytest.approx(77, abs=1e-3)
+    resized = tensorflow_resize(flat, 9, 30, method)
+    assert resized.dtype == (np.uint8 if method == "nearest" else np.float32)
+    assert resized.shape == (9, 30, 3)
+    assert resized == pytest.approx(77, abs=1e-3)
 
 
 def test_tensorflow_takes_middles_between_pixels():

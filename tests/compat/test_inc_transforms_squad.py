@@ -54,8 +54,8 @@ WORDS = [
 
 @pytest.fixture
 def files(tmp_path):
-    asked = [{"id": f"q{n}", "question": question} for n, question in enumerate(QUESTIONS)]
-    data = {"data": [{"paragraphs": [{"context": TEXT, "qas": asked}]}]}
+    questions = [{"id": f"q{n}", "question": question} for n, question in enumerate(QUESTIONS)]
+    data = {"data": [{"paragraphs": [{"context": TEXT, "qas": questions}]}]}
     (tmp_path / "dev.json").write_text(json.dumps(data))
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     return {
@@ -72,14 +72,14 @@ def made(name, **options):
 
 def scores_for(transform, answers):
     """Scores that are highest where an answer's pieces lie, in every window that shows them all."""
-    count, places = len(transform.task.windows), 24
-    starts, ends = np.zeros((2, count, places), dtype=np.float32)
+    count, length = len(transform.task.windows), 24
+    starts, ends = np.zeros((2, count, length), dtype=np.float32)
     for number, window in enumerate(transform.task.windows):
         pieces = list(window.pieces)
-        wanted = answers[window.question]
-        for place in range(window.first, len(pieces) - len(wanted) + 1):
-            if pieces[place : place + len(wanted)] == wanted:
-                starts[number, place] = ends[number, place + len(wanted) - 1] = 9
+        answer = answers[window.question]
+        for position in range(window.first, len(pieces) - len(answer) + 1):
+            if pieces[position : position + len(answer)] == answer:
+                starts[number, position] = ends[number, position + len(answer) - 1] = 9
     return starts, ends
 
 
@@ -99,8 +99,8 @@ def test_answers_are_given_as_they_stand_in_the_text(files):
     transform = made("SquadV1", **files)
     starts, ends = scores_for(transform, [["rhone"], ["ar", "##les"]])
     numbers = [FIRST + number for number in range(len(starts))]
-    found, labels = transform(([numbers, list(starts), list(ends)], "labels"))
-    assert found == {"q0": "Rhône", "q1": "Arles"}
+    predictions, labels = transform(([numbers, list(starts), list(ends)], "labels"))
+    assert predictions == {"q0": "Rhône", "q1": "Arles"}
     assert labels == "labels"
 
 
@@ -108,17 +108,17 @@ def test_an_answer_must_not_be_too_long_nor_end_before_it_starts(files):
     transform = made("SquadV1", **files, max_answer_length=2, n_best_size=1)
     starts, ends = scores_for(transform, [["812", "km", "long"], ["valais"]])
     numbers = [FIRST + number for number in range(len(starts))]
-    found, _ = transform(([numbers, list(starts), list(ends)], None))
-    assert found == {"q0": "empty", "q1": "Valais"}
+    predictions, _ = transform(([numbers, list(starts), list(ends)], None))
+    assert predictions == {"q0": "empty", "q1": "Valais"}
 
 
 def test_questions_whose_windows_were_not_seen_are_skipped(files):
     transform = made("SquadV1", **files)
     starts, ends = scores_for(transform, [["rhone"], ["valais"]])
     of_first = [n for n, window in enumerate(transform.task.windows) if window.question == 0]
-    seen = ([FIRST + n for n in of_first], starts[of_first], ends[of_first])
-    found, _ = transform((seen, None))
-    assert found == {"q0": "Rhône", "q1": "*#skip this example#*"}
+    batch = ([FIRST + n for n in of_first], starts[of_first], ends[of_first])
+    predictions, _ = transform((batch, None))
+    assert predictions == {"q0": "Rhône", "q1": "*#skip this example#*"}
 
 
 def test_batches_are_held_back_until_all_are_there(files):
@@ -135,15 +135,15 @@ def test_batches_are_held_back_until_all_are_there(files):
 
 def test_collected_scores_go_on_to_the_answers(files):
     count = len(made("SquadV1", **files).task.windows)
-    both = build_transforms(
+    pipeline = build_transforms(
         {"Collect": {"length": count}, "SquadV1": files}, vocabulary("tensorflow")
     )
     starts, ends = scores_for(made("SquadV1", **files), [["rhone"], ["arles"]])
     scores = np.stack([starts, ends], axis=-1)
-    assert both((scores[:1], None)) == (None, None)
-    both.reset()
-    found, _ = both((scores, None))
-    assert found["q0"] == "Rhône"
+    assert pipeline((scores[:1], None)) == (None, None)
+    pipeline.reset()
+    predictions, _ = pipeline((scores, None))
+    assert predictions["q0"] == "Rhône"
 
 
 class Answered:

@@ -187,9 +187,9 @@ def read(text):
         warnings.simplefilter("always")
         settings = parse_settings(text, origin="conf.yaml")
     assert {item.category for item in caught} <= {IgnoredSettingWarning}
-    words = [str(item.message).split(" is ignored: ") for item in caught]
-    assert all(len(parts) == 2 and parts[1] for parts in words)
-    return settings, sorted(parts[0].split(": ")[1] for parts in words)
+    messages = [str(item.message).split(" is ignored: ") for item in caught]
+    assert all(len(parts) == 2 and parts[1] for parts in messages)
+    return settings, sorted(parts[0].split(": ")[1] for parts in messages)
 
 
 def test_a_tensorflow_file():
@@ -301,8 +301,8 @@ def test_bf16_is_asked_for_where_it_has_an_effect():
     assert read("quantization: {use_bf16: true}")[0].precisions == (INT8, BF16)
     assert read("quantization: {use_bf16: false}")[0].precisions == (INT8,)
     assert read("use_bf16: true")[1] == ["use_bf16"]
-    both = "{use_bf16: true, quantization: {}, mixed_precision: {precisions: fp16}}"
-    settings, ignored = read(both)
+    text = "{use_bf16: true, quantization: {}, mixed_precision: {precisions: fp16}}"
+    settings, ignored = read(text)
     assert (settings.precisions, ignored) == ((Precision.FP16,), ["use_bf16"])
 
 

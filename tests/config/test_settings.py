@@ -180,8 +180,8 @@ def test_without_anything_else_defaults_hold():
 def test_a_quantization_section_means_int8():
     assert parse_settings("quantization:").precisions == (Precision.INT8,)
     assert parse_settings("{quantization: {}, mixed_precision: {}}").precisions == (Precision.INT8,)
-    both = "{quantization: {}, mixed_precision: {precisions: bf16}}"
-    assert parse_settings(both).precisions == (Precision.BF16,)
+    text = "{quantization: {}, mixed_precision: {precisions: bf16}}"
+    assert parse_settings(text).precisions == (Precision.BF16,)
     assert parse_settings("{quantization: {}, mixed_precision: {precisions: any}}") == Settings()
 
 
@@ -228,14 +228,14 @@ def test_metrics_without_weights_count_alike():
 
 @pytest.mark.parametrize("weight", ["'0.7 0.3'", "'0.7, 0.3'", "[0.7, 0.3]"])
 def test_weights_are_a_list_or_words(weight):
-    found = metrics(f"multi_metrics: {{MSE: , MAE: , weight: {weight}}}")
-    assert [metric.weight for metric in found] == [0.7, 0.3]
+    parsed = metrics(f"multi_metrics: {{MSE: , MAE: , weight: {weight}}}")
+    assert [metric.weight for metric in parsed] == [0.7, 0.3]
 
 
 def test_metrics_that_each_have_to_meet_the_target_have_no_weight():
-    found = metrics("multi_metrics: {MSE: , F1: , weight: each, higher_is_better: [false, true]}")
-    assert [metric.weight for metric in found] == [None, None]
-    assert [metric.higher_is_better for metric in found] == [False, True]
+    parsed = metrics("multi_metrics: {MSE: , F1: , weight: each, higher_is_better: [false, true]}")
+    assert [metric.weight for metric in parsed] == [None, None]
+    assert [metric.higher_is_better for metric in parsed] == [False, True]
 
 
 @pytest.mark.parametrize(

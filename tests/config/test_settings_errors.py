@@ -127,8 +127,8 @@ def test_the_message_names_file_line_path_and_culprit(bad):
     message = str(caught.value)
     where = f"conf.yaml, line {bad.line}: {bad.path}: "
     assert message.startswith(where)
-    for words in bad.says:
-        assert words in message[len(where) :]
+    for expected in bad.says:
+        assert expected in message[len(where) :]
 
 
 @pytest.mark.parametrize(

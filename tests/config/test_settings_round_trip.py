@@ -52,8 +52,8 @@ dataloaders = st.fixed_dictionaries(
 
 
 def chosen(kind):
-    known = st.lists(st.sampled_from(QUANT_CHOICES[kind]), min_size=1, unique=True)
-    return st.none() | known.map(tuple)
+    choices = st.lists(st.sampled_from(QUANT_CHOICES[kind]), min_size=1, unique=True)
+    return st.none() | choices.map(tuple)
 
 
 quants = st.builds(QuantConstraint, **{kind: chosen(kind) for kind in QUANT_CHOICES})

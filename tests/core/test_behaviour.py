@@ -84,9 +84,9 @@ class Torchmetric:
 
 
 def digest(value):
-    found = code_fingerprint(value)
-    assert found is not None
-    return found.digest
+    fingerprint = code_fingerprint(value)
+    assert fingerprint is not None
+    return fingerprint.digest
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ class Scored:
 
 
 def test_the_code_of_an_object_that_a_metric_was_given_counts():
-    one, other = (
+    first, second = (
         made(f"class scorer:\n def score(self): return {k}", "scorer", __name__="m") for k in (1, 2)
     )
-    assert digest(Scored(one())) != digest(Scored(other()))
-    assert digest(Scored(one())) == digest(Scored(one()))
+    assert digest(Scored(first())) != digest(Scored(second()))
+    assert digest(Scored(first())) == digest(Scored(first()))
 
 
 def test_what_a_package_of_the_users_holds_in_its_modules_counts():
@@ -164,10 +164,10 @@ def test_what_a_package_of_the_users_holds_in_its_modules_counts():
     def evaluate(model):
         return package.part.score(model)
 
-    before = digest(evaluate)
-    assert digest(evaluate) == before
+    initial = digest(evaluate)
+    assert digest(evaluate) == initial
     part.score = made("def score(a): return -a", "score")
-    assert digest(evaluate) != before
+    assert digest(evaluate) != initial
 
 
 def test_a_member_of_an_enumeration_counts_by_its_value():
@@ -189,9 +189,9 @@ def test_what_is_computed_once_and_kept_does_not_count():
             return 10
 
     metric = Kept()
-    before = digest(metric)
+    initial = digest(metric)
     assert metric.scale == 10
-    assert digest(metric) == before
+    assert digest(metric) == initial
 
 
 SCORES = np.eye(10, dtype=np.float32)[np.arange(40) % 10] + 0.01
@@ -201,14 +201,14 @@ SCORES = np.eye(10, dtype=np.float32)[np.arange(40) % 10] + 0.01
 def test_what_a_metric_of_ours_has_taken_in_does_not_count(name):
     options = {"num_classes": 10} if name == "mIoU" else None
     metric = build_metric(name, options)
-    before = digest(metric)
+    initial = digest(metric)
     metric.reset()
     labels = np.arange(40) % 10
     preds, truth = (SCORES[:, :1], labels[:, None]) if name in ("MAE", "RMSE") else (SCORES, labels)
     metric.update(preds, truth)
-    assert digest(metric) == before
+    assert digest(metric) == initial
     metric.result()
-    assert digest(metric) == before == digest(build_metric(name, options))
+    assert digest(metric) == initial == digest(build_metric(name, options))
 
 
 @pytest.mark.parametrize("name", sorted({*METRICS} - {"mAP", "COCOmAP"}))
@@ -227,13 +227,13 @@ def test_every_metric_of_ours_is_told(name):
     ],
 )
 def test_what_a_metric_of_the_users_has_taken_in_does_not_count(metric):
-    before = digest(metric)
+    initial = digest(metric)
     metric.reset()
     metric.update(SCORES, np.arange(40)[:, None] % 10)
     metric.result()
-    assert digest(metric) == before
+    assert digest(metric) == initial
     metric.reset()
-    assert digest(metric) == before
+    assert digest(metric) == initial
 
 
 def test_keras_numbers_its_metrics_which_does_not_count():
@@ -250,10 +250,10 @@ def test_what_is_there_for_a_function_to_change_does_not_count():
         calls.append((started, folder, os.getpid()))
         return scaled(model)
 
-    before = digest(evaluate)
+    initial = digest(evaluate)
     evaluate(1)
     started, folder = time.time(), "/tmp/def"
-    assert digest(evaluate) == before
+    assert digest(evaluate) == initial
 
 
 def test_large_data_costs_nothing(tmp_path):
@@ -317,7 +317,7 @@ print([code_fingerprint(one).digest for one in told])
 @pytest.mark.slow
 def test_another_process_tells_the_same(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    told = {
+    digests = {
         subprocess.run(
             [sys.executable, "program.py"],
             capture_output=True,
@@ -328,4 +328,4 @@ def test_another_process_tells_the_same(tmp_path):
         ).stdout
         for seed in range(2)
     }
-    assert len(told) == 1
+    assert len(digests) == 1

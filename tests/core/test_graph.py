@@ -24,10 +24,10 @@ def test_every_op_comes_after_what_it_reads(edges, random):
         Op(str(i), "t", tuple(str(j) for j in sources if j < i)) for i, sources in enumerate(edges)
     ]
     random.shuffle(ops)
-    seen = set()
+    sorted_names = set()
     for op in OpGraph(ops):
-        assert set(op.inputs) <= seen
-        seen.add(op.name)
+        assert set(op.inputs) <= sorted_names
+        sorted_names.add(op.name)
 
 
 def test_producers_and_consumers_are_found_on_both_sides():

@@ -138,14 +138,14 @@ print(object_fingerprint((Metric(), lambda x: x + 1, frozenset(LABELS), safe_dum
 
 def test_another_process_tells_the_same(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    told = {
+    fingerprints = {
         subprocess.run(
             [sys.executable, "program.py"], capture_output=True, text=True, check=True
         ).stdout
         for _ in range(2)
     }
-    assert len(told) == 1
-    assert "None" not in told.pop()
+    assert len(fingerprints) == 1
+    assert "None" not in fingerprints.pop()
 
 
 @functools.lru_cache
@@ -193,7 +193,7 @@ def test_a_copy_leaves_the_fingerprint_of_its_class_alone():
         def __init__(self):
             self.answers = []
 
-    before = object_fingerprint(Metric())
+    initial = object_fingerprint(Metric())
     copy.deepcopy(Metric())
     assert "__slotnames__" in vars(Metric)
-    assert object_fingerprint(Metric()) == before
+    assert object_fingerprint(Metric()) == initial

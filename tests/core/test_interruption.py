@@ -30,12 +30,12 @@ def test_code_of_the_package_is_interrupted():
 
 def test_other_code_and_other_threads_are_not_interrupted():
     end = time.monotonic() + 0.5
-    other = threading.Thread(target=grow_expressions, args=(end,))
-    other.start()
+    thread = threading.Thread(target=grow_expressions, args=(end,))
+    thread.start()
     with interrupted_after(0.05, within="sympy"):
         while time.monotonic() < end:
             sum(range(1000))
-    other.join()
+    thread.join()
 
 
 def test_nothing_is_raised_after_the_end():

@@ -36,10 +36,10 @@ def test_what_is_infinite_on_purpose_is_no_trouble():
 
 
 def test_the_first_layer_that_turns_finite_numbers_into_others():
-    found = trouble(layer("a"), layer("b", outputs=BAD), layer("c", BAD, NAN))
-    assert found.layer == "b"
-    assert found.message == "'b' (Dense) turns float16 inputs of at most 1 into Inf"
-    assert found.keep
+    problem = trouble(layer("a"), layer("b", outputs=BAD), layer("c", BAD, NAN))
+    assert problem.layer == "b"
+    assert problem.message == "'b' (Dense) turns float16 inputs of at most 1 into Inf"
+    assert problem.keep
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -48,9 +48,9 @@ def test_a_layer_in_float32_is_not_kept_there_once_more(dtype):
 
 
 def test_numbers_that_do_not_fit_where_they_are_read():
-    found = trouble(layer("a", outputs=ValueStats(1e6), dtype="float32"), layer("b", BAD, BAD))
-    assert found.layer == "b"
-    assert "reads values of up to 1e+06, which overflow float16" in found.message
+    problem = trouble(layer("a", outputs=ValueStats(1e6), dtype="float32"), layer("b", BAD, BAD))
+    assert problem.layer == "b"
+    assert "reads values of up to 1e+06, which overflow float16" in problem.message
 
 
 def test_batch_weights_loss_and_the_models_own_code():
@@ -66,11 +66,11 @@ def test_batch_weights_loss_and_the_models_own_code():
 
 
 def test_backwards_an_inner_layer_is_named_rather_than_the_one_around_it():
-    found = trouble(
+    problem = trouble(
         layer("block/a", gradients_above=FINE, gradients_below=BAD),
         layer("block", gradients_above=FINE, gradients_below=BAD, holds_layers=True),
         layer("b", gradients_above=FINE, gradients_below=FINE),
         loss=1.0,
     )
-    assert found.layer == "block/a"
-    assert found.message.startswith("backwards, 'block/a' (Dense) turns float16 gradients")
+    assert problem.layer == "block/a"
+    assert problem.message.startswith("backwards, 'block/a' (Dense) turns float16 gradients")

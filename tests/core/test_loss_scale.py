@@ -12,8 +12,8 @@ from neural_mp.errors import ConfigurationError
 
 def after(rule, *finite):
     state = rule.start()
-    for one in finite:
-        state = rule.after(state, one)
+    for is_finite in finite:
+        state = rule.after(state, is_finite)
     return state
 
 

@@ -33,13 +33,13 @@ class _Texts(HTMLParser):
 
 
 def test_no_error_of_this_package_carries_control_characters():
-    kinds, found = [NeuralMPError], set()
+    kinds, classes = [NeuralMPError], set()
     while kinds:
         kind = kinds.pop()
-        found.add(kind)
+        classes.add(kind)
         kinds += kind.__subclasses__()
-    assert DataError in found
-    for kind in found:
+    assert DataError in classes
+    for kind in classes:
         error = kind("op '\x1b[31mred' of a\u202efile\nnext line")
         assert str(error) == "op '\\u001b[31mred' of a\\u202efile\nnext line"
         assert str(kind(str(error))) == str(error)
@@ -50,10 +50,10 @@ def test_no_error_of_this_package_carries_control_characters():
     "text", ["</p><script>alert(1)</script>", "a & b &amp; c", "\"'`", "-->", "]]>", "名前"]
 )
 def test_a_text_is_read_as_it_was_written(text):
-    found = _Texts(markup(element("p", text, element("b", text), text, title=text)))
-    assert found.tags == ["p", "b"]
-    assert found.text == text * 3
-    assert found.values == [text]
+    parsed = _Texts(markup(element("p", text, element("b", text), text, title=text)))
+    assert parsed.tags == ["p", "b"]
+    assert parsed.text == text * 3
+    assert parsed.values == [text]
 
 
 def test_characters_that_hide_or_reorder_are_written_as_their_code():
@@ -63,8 +63,8 @@ def test_characters_that_hide_or_reorder_are_written_as_their_code():
 
 
 def test_attributes_are_named_as_in_python():
-    made = markup(element("i", class_="a", stroke_width=1.5, hidden=True, id=None, open=False))
-    assert made == '<i class="a" stroke-width="1.5" hidden=""></i>'
+    html = markup(element("i", class_="a", stroke_width=1.5, hidden=True, id=None, open=False))
+    assert html == '<i class="a" stroke-width="1.5" hidden=""></i>'
 
 
 def test_a_script_cannot_end_before_its_end():
@@ -73,9 +73,9 @@ def test_a_script_cannot_end_before_its_end():
 
 
 def test_a_long_table_is_cut_and_says_so():
-    made = notebook_table(("op",), [(f"op{i}",) for i in range(100)], "ops")
-    assert made.count("<tr>") == 61
-    assert "and 40 more" in made
+    html = notebook_table(("op",), [(f"op{i}",) for i in range(100)], "ops")
+    assert html.count("<tr>") == 61
+    assert "and 40 more" in html
 
 
 def test_a_notebook_shows_plans_machines_and_reports_as_tables():

@@ -45,15 +45,15 @@ def test_a_precision_compares_equal_to_its_name():
 
 
 def test_precisions_compare_equal_to_a_list_of_their_names():
-    found = parse_precisions("bf16,fp32")
-    assert found == ["bf16", "fp32"]
-    assert ["bf16", "fp32"] == found  # noqa: SIM300
-    assert found == ("bf16", "fp32")
-    assert found != ["bf16"]
-    assert (found != ["bf16", "fp32"]) is False
-    assert found != "bf16,fp32"
-    assert found in {(Precision.BF16, Precision.FP32)}
-    assert pickle.loads(pickle.dumps(found)) == found
+    precisions = parse_precisions("bf16,fp32")
+    assert precisions == ["bf16", "fp32"]
+    assert ["bf16", "fp32"] == precisions  # noqa: SIM300
+    assert precisions == ("bf16", "fp32")
+    assert precisions != ["bf16"]
+    assert (precisions != ["bf16", "fp32"]) is False
+    assert precisions != "bf16,fp32"
+    assert precisions in {(Precision.BF16, Precision.FP32)}
+    assert pickle.loads(pickle.dumps(precisions)) == precisions
 
 
 def test_a_quant_spec_reads_back_what_it_wrote():

@@ -155,8 +155,8 @@ def test_their_results_are_observed_and_belong_to_their_writers():
     assert set(tensors) == {"pool", "relu2"}
 
 
-def all_joined(**other: Precision) -> dict[str, Precision]:
-    return {**dict.fromkeys(["stem", "a", "add", "b", "sum"], INT8), **other}
+def all_joined(**overrides: Precision) -> dict[str, Precision]:
+    return {**dict.fromkeys(["stem", "a", "add", "b", "sum"], INT8), **overrides}
 
 
 def test_an_addition_between_integers_reads_and_writes_them_each_with_a_scale_of_its_own():

@@ -84,8 +84,8 @@ def test_a_hostile_plan_file_is_one_short_error_at_once(name, tmp_path):
 def test_what_is_no_number_in_observations_is_named_with_its_key(key, around, wrong):
     with pytest.raises(NeuralMPError, match="expected") as caught:
         Observations.from_dict(around(wrong))
-    found = ".".join(map(str, caught.value.keys))
-    assert found == key or key.startswith("channels")
+    path = ".".join(map(str, caught.value.keys))
+    assert path == key or key.startswith("channels")
 
 
 def test_a_range_goes_from_low_to_high():
@@ -129,8 +129,8 @@ def test_merged_keys_are_read_and_own_ones_win():
     ],
 )
 def test_numbers_are_read_where_yaml_writes_them_without_quotes(text, value):
-    found = load_yaml(f"a: {text}")["a"]
-    assert (found, type(found)) == (value, type(value))
+    parsed = load_yaml(f"a: {text}")["a"]
+    assert (parsed, type(parsed)) == (value, type(value))
 
 
 def test_lines_of_keys_and_items_are_known():
@@ -158,10 +158,10 @@ def test_a_file_of_gzip_in_several_parts_is_unpacked_as_one():
 
 
 def test_plain_yaml_is_what_people_mean():
-    said = (
+    text = (
         "{a: 1, b: 1e-3, c: yes, d: ~, e: .inf, f: '1', g: [x y, -2.5], 007: 2001-01-01, h: 1:30}"
     )
-    assert load_yaml(said) == {
+    assert load_yaml(text) == {
         "a": 1,
         "b": 0.001,
         "c": True,

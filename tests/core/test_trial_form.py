@@ -6,7 +6,7 @@ from neural_mp.core.trial import Outcome, Trial
 
 def test_a_trial_says_its_node_and_one_kept_without_it_is_still_read():
     trial = Trial(PrecisionPlan({}), Outcome.MET, 0.9, node="north")
-    kept = trial.to_dict()
-    assert Trial.from_dict(kept) == trial
-    del kept["node"]
-    assert Trial.from_dict(kept).node == ""
+    record = trial.to_dict()
+    assert Trial.from_dict(record) == trial
+    del record["node"]
+    assert Trial.from_dict(record).node == ""

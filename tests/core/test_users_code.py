@@ -103,11 +103,11 @@ def test_an_exception_is_sent_with_its_cause_its_notes_and_its_places():
     assert copy.args == ("mine",)
     assert copy.__notes__ == ["a note"]
     assert isinstance(copy.__cause__, KeyError)
-    before, after = (
+    expected, actual = (
         [(frame.filename, frame.name, frame.lineno) for frame in traceback.extract_tb(trace)]
         for trace in (caught.value.__traceback__, copy.__traceback__)
     )
-    assert after == before
+    assert actual == expected
     assert "raise found from error" in "".join(traceback.format_exception(copy))
 
 
@@ -160,7 +160,10 @@ def test_a_group_of_exceptions_is_sent_with_all_that_is_known_of_each():
     copy = sent(error)
     assert type(copy) is builtins.ExceptionGroup
     assert str(copy) == str(error)
-    assert [type(one) for one in copy.exceptions] == [HoldsALambdaError, builtins.ExceptionGroup]
+    assert [type(member) for member in copy.exceptions] == [
+        HoldsALambdaError,
+        builtins.ExceptionGroup,
+    ]
     assert copy.exceptions[0].__notes__ == ["a note"]
     assert isinstance(copy.exceptions[0].__cause__, KeyError)
     assert str(copy.exceptions[1].exceptions[0]) == "no luck"

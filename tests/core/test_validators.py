@@ -39,10 +39,10 @@ def test_an_option_is_named_with_what_it_must_be(validator, value, message):
 
 
 def test_numbers_of_numpy_are_taken_as_those_of_python():
-    found = validate_option("x", integer_between(1), np.int64(3))
-    assert (type(found), found) == (int, 3)
-    found = validate_option("x", finite, np.float32(0.5))
-    assert (type(found), found) == (float, 0.5)
+    value = validate_option("x", integer_between(1), np.int64(3))
+    assert (type(value), value) == (int, 3)
+    value = validate_option("x", finite, np.float32(0.5))
+    assert (type(value), value) == (float, 0.5)
 
 
 def test_an_error_names_all_keys_on_the_way():

@@ -32,10 +32,10 @@ def test_a_word_is_read_from_its_text_and_an_unknown_one_is_refused_with_the_nea
 def test_what_a_tensor_is_quantized_with_holds_words():
     spec = QuantSpec("uint8", "asymmetric", "per_tensor", "percentile")
     assert spec.algorithm is CalibrationAlgorithm.PERCENTILE
-    words = {**vars(spec)}
-    assert words.pop("group_size") is None
-    assert words.pop("corrections") == ()
-    assert all(isinstance(value, StringEnum) for value in words.values())
+    fields = {**vars(spec)}
+    assert fields.pop("group_size") is None
+    assert fields.pop("corrections") == ()
+    assert all(isinstance(value, StringEnum) for value in fields.values())
     assert spec == QuantSpec.parse(str(spec))
     with pytest.raises(PlanError, match="scheme of a quantized tensor cannot be 'lopsided'"):
         QuantSpec("uint8", "lopsided", "per_tensor")

@@ -52,15 +52,15 @@ def test_separate_files_and_keys_give_the_same_as_one_file(digits_npz, tmp_path)
     digits = load_digits()
     np.save(tmp_path / "x.npy", digits.images.astype(np.float32))
     np.savez(tmp_path / "y.npz", only=digits.target)
-    one = build_dataset({"NPZ": {"path": str(digits_npz)}})
+    single = build_dataset({"NPZ": {"path": str(digits_npz)}})
     for spec in (
         {"inputs": str(tmp_path / "x.npy"), "labels": str(tmp_path / "y.npz")},
         {"inputs": f"{digits_npz}:inputs", "labels": f"{tmp_path / 'y.npz'}:only"},
     ):
-        other = build_dataset({"numpy": spec})
+        split = build_dataset({"numpy": spec})
         for i in (0, 1796):
-            np.testing.assert_array_equal(one[i][0], other[i][0])
-            assert one[i][1] == other[i][1]
+            np.testing.assert_array_equal(single[i][0], split[i][0])
+            assert single[i][1] == split[i][1]
 
 
 def test_start_and_stop_take_a_slice(digits_npz):
@@ -154,8 +154,8 @@ def test_path_and_inputs_are_one_or_the_other(options):
 
 
 def test_start_must_be_a_whole_number(digits_npz):
-    words = r"numpy: start must be a whole number from -4294967295 to 4294967295, got 1\.5"
-    with pytest.raises(ConfigurationError, match=words):
+    message = r"numpy: start must be a whole number from -4294967295 to 4294967295, got 1\.5"
+    with pytest.raises(ConfigurationError, match=message):
         build_dataset({"numpy": {"path": str(digits_npz), "start": 1.5}})
 
 
@@ -167,9 +167,9 @@ def test_images_come_as_uint8_hwc_with_labels_of_sorted_folders(image_root):
     digits = load_digits()
     assert len(dataset) == 40
     assert dataset.classes == tuple(f"digit_{i}" for i in range(10))
-    for (path, label), (inputs, given) in zip(dataset.files, dataset, strict=True):
+    for (path, label), (inputs, target) in zip(dataset.files, dataset, strict=True):
         number = int(path.stem)
-        assert given == label == digits.target[number]
+        assert target == label == digits.target[number]
         assert inputs.shape == (8, 8, 3)
         assert inputs.dtype == np.uint8
         np.testing.assert_array_equal(inputs[:, :, 0], (digits.images[number] * 15).astype("uint8"))
@@ -307,8 +307,8 @@ def test_dummy_samples_depend_on_seed_and_index_alone():
         np.testing.assert_array_equal(dataset[i][0], forward[i][0])
         assert dataset[i][1] == forward[i][1]
     assert not np.array_equal(forward[0][0], forward[1][0])
-    other = build_dataset({"dummy": {**spec, "seed": 1}})
-    assert not np.array_equal(other[0][0], forward[0][0])
+    reseeded = build_dataset({"dummy": {**spec, "seed": 1}})
+    assert not np.array_equal(reseeded[0][0], forward[0][0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8"])

@@ -53,9 +53,9 @@ def user_module(tmp_path, monkeypatch):
     (tmp_path / "my_package" / "data.py").write_text(USER_CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    before = set(sys.modules)
+    modules = set(sys.modules)
     yield "my_digits"
-    for name in set(sys.modules) - before:
+    for name in set(sys.modules) - modules:
         if name.startswith("my_"):
             del sys.modules[name]
 

@@ -49,9 +49,9 @@ def batches(**spec):
 
 @pytest.mark.usefixtures("_plugged_in")
 def test_a_dataset_and_a_transform_are_found_by_their_names():
-    found = batches(dataset={"squares": {"count": 4}}, transform={"Negated": {}})
-    inputs = np.concatenate([inputs for inputs, _ in found])
-    labels = np.concatenate([labels for _, labels in found])
+    pairs = batches(dataset={"squares": {"count": 4}}, transform={"Negated": {}})
+    inputs = np.concatenate([inputs for inputs, _ in pairs])
+    labels = np.concatenate([labels for _, labels in pairs])
     np.testing.assert_array_equal(inputs[:, 0], [0, -1, -2, -3])
     np.testing.assert_array_equal(labels, [0, 1, 4, 9])
 

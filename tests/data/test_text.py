@@ -22,7 +22,7 @@ WORDS = [f"w{number}" for number in range(20)]
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a tokenizer of twenty words."""
-    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer = Tokenizer(WordLevel({token: n for n, token in enumerate(WORDS)}, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
     (tmp_path / "model").mkdir()
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
@@ -35,31 +35,31 @@ def _text(folder, **options):
 
 def test_windows_follow_each_other_and_the_rest_is_left_out(folder):
     (folder / "a.txt").write_text(" ".join(WORDS))
-    found = _text(folder, path=str(folder / "a.txt"), length=6)
-    assert len(found) == 3
-    assert [sample[0]["input_ids"].tolist() for sample in found] == [
+    windows = _text(folder, path=str(folder / "a.txt"), length=6)
+    assert len(windows) == 3
+    assert [sample[0]["input_ids"].tolist() for sample in windows] == [
         list(range(start, start + 6)) for start in (0, 6, 12)
     ]
-    assert (found[2][1] == found[2][0]["input_ids"]).all()
+    assert (windows[2][1] == windows[2][0]["input_ids"]).all()
 
 
 def test_with_a_stride_every_token_counts_once(folder):
     (folder / "a.txt").write_text(" ".join(WORDS))
-    found = _text(folder, path=str(folder / "a.txt"), length=8, stride=4)
-    counted = [label for _, labels in found for label in labels if label != -100]
+    windows = _text(folder, path=str(folder / "a.txt"), length=8, stride=4)
+    counted = [label for _, labels in windows for label in labels if label != -100]
     assert counted == list(range(20))
-    assert found[1][0]["input_ids"].tolist() == list(range(4, 12))
+    assert windows[1][0]["input_ids"].tolist() == list(range(4, 12))
 
 
 def test_lines_of_json_and_arrays_of_ids_give_the_same_windows(folder):
     lines = [json.dumps({"body": " ".join(WORDS[:10])}), "", json.dumps({"body": "w10 w11"})]
     (folder / "a.jsonl").write_text("\n".join(lines))
     np.save(folder / "a.npy", np.arange(12, dtype=np.uint16))
-    found = _text(folder, path=str(folder / "a.jsonl"), length=4, key="body")
+    windows = _text(folder, path=str(folder / "a.jsonl"), length=4, key="body")
     ids = build_dataset({"text": {"path": str(folder / "a.npy"), "length": 4}})
-    assert len(found) == len(ids) == 3
-    for one, other in zip(found, ids, strict=True):
-        assert (one[0]["input_ids"] == other[0]["input_ids"]).all()
+    assert len(windows) == len(ids) == 3
+    for lhs, rhs in zip(windows, ids, strict=True):
+        assert (lhs[0]["input_ids"] == rhs[0]["input_ids"]).all()
 
 
 TEMPLATE = "{% for m in messages %}{{ bos_token }} {{ m.role }} {{ m.content }} {% endfor %}"
@@ -68,8 +68,8 @@ TEMPLATE = "{% for m in messages %}{{ bos_token }} {{ m.role }} {{ m.content }} 
 @pytest.fixture
 def chat(folder):
     """The tokenizer with words for roles, a first token and a chat template."""
-    words = ["[BOS]", "user", "assistant", *WORDS]
-    plain = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="w0"))
+    vocabulary = ["[BOS]", "user", "assistant", *WORDS]
+    plain = Tokenizer(WordLevel({token: n for n, token in enumerate(vocabulary)}, unk_token="w0"))
     plain.pre_tokenizer = Whitespace()
     plain.post_processor = TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 0)])
     saved = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="[BOS]")
@@ -83,8 +83,8 @@ def test_conversations_are_written_by_the_chat_template(chat):
     (chat / "a.jsonl").write_text(json.dumps({"messages": messages}))
     options = {"path": str(chat / "a.jsonl"), "key": "messages", "length": 7}
     ((inputs, _),) = build_dataset({"text": {"tokenizer": str(chat / "chat"), **options}})
-    words = ["[BOS]", "user", "w1", "w2", "[BOS]", "assistant", "w3"]
-    tokens = AutoTokenizer.from_pretrained(chat / "chat").convert_tokens_to_ids(words)
+    pieces = ["[BOS]", "user", "w1", "w2", "[BOS]", "assistant", "w3"]
+    tokens = AutoTokenizer.from_pretrained(chat / "chat").convert_tokens_to_ids(pieces)
     assert inputs["input_ids"].tolist() == tokens
 
 
@@ -141,8 +141,8 @@ def test_a_tokenizer_with_more_words_than_the_model_does_not_fit(folder):
     config.write_text(json.dumps({"vocab_size": len(WORDS)}))
     assert len(_text(folder, path=str(folder / "a.txt"), length=20)) == 1
     config.write_text(json.dumps({"vocab_size": 12}))
-    words = "must fit the model, which has 12 tokens, got token 19; use the tokenizer"
-    with pytest.raises(DataError, match=words):
+    message = "must fit the model, which has 12 tokens, got token 19; use the tokenizer"
+    with pytest.raises(DataError, match=message):
         _text(folder, path=str(folder / "a.txt"), length=20)
 
 

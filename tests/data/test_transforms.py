@@ -60,10 +60,10 @@ def test_layout_transforms_do_as_numpy_does():
 
 
 def test_transforms_run_in_the_order_written():
-    one = apply({"Rescale": {"scale": 2}, "Normalize": {"mean": 1, "std": 1}})
-    other = apply({"Normalize": {"mean": 1, "std": 1}, "Rescale": {"scale": 2}})
-    np.testing.assert_array_equal(one, IMAGE * 2.0 - 1)
-    np.testing.assert_array_equal(other, (IMAGE - 1.0) * 2)
+    first = apply({"Rescale": {"scale": 2}, "Normalize": {"mean": 1, "std": 1}})
+    second = apply({"Normalize": {"mean": 1, "std": 1}, "Rescale": {"scale": 2}})
+    np.testing.assert_array_equal(first, IMAGE * 2.0 - 1)
+    np.testing.assert_array_equal(second, (IMAGE - 1.0) * 2)
 
 
 def test_center_crop_keeps_the_middle():

@@ -49,10 +49,10 @@ def test_a_file_may_name_whatever_is_made_in_the_users_modules(own, attribute):
 
 
 def test_a_file_may_name_modules_that_lie_beside_it(own, tmp_path):
-    beside = tmp_path / "elsewhere"
-    beside.mkdir()
-    (beside / "beside_code_here.py").write_text("class Data: pass\n")
-    with named_in_file(beside, ()):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "beside_code_here.py").write_text("class Data: pass\n")
+    with named_in_file(folder, ()):
         assert load_user_object("beside_code_here:Data").__module__ == "beside_code_here"
 
 
@@ -99,9 +99,9 @@ def test_the_users_module_is_meant_where_one_of_its_name_is_installed(own):
 
 
 def test_the_working_directory_comes_last(own):
-    before = list(sys.path)
+    initial = list(sys.path)
     load_user_object("own_code_here:Digits")
-    assert sys.path == [*before, str(own)]
+    assert sys.path == [*initial, str(own)]
 
 
 def _hostile(folder):
@@ -155,9 +155,9 @@ def test_a_module_of_the_users_comes_before_one_that_is_only_installed(own):
     (own / "colorama_own.py").write_text("class Data: home = 'here'\n")
     sys.path.insert(0, str(installed))
     with named_in_file(None, ()):
-        found = load_user_object("colorama_own:Data")
-    assert found.home == "here"
+        loaded = load_user_object("colorama_own:Data")
+    assert loaded.home == "here"
     # Another process, which finds the installed one by this name, gets the class itself.
-    sent = cloudpickle.dumps(found)
+    sent = cloudpickle.dumps(loaded)
     del sys.modules["colorama_own"]
     assert cloudpickle.loads(sent).home == "here"

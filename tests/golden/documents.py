@@ -53,7 +53,7 @@ def _choices(space: TuningSpace) -> dict[str, Any]:
     for op, precision in resolved.effective.items():
         effective.setdefault(str(precision), []).append(op)
     return {
-        "capabilities": {words: " ".join(ops) for words, ops in capabilities.items()},
+        "capabilities": {text: " ".join(ops) for text, ops in capabilities.items()},
         "plan": {op: str(config) for op, config in plan.configs.items()},
         "effective": {precision: " ".join(ops) for precision, ops in effective.items()},
         "quantized outputs": " ".join(sorted(flow.int8_outputs)),

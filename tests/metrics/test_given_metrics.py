@@ -26,9 +26,9 @@ def digits():
     return model.decision_function(data.data[600:]), data.target[600:]
 
 
-def measured(given, preds, labels, batch=100):
+def measured(spec, preds, labels, batch=100):
     """The value over batches, after a pass that was thrown away."""
-    metric = as_metric(given)
+    metric = as_metric(spec)
     metric.update(preds[:7], labels[:7])
     metric.reset()
     for start in range(0, len(labels), batch):
@@ -36,8 +36,8 @@ def measured(given, preds, labels, batch=100):
     return metric.result()
 
 
-def higher_is_better(given):
-    return directed(AccuracyCriterion(), given_metrics(given), None, ()).prefers_higher
+def higher_is_better(spec):
+    return directed(AccuracyCriterion(), given_metrics(spec), None, ()).prefers_higher
 
 
 class StreamedAccuracy:
@@ -142,7 +142,7 @@ def test_the_names_of_parameters_say_that_labels_come_first(function):
     [
         lambda preds, labels: (preds, labels),
         lambda a, b: (a, b),
-        lambda *both: both,
+        lambda *arguments: arguments,
         lambda output, target: (output, target),
         lambda eval_pred: eval_pred,
         partial(lambda a, b, power: (a, b), power=2),
@@ -207,9 +207,9 @@ def test_scikit_learn_gives_what_it_gives_elsewhere(given, expected, digits):
 
 def test_a_metric_of_keras_takes_part(digits):
     logits, labels = digits
-    given = keras.metrics.SparseCategoricalAccuracy(name="share")
-    assert measured(given, *digits) == pytest.approx((logits.argmax(1) == labels).mean())
-    assert higher_is_better(given)
+    metric = keras.metrics.SparseCategoricalAccuracy(name="share")
+    assert measured(metric, *digits) == pytest.approx((logits.argmax(1) == labels).mean())
+    assert higher_is_better(metric)
     assert not higher_is_better(keras.metrics.MeanSquaredError())
 
 
@@ -252,19 +252,19 @@ def test_a_list_is_a_mean_and_a_dict_is_met_one_by_one():
     mean = given_metrics(["accuracy", "F1"])
     assert [weight for _, weight in mean] == [0.5, 0.5]
     assert not mean.every
-    each = given_metrics(
+    separate = given_metrics(
         {"share": StreamedAccuracy(), "MSE": {}, "higher_is_better": [True, False]}
     )
-    assert each.every
-    assert (each.names, each.said) == (("share", "MSE"), (True, False))
+    assert separate.every
+    assert (separate.names, separate.said) == (("share", "MSE"), (True, False))
     weighted = given_metrics({"accuracy": {}, "F1": {}, "weight": [0.7, 0.3]})
     assert not weighted.every
     assert [weight for _, weight in weighted] == [0.7, 0.3]
 
 
 def test_a_history_knows_one_metric_from_another():
-    words = {metric_words(given_metrics(given), None) for given in ("f1_macro", "f1_micro", "F1")}
-    assert len(words) == 3
+    texts = {metric_words(given_metrics(name), None) for name in ("f1_macro", "f1_micro", "F1")}
+    assert len(texts) == 3
 
 
 def test_what_people_ask_for_most_is_built_in():
@@ -292,5 +292,5 @@ def test_a_mistake_in_a_file_is_said_with_its_line(tmp_path, written, line, word
 def test_a_file_names_what_python_does(tmp_path, name):
     path = tmp_path / "conf.yaml"
     path.write_text(f"evaluation:\n  accuracy:\n    metric: {name}\n")
-    found = gather_metrics(None, load_settings(path), None, eval_func=lambda model: 1.0)
-    assert metric_words(found, None) == metric_words(given_metrics(name), None)
+    metrics = gather_metrics(None, load_settings(path), None, eval_func=lambda model: 1.0)
+    assert metric_words(metrics, None) == metric_words(given_metrics(name), None)

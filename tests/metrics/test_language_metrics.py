@@ -81,10 +81,10 @@ def test_other_shapes_and_types_are_one_error(preds, labels):
 
 
 def test_the_divergence_is_that_of_scipy_and_needs_no_labels():
-    other = GENERATOR.normal(size=LOGITS.shape).astype(np.float32)
+    logits = GENERATOR.normal(size=LOGITS.shape).astype(np.float32)
     metric = KLDivergence()
-    metric.update({"logits": other}, LOGITS)
-    expected = rel_entr(softmax(LOGITS, -1), softmax(other, -1)).sum(axis=-1).mean()
+    metric.update({"logits": logits}, LOGITS)
+    expected = rel_entr(softmax(LOGITS, -1), softmax(logits, -1)).sum(axis=-1).mean()
     assert metric.result() == pytest.approx(expected, rel=1e-5)
     assert metric.compare_label is False
     metric.reset()

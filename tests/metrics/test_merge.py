@@ -29,10 +29,13 @@ def boxes():
     """Two boxes an image, found not quite where they are, with ties among the scores."""
     corners = GENERATOR.uniform(0, 50, (COUNT, 2, 2))
     truth = np.concatenate([corners, corners + 20], axis=2)
-    found = truth + GENERATOR.normal(0, 3, truth.shape)
+    predictions = truth + GENERATOR.normal(0, 3, truth.shape)
     kinds = GENERATOR.integers(1, 3, (COUNT, 2))
     scores = GENERATOR.integers(1, 5, (COUNT, 2)) / 5
-    return {"boxes": found, "labels": kinds, "scores": scores}, {"boxes": truth, "labels": kinds}
+    return {"boxes": predictions, "labels": kinds, "scores": scores}, {
+        "boxes": truth,
+        "labels": kinds,
+    }
 
 
 #: Four answers a question, the third one right.

@@ -36,14 +36,14 @@ def numbers():
 
 def measured(metric, preds, labels, batch=100):
     """The result over batches, twice: the second time after a reset."""
-    found = []
+    values = []
     for _ in range(2):
         metric.reset()
         for start in range(0, len(labels), batch):
             metric.update(preds[start : start + batch], labels[start : start + batch])
-        found.append(metric.result())
-    assert found[0] == found[1]
-    return found[0]
+        values.append(metric.result())
+    assert values[0] == values[1]
+    return values[0]
 
 
 # functions of all predictions and labels
@@ -84,10 +84,10 @@ def test_several_outputs_reach_a_function_in_the_form_they_have():
         metric = as_metric(keep)
         for _ in range(2):
             metric.update(make(*halves), np.zeros(3))
-        found = metric.result()
-        assert type(found) is type(make(*halves))
-        parts = found.values() if isinstance(found, dict) else found
-        parts = vars(found).values() if isinstance(found, Both) else parts
+        result = metric.result()
+        assert type(result) is type(make(*halves))
+        parts = result.values() if isinstance(result, dict) else result
+        parts = vars(result).values() if isinstance(result, Both) else parts
         assert [part.tolist() for part in parts] == [[0.0, 1.0, 2.0] * 2] * 2
 
 
@@ -98,14 +98,14 @@ def test_options_of_a_function_are_its_arguments(digits_scored):
         best = np.argsort(predictions, axis=1)[:, -k:]
         return (best == labels[:, None]).any(1).mean()
 
-    found = measured(as_metric((hits, {"k": 3})), scores, truth)
-    assert found == measured(build_metric("topk", {"k": 3}), scores, truth)
+    value = measured(as_metric((hits, {"k": 3})), scores, truth)
+    assert value == measured(build_metric("topk", {"k": 3}), scores, truth)
 
 
 def test_a_function_of_torch_gets_tensors(digits_scored):
     scores, truth, _ = digits_scored
-    found = measured(as_metric(torch.nn.functional.cross_entropy), scores, truth)
-    assert float(found) == pytest.approx(measured(build_metric("loss"), scores, truth), rel=1e-5)
+    value = measured(as_metric(torch.nn.functional.cross_entropy), scores, truth)
+    assert float(value) == pytest.approx(measured(build_metric("loss"), scores, truth), rel=1e-5)
 
 
 def test_batches_that_cannot_be_put_together_are_named():
@@ -123,17 +123,17 @@ def test_functions_of_scikit_learn_get_truth_first_and_what_they_take(digits_sco
     scores, truth, _ = digits_scored
     classes = scores.argmax(1)
     options = {"average": "macro"}
-    found = measured(as_metric((sklearn_metrics.recall_score, options)), scores, truth)
-    assert found == sklearn_metrics.recall_score(truth, classes, average="macro")
-    assert found != sklearn_metrics.recall_score(classes, truth, average="macro")
+    value = measured(as_metric((sklearn_metrics.recall_score, options)), scores, truth)
+    assert value == sklearn_metrics.recall_score(truth, classes, average="macro")
+    assert value != sklearn_metrics.recall_score(classes, truth, average="macro")
     preds, labels = numbers
-    found = measured(as_metric(sklearn_metrics.mean_absolute_percentage_error), preds, labels)
+    value = measured(as_metric(sklearn_metrics.mean_absolute_percentage_error), preds, labels)
     expected = sklearn_metrics.mean_absolute_percentage_error(labels[:, 0], preds[:, 0])
-    assert found == pytest.approx(expected)
+    assert value == pytest.approx(expected)
     chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    for given in (scores, chances):  # logits and probabilities
-        found = measured(as_metric(sklearn_metrics.log_loss), given, truth)
-        assert found == pytest.approx(sklearn_metrics.log_loss(truth, chances), rel=1e-5)
+    for outputs in (scores, chances):  # logits and probabilities
+        value = measured(as_metric(sklearn_metrics.log_loss), outputs, truth)
+        assert value == pytest.approx(sklearn_metrics.log_loss(truth, chances), rel=1e-5)
 
 
 def test_the_direction_of_scikit_learns_functions_is_known():
@@ -186,20 +186,20 @@ def test_a_scorer_of_two_classes_gets_the_scores_of_the_second(digits_scored):
     two = truth < 2
     scores, truth = scores[two][:, :2], truth[two]
     truth = np.where(np.arange(len(truth)) % 7 == 0, 1 - truth, truth)  # not all are right
-    for given, name in (("roc_auc_ovr", "multi"), ("average_precision", "plain")):
+    for spec, name in (("roc_auc_ovr", "multi"), ("average_precision", "plain")):
         margin = scores[:, 1] - scores[:, 0]
         function = {"multi": sklearn_metrics.roc_auc_score}.get(
             name, sklearn_metrics.average_precision_score
         )
-        found = measured(as_metric(given), scores, truth)
-        assert found == pytest.approx(function(truth, margin), abs=1e-9)
+        value = measured(as_metric(spec), scores, truth)
+        assert value == pytest.approx(function(truth, margin), abs=1e-9)
 
 
 def test_a_scorer_of_the_users_own_keeps_its_sign_and_options(digits_scored, numbers):
     scores, truth, _ = digits_scored
     scorer = sklearn_metrics.make_scorer(sklearn_metrics.fbeta_score, beta=2, average="macro")
-    found = measured(as_metric(scorer), scores, truth)
-    assert found == sklearn_metrics.fbeta_score(truth, scores.argmax(1), beta=2, average="macro")
+    value = measured(as_metric(scorer), scores, truth)
+    assert value == sklearn_metrics.fbeta_score(truth, scores.argmax(1), beta=2, average="macro")
 
     def largest_miss(y_true, y_pred):
         return np.abs(y_true - y_pred).max()
@@ -266,9 +266,9 @@ def test_torchmetrics_themselves_are_taken(digits_scored):
     torchmetrics = pytest.importorskip("torchmetrics")
     scores, truth, _ = digits_scored
     f1 = torchmetrics.classification.MulticlassF1Score(num_classes=10, average="macro")
-    found = float(measured(as_metric(f1), scores, truth))
+    value = float(measured(as_metric(f1), scores, truth))
     expected = sklearn_metrics.f1_score(truth, scores.argmax(1), average="macro")
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert value == pytest.approx(expected, rel=1e-5)
     assert as_metric(torchmetrics.MeanSquaredError()).higher_is_better is False
 
 
@@ -292,8 +292,8 @@ class EvaluateF1:
 def test_a_metric_of_evaluate_gets_classes_and_its_options(digits_scored):
     scores, truth, _ = digits_scored
     metric = as_metric((EvaluateF1(), {"average": "macro"}))
-    found = measured(metric, scores, truth)
-    assert found == sklearn_metrics.f1_score(truth, scores.argmax(1), average="macro")
+    value = measured(metric, scores, truth)
+    assert value == sklearn_metrics.f1_score(truth, scores.argmax(1), average="macro")
     assert metric_name(metric) == "f1"
 
 

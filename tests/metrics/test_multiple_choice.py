@@ -25,31 +25,31 @@ COUNT = 24
 def _questions() -> list[dict[str, object]]:
     draw = np.random.default_rng(0)
 
-    def text(words: int) -> str:
-        return " ".join(f"w{number}" for number in draw.integers(40, size=words))
+    def text(count: int) -> str:
+        return " ".join(f"w{number}" for number in draw.integers(40, size=count))
 
-    found = []
+    questions = []
     for _ in range(COUNT):
-        choices = [text(int(words)) for words in draw.integers(1, 5, size=int(draw.integers(2, 5)))]
+        choices = [text(int(count)) for count in draw.integers(1, 5, size=int(draw.integers(2, 5)))]
         answer = int(draw.integers(len(choices)))
-        found.append({"question": text(4), "choices": choices, "answer": answer})
-    return found
+        questions.append({"question": text(4), "choices": choices, "answer": answer})
+    return questions
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tokenizer that begins and ends texts with special tokens, and questions."""
-    place = tmp_path_factory.mktemp("choices")
-    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    root = tmp_path_factory.mktemp("choices")
+    tokenizer = Tokenizer(WordLevel({term: n for n, term in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     for name, template in (("begins", "[BOS] $A"), ("ends", "[BOS] $A [EOS]")):
         tokenizer.post_processor = TemplateProcessing(
             single=template, special_tokens=[("[BOS]", 1), ("[EOS]", 2)]
         )
-        (place / name).mkdir()
-        tokenizer.save(str(place / name / "tokenizer.json"))
-    (place / "a.jsonl").write_text("\n".join(map(json.dumps, _questions())))
-    return place
+        (root / name).mkdir()
+        tokenizer.save(str(root / name / "tokenizer.json"))
+    (root / "a.jsonl").write_text("\n".join(map(json.dumps, _questions())))
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,10 @@ def _scores(decoder, questions, normalized):
     """The share of right answers, each answer alone and without padding."""
     right = 0
     for entry in questions:
-        context = [1, *(WORDS.index(word) for word in entry["question"].split())]
+        context = [1, *(WORDS.index(term) for term in entry["question"].split())]
         scores = []
         for choice in entry["choices"]:
-            answer = [WORDS.index(word) for word in choice.split()]
+            answer = [WORDS.index(term) for term in choice.split()]
             with torch.inference_mode():
                 logits = decoder(torch.tensor([context + answer])).logits[0]
             chances = logits.log_softmax(-1)[len(context) - 1 : -1]
@@ -109,9 +109,9 @@ def test_a_longer_question_loses_its_start(folder):
         used = int(np.flatnonzero(long_labels["tokens"] != -100)[-1]) + 1
         expected = long_inputs["input_ids"][:used][-4:]
         assert inputs["input_ids"][: len(expected)].tolist() == expected.tolist()
-        kept = labels["tokens"][labels["tokens"] != -100].tolist()
+        actual = labels["tokens"][labels["tokens"] != -100].tolist()
         answer = long_labels["tokens"][long_labels["tokens"] != -100].tolist()
-        assert kept == answer[-min(len(answer), 3) :]
+        assert actual == answer[-min(len(answer), 3) :]
 
 
 @pytest.mark.parametrize(

@@ -92,29 +92,29 @@ def value(model, metric, labels=MASKS):
 
 def test_a_named_metric_is_given_the_output_it_asks_for(model):
     name, loaded = model
-    seen = []
+    outputs = []
 
     def keep(preds, labels):
-        seen.append(preds)
+        outputs.append(preds)
         return 1.0
 
     value(loaded, keep)
-    masks = seen[0]["mask"] if isinstance(seen[0], dict) else seen[0][0]
+    masks = outputs[0]["mask"] if isinstance(outputs[0], dict) else outputs[0][0]
     assert masks.shape == (6, 2, 8, 8)
     predicted = masks.argmax(1)
-    both = [((predicted == k) & (k == MASKS)).sum() for k in (0, 1)]
-    either = [((predicted == k) | (k == MASKS)).sum() for k in (0, 1)]
-    expected = np.mean(np.divide(both, either))
-    place = list(seen[0]).index("mask") if isinstance(seen[0], dict) else 0
-    for output in ("mask", place) if name in NAMED else (place,):
+    intersections = [((predicted == k) & (k == MASKS)).sum() for k in (0, 1)]
+    unions = [((predicted == k) | (k == MASKS)).sum() for k in (0, 1)]
+    expected = np.mean(np.divide(intersections, unions))
+    index = list(outputs[0]).index("mask") if isinstance(outputs[0], dict) else 0
+    for output in ("mask", index) if name in NAMED else (index,):
         assert value(loaded, ("mIoU", {"output": output})) == pytest.approx(expected)
         assert value(loaded, {"mIoU": {"output": output}}) == pytest.approx(expected)
 
 
 def test_an_output_that_is_not_there_is_said_with_those_that_are(model):
     name, loaded = model
-    words = "'mask' \\(float32 \\[4, 2, 8, 8\\]\\)" if name in NAMED else "\\(float32 \\[4, 2, 8, 8"
-    with pytest.raises(Exception, match=words) as caught:
+    text = "'mask' \\(float32 \\[4, 2, 8, 8\\]\\)" if name in NAMED else "\\(float32 \\[4, 2, 8, 8"
+    with pytest.raises(Exception, match=text) as caught:
         value(loaded, ("mIoU", {"output": "maks"}))
     assert "no output 'maks'" in str(caught.value)
     assert ("did you mean 'mask'" in str(caught.value)) == (name in NAMED)

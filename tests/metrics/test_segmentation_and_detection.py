@@ -32,8 +32,8 @@ def in_batches(metric, preds, labels, size=4):
 
 def jaccard(scores, labels):
     """The same by scikit-learn, which takes flat arrays."""
-    kept = labels != 255
-    return sklearn.metrics.jaccard_score(labels[kept], scores.argmax(1)[kept], average="macro")
+    valid = labels != 255
+    return sklearn.metrics.jaccard_score(labels[valid], scores.argmax(1)[valid], average="macro")
 
 
 def test_miou_is_the_mean_jaccard_index_of_scikit_learn(masks):
@@ -90,26 +90,26 @@ def boxes_of(random, count):
 def detections():
     """Images with boxes `xyxy`, and what was found: moved a little, some missed, some made up."""
     random = np.random.default_rng(2)
-    truth, found = [], []
+    truth, predictions = [], []
     for _ in range(12):
         count = int(random.integers(1, 6))
         boxes, labels = boxes_of(random, count), random.integers(0, 3, count)
         truth.append({"boxes": boxes, "labels": labels})
-        kept = random.random(count) < 0.8
+        mask = random.random(count) < 0.8
         guesses = np.concatenate(
-            [boxes[kept] + random.normal(0, 2, (kept.sum(), 4)), boxes_of(random, 2)]
+            [boxes[mask] + random.normal(0, 2, (mask.sum(), 4)), boxes_of(random, 2)]
         )
-        found.append(
+        predictions.append(
             {
                 "boxes": guesses,
-                "labels": np.concatenate([labels[kept], random.integers(0, 3, 2)]),
+                "labels": np.concatenate([labels[mask], random.integers(0, 3, 2)]),
                 "scores": random.random(len(guesses)),
             }
         )
-    return found, truth
+    return predictions, truth
 
 
-def by_pycocotools(found, truth):
+def by_pycocotools(predictions, truth):
     """`stats` of pycocotools, which takes `xywh` and ids from 1."""
 
     def loaded(images, with_scores):
@@ -122,10 +122,10 @@ def by_pycocotools(found, truth):
                 "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
                 "area": (box[2] - box[0]) * (box[3] - box[1]),
                 "iscrowd": 0,
-                **({"score": item["scores"][place]} if with_scores else {}),
+                **({"score": item["scores"][index]} if with_scores else {}),
             }
             for image, item in enumerate(images)
-            for place, (box, label) in enumerate(zip(item["boxes"], item["labels"], strict=True))
+            for index, (box, label) in enumerate(zip(item["boxes"], item["labels"], strict=True))
         ]
         for number, entry in enumerate(entries, start=1):
             entry["id"] = number
@@ -137,7 +137,7 @@ def by_pycocotools(found, truth):
         coco.createIndex()
         return coco
 
-    evaluation = COCOeval(loaded(truth, False), loaded(found, True), "bbox")
+    evaluation = COCOeval(loaded(truth, False), loaded(predictions, True), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -154,22 +154,22 @@ def test_map_is_that_of_pycocotools(detections, capsys):
 
 def padded(images, key, shape, fill):
     most = max(len(image["labels"]) for image in images)
-    found = np.full((len(images), most, *shape), fill, dtype=np.float32)
-    for row, image in zip(found, images, strict=True):
+    result = np.full((len(images), most, *shape), fill, dtype=np.float32)
+    for row, image in zip(result, images, strict=True):
         row[: len(image[key])] = image[key]
-    return found
+    return result
 
 
 @pytest.mark.parametrize("form", ["dict", "tuple", "named", "count", "xywh"])
 def test_map_takes_whole_batches_in_any_form(form, detections):
-    found, truth = detections
-    expected = in_batches(build_metric("mAP"), found, truth)
+    predictions, truth = detections
+    expected = in_batches(build_metric("mAP"), predictions, truth)
     labels = {"boxes": padded(truth, "boxes", (4,), 0), "labels": padded(truth, "labels", (), -1)}
     fill = 0 if form == "count" else -1
     parts = {
-        "boxes": padded(found, "boxes", (4,), 0),
-        "scores": padded(found, "scores", (), 0),
-        "labels": padded(found, "labels", (), fill),
+        "boxes": padded(predictions, "boxes", (4,), 0),
+        "scores": padded(predictions, "scores", (), 0),
+        "labels": padded(predictions, "labels", (), fill),
     }
     options = {}
     if form == "tuple":
@@ -179,7 +179,7 @@ def test_map_takes_whole_batches_in_any_form(form, detections):
         names = options["outputs"]
         parts = {names[part]: value for part, value in parts.items()}
     elif form == "count":
-        parts["count"] = np.array([len(image["labels"]) for image in found])
+        parts["count"] = np.array([len(image["labels"]) for image in predictions])
     elif form == "xywh":
         options = {"box": "xywh"}
         for boxes in (parts["boxes"], labels["boxes"]):
@@ -190,7 +190,7 @@ def test_map_takes_whole_batches_in_any_form(form, detections):
 
 
 def test_map_names_what_it_misses(detections):
-    found, truth = detections
+    predictions, truth = detections
     metric = build_metric("mAP")
     with pytest.raises(MetricError, match="no result before the first sample"):
         metric.result()
@@ -199,7 +199,7 @@ def test_map_names_what_it_misses(detections):
     with pytest.raises(MetricError, match=r"got one float64 \[4, 3\]"):
         metric.update(np.zeros((4, 3)), truth)
     with pytest.raises(MetricError, match="predictions for 12 images and labels for 3"):
-        metric.update(found, truth[:3])
+        metric.update(predictions, truth[:3])
     with pytest.raises(ConfigurationError, match="unknown part 'score'.*did you mean 'scores'"):
         build_metric("mAP", {"outputs": {"score": 1}})
 

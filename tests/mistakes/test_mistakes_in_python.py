@@ -90,11 +90,11 @@ class Net(nn.Module):
         return self.only(x)
 
 
-def _tune(name: str, error: str, *words: str, **options: Any) -> Mistake:
+def _tune(name: str, error: str, *fragments: str, **options: Any) -> Mistake:
     """A run with wrong options; a function in `data` changes each right batch."""
 
     def act(right: Any) -> object:
-        given = {
+        arguments = {
             "model": "net.onnx",
             "precisions": "int8",
             "metric": "accuracy",
@@ -102,16 +102,16 @@ def _tune(name: str, error: str, *words: str, **options: Any) -> Mistake:
             "workspace": tempfile.mkdtemp(),
             **options,
         }
-        if "data" in given:
-            change = given.pop("data")
-            given["eval_dataloader"] = [change(x, y) for x, y in right.batches]
-        return MixedPrecision(**given)()
+        if "data" in arguments:
+            change = arguments.pop("data")
+            arguments["eval_dataloader"] = [change(x, y) for x, y in right.batches]
+        return MixedPrecision(**arguments)()
 
-    return Mistake(name, act, error, words)
+    return Mistake(name, act, error, fragments)
 
 
-def _act(name: str, act: Callable[[Any], object], error: str, *words: str) -> Mistake:
-    return Mistake(name, act, error, words)
+def _act(name: str, act: Callable[[Any], object], error: str, *fragments: str) -> Mistake:
+    return Mistake(name, act, error, fragments)
 
 
 def _eval_func(function: Any) -> dict[str, Any]:
@@ -238,15 +238,15 @@ class RightThings:
 @pytest.fixture(scope="module")
 def right(tmp_path_factory):
     """Right batches, a result and its plan, in a folder with a right tuning file."""
-    here = dense_runs.write_workplace(tmp_path_factory.mktemp("workplace"))
-    data = np.load(here / "test.npz")
+    folder = dense_runs.write_workplace(tmp_path_factory.mktemp("workplace"))
+    data = np.load(folder / "test.npz")
     pairs = [(data["inputs"][i : i + 50], data["labels"][i : i + 50]) for i in range(0, 200, 50)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(here)
+        patch.chdir(folder)
         result = MixedPrecision("conf.yaml")()
         result.save("saved")
         result.save_plan("plan.yaml")
-    return here, RightThings(pairs, result, here / "plan.yaml")
+    return folder, RightThings(pairs, result, folder / "plan.yaml")
 
 
 def test_with_nothing_wrong_it_works(right, monkeypatch):
@@ -256,15 +256,15 @@ def test_with_nothing_wrong_it_works(right, monkeypatch):
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_mistake_is_one_error_with_the_thing_and_the_fix(right, monkeypatch, mistake):
-    here, things = right
-    monkeypatch.chdir(here)
+    folder, things = right
+    monkeypatch.chdir(folder)
     with pytest.raises(NeuralMPError) as caught:
         mistake.act(things)
     assert type(caught.value).__name__ == mistake.error, caught.value
     message = str(caught.value)
     assert not re.search(r"\n|Traceback", message)
-    for words in mistake.words:
-        assert words in message
+    for fragment in mistake.words:
+        assert fragment in message
 
 
 @pytest.mark.parametrize(
@@ -280,11 +280,11 @@ def test_an_attribute_that_a_result_lacks_is_an_attribute_error(right, name, wor
 @pytest.mark.parametrize("wrap", [nn.Module.train, nn.DataParallel], ids=["training", "parallel"])
 def test_a_model_in_training_mode_is_no_mistake(right, monkeypatch, wrap):
     """Dropout is inactive in the result, and the given model stays in its mode."""
-    here, things = right
-    monkeypatch.chdir(here)
+    folder, things = right
+    monkeypatch.chdir(folder)
     net = wrap(nn.Sequential(Net(), nn.Dropout(0.9)))
-    given = {"precisions": "int8", "workspace": tempfile.mkdtemp()}
-    result = MixedPrecision(model=net, calib_dataloader=[things.batches[0][0]], **given)()
+    arguments = {"precisions": "int8", "workspace": tempfile.mkdtemp()}
+    result = MixedPrecision(model=net, calib_dataloader=[things.batches[0][0]], **arguments)()
     first, second = (result(things.batches[0][0]) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert net.training

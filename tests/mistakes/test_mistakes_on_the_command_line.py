@@ -23,16 +23,16 @@ class Mistake:
     words: tuple[str, ...]
 
 
-def _of(command: str, error: str, *words: str) -> Mistake:
-    return Mistake(tuple(command.split()), error, words)
+def _of(command: str, error: str, *fragments: str) -> Mistake:
+    return Mistake(tuple(command.split()), error, fragments)
 
 
-def _tune(options: str, error: str, *words: str) -> Mistake:
-    return Mistake((*_TEST, *options.split()), error, words)
+def _tune(options: str, error: str, *fragments: str) -> Mistake:
+    return Mistake((*_TEST, *options.split()), error, fragments)
 
 
-def _data(file: str, error: str, *words: str, options: str = "") -> Mistake:
-    return Mistake((*_TUNE, file, *options.split()), error, words)
+def _data(file: str, error: str, *fragments: str, options: str = "") -> Mistake:
+    return Mistake((*_TUNE, file, *options.split()), error, fragments)
 
 
 #: Name of a tuning file → what is replaced in the right one, and by what.
@@ -153,8 +153,8 @@ MISTAKES = [
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A folder with a right model, right data, and the files that the mistakes name."""
-    here = dense_runs.write_workplace(tmp_path_factory.mktemp("workplace"))
-    right = np.load(here / "test.npz")
+    folder = dense_runs.write_workplace(tmp_path_factory.mktemp("workplace"))
+    right = np.load(folder / "test.npz")
     inputs, labels = right["inputs"], right["labels"]
     arrays = {
         "three": {"a": inputs, "b": labels, "c": labels},
@@ -167,8 +167,8 @@ def workplace(tmp_path_factory):
         "pickled": {"inputs": inputs, "labels": np.array([{}] * 200, object)},
     }
     for name, content in arrays.items():
-        np.savez(here / f"{name}.npz", **content)
-    np.save(here / "inputs.npy", inputs)
+        np.savez(folder / f"{name}.npz", **content)
+    np.save(folder / "inputs.npy", inputs)
     texts = {
         "text.csv": "a,b,class\nx,y,z\n",
         "empty.csv": "",
@@ -179,26 +179,26 @@ def workplace(tmp_path_factory):
         "weights.pth": "PK",
         "w.safetensors": "weights",
     }
-    for name, (before, after) in FILES.items():
-        assert before in dense_runs.CONF, name
-        texts[name] = dense_runs.CONF.replace(before, after)
+    for name, (original, replacement) in FILES.items():
+        assert original in dense_runs.CONF, name
+        texts[name] = dense_runs.CONF.replace(original, replacement)
     for name, text in texts.items():
-        (here / name).write_text(text)
-    (here / "folder").mkdir()
-    return here
+        (folder / name).write_text(text)
+    (folder / "folder").mkdir()
+    return folder
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: " ".join(mistake.command))
 @pytest.mark.usefixtures("quick_runs")
 def test_a_mistake_is_one_line_with_the_thing_and_the_fix(workplace, monkeypatch, mistake):
     monkeypatch.chdir(workplace)
-    before = sorted(workplace.iterdir())
+    files = sorted(workplace.iterdir())
     code, out, err = run_main(*mistake.command)
     assert code == 2, err
     assert not out
     *earlier, line = [line for line in err.splitlines() if line.strip()]
     assert all(text.startswith("warning: ") or ": FP32 " in text for text in earlier), err
     assert line.startswith(f"{mistake.error}: "), line
-    for words in mistake.words:
-        assert words in line
-    assert set(Path.iterdir(workplace)) - set(before) <= {workplace / "neural_mp_workspace"}
+    for fragment in mistake.words:
+        assert fragment in line
+    assert set(Path.iterdir(workplace)) - set(files) <= {workplace / "neural_mp_workspace"}

@@ -98,8 +98,8 @@ def test_every_version_is_read(version):
     text, expected = VERSIONS[version]
     log = read_kernel_log(text.splitlines())
     (call,) = log.calls
-    found = call.primitive, call.implementation, call.precision, call.problem, call.milliseconds
-    assert found == expected
+    actual = call.primitive, call.implementation, call.precision, call.problem, call.milliseconds
+    assert actual == expected
     assert log.malformed == 0
     assert log.total == expected[-1]
 
@@ -314,8 +314,8 @@ class TestTwoLogs:
         logs = [read_kernel_log([text]) for text in (product, dense.format("mb1024ic64oc10"))]
         (change,) = changed_kernels(*logs)
         assert (change.before, change.after) == (("gemm_api fp32",), ("brgemm:avx2 fp32",))
-        other = read_kernel_log([dense.format("mb512ic64oc10")])
-        assert len(changed_kernels(logs[0], other)) == 2
+        smaller = read_kernel_log([dense.format("mb512ic64oc10")])
+        assert len(changed_kernels(logs[0], smaller)) == 2
 
     def test_the_same_log_twice_has_no_changes(self):
         assert changed_kernels(self.BEFORE, self.BEFORE) == []
@@ -334,11 +334,11 @@ def test_a_sieve_gives_back_every_byte_that_is_not_of_the_log(size):
     stream = "".join(
         [texts[0], texts[1], line(), "\n", texts[2], line("jit:avx2"), "\n", *texts[3:]]
     ).encode()
-    kept = []
-    sieve = Sieve(kept.append)
+    lines = []
+    sieve = Sieve(lines.append)
     parts = [sieve.passed(stream[at : at + size]) for at in range(0, len(stream), size)]
     assert b"".join([*parts, sieve.ended()]).decode() == "".join(texts)
-    assert kept == [line(), line("jit:avx2")]
+    assert lines == [line(), line("jit:avx2")]
 
 
 def test_what_cannot_be_of_the_log_passes_a_sieve_at_once():

@@ -121,8 +121,8 @@ def test_a_converted_model_runs_integer_kernels(net, digits):
     converted = in_integers(adaptor, net, images)
     with kernel_log() as log:
         adaptor.predict(converted, images)
-    found = [call.precision for call in log.calls if call.primitive == "convolution"]
-    assert found == ["int8"] * convolutions(net)
+    precisions = [call.precision for call in log.calls if call.primitive == "convolution"]
+    assert precisions == ["int8"] * convolutions(net)
     assert "int8" in [row.name for row in log.by("precision")]
 
 

@@ -30,64 +30,64 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    made = Clock()
-    monkeypatch.setattr(measurement, "time", made)
-    return made
+    fake = Clock()
+    monkeypatch.setattr(measurement, "time", fake)
+    return fake
 
 
 def test_a_short_run_is_timed_many_times_in_a_row_and_its_mean_counts(clock):
     short, long = clock.taking(0.001), clock.taking(0.5)
-    taken = interleaved_rounds([short, long], warmup=1, iterations=4, block_seconds=0.02)
+    rounds = interleaved_rounds([short, long], warmup=1, iterations=4, block_seconds=0.02)
     assert (short.count, long.count) == (1 + 4 * 20, 1 + 4)
-    assert taken[0] == pytest.approx([0.001] * 4)
-    assert taken[1] == pytest.approx([0.5] * 4)
+    assert rounds[0] == pytest.approx([0.001] * 4)
+    assert rounds[1] == pytest.approx([0.5] * 4)
 
 
 def test_rounds_are_added_until_they_decide(clock):
     looked = []
 
-    def decides(taken):
-        looked.append(len(taken[0]))
-        return len(taken[0]) >= 20
+    def decides(rounds):
+        looked.append(len(rounds[0]))
+        return len(rounds[0]) >= 20
 
-    (taken,) = interleaved_rounds(
+    (rounds,) = interleaved_rounds(
         [clock.taking(0.1)], iterations=10, time_limit=1000, decides=decides
     )
     assert looked == [10, 15, 23]
-    assert len(taken) == 23
+    assert len(rounds) == 23
 
 
 def test_rounds_that_never_decide_end_with_patience(clock):
-    (taken,) = interleaved_rounds(
+    (rounds,) = interleaved_rounds(
         [clock.taking(0.1)],
         iterations=10,
         time_limit=2.0,
-        decides=lambda taken: False,
+        decides=lambda rounds: False,
         patience=3.0,
     )
-    assert len(taken) == pytest.approx(61, abs=1)
+    assert len(rounds) == pytest.approx(61, abs=1)
 
 
 @pytest.mark.slow
 def test_the_spread_holds_the_truth_where_disturbances_last_several_rounds():
     """Two models as fast as each other; each is disturbed for ten rounds in a row at times."""
-    held = 0
+    covered = 0
     for seed in range(100):
         draw = np.random.default_rng(seed)
-        one, other = (
+        first, second = (
             draw.uniform(1, 1.05, 200) * np.repeat(draw.choice([1.0, 2.0], 20), 10)
             for _ in range(2)
         )
-        found = ratio(one, other)
-        held += found.low <= 1 <= found.high
-    assert held >= 97
+        estimate = ratio(first, second)
+        covered += estimate.low <= 1 <= estimate.high
+    assert covered >= 97
 
 
 def states(draw, rounds, length, spread):
     """The state of the machine in every round, an AR(1) process that lasts `length` rounds."""
-    kept, state = np.exp(-1 / length), [draw.normal()]
-    for noise in draw.normal(0, np.sqrt(1 - kept**2), rounds - 1):
-        state.append(kept * state[-1] + noise)
+    decay, state = np.exp(-1 / length), [draw.normal()]
+    for noise in draw.normal(0, np.sqrt(1 - decay**2), rounds - 1):
+        state.append(decay * state[-1] + noise)
     return spread * np.array(state)
 
 
@@ -95,57 +95,57 @@ def states(draw, rounds, length, spread):
 @pytest.mark.parametrize(("rounds", "length"), [(60, 5), (60, 10), (120, 10), (300, 20)])
 def test_the_spread_holds_the_truth_where_rounds_share_the_state_of_the_machine(rounds, length):
     """The speed of each model drifts by 2 %, besides 1 % of noise; one takes 1.2 times as long."""
-    held, runs = 0, 60
+    covered, runs = 0, 60
     for seed in range(runs):
         draw = np.random.default_rng(seed)
-        one, other = (
+        first, second = (
             seconds * np.exp(states(draw, rounds, length, 0.02) + draw.normal(0, 0.01, rounds))
             for seconds in (1.2, 1.0)
         )
-        found = ratio(one, other)
-        held += found.low <= 1.2 <= found.high
-    assert held >= 0.9 * runs
+        estimate = ratio(first, second)
+        covered += estimate.low <= 1.2 <= estimate.high
+    assert covered >= 0.9 * runs
 
 
 def test_independent_rounds_leave_a_narrow_spread():
     widths = []
     for seed in range(20):
-        one, other = np.exp(np.random.default_rng(seed).normal(0, 0.01, (2, 60)))
-        found = ratio(one, other)
-        widths.append(found.high - found.low)
+        first, second = np.exp(np.random.default_rng(seed).normal(0, 0.01, (2, 60)))
+        estimate = ratio(first, second)
+        widths.append(estimate.high - estimate.low)
     assert np.median(widths) < 0.03
 
 
 def test_a_spread_holds_the_value_of_an_earlier_measurement():
-    found = Ratio(0.80, 0.78, 0.82)
-    assert found.spanning(0.85) == Ratio(0.80, 0.78, 0.85)
-    assert found.spanning(0.75) == Ratio(0.80, 0.75, 0.82)
-    assert found.spanning(0.81) == found
+    estimate = Ratio(0.80, 0.78, 0.82)
+    assert estimate.spanning(0.85) == Ratio(0.80, 0.78, 0.85)
+    assert estimate.spanning(0.75) == Ratio(0.80, 0.75, 0.82)
+    assert estimate.spanning(0.81) == estimate
 
 
 def test_a_model_that_by_chance_had_more_of_the_rare_undisturbed_rounds_is_no_faster():
     """Of two alike, one had the machine for itself in a third of 20 rounds, the other in none."""
     draw = np.random.default_rng(0)
-    one, other = draw.uniform(10, 12, (2, 20))
-    one[::3] = 1.0
-    found = ratio(one, other)
-    assert found.value < 0.2
-    assert found.high > 0.9
+    first, second = draw.uniform(10, 12, (2, 20))
+    first[::3] = 1.0
+    estimate = ratio(first, second)
+    assert estimate.value < 0.2
+    assert estimate.high > 0.9
 
 
 def test_earlier_rounds_of_long_runs_count(clock):
     run = clock.taking(0.5)
-    (taken,) = interleaved_rounds([run], warmup=5, iterations=6, earlier=[[0.5] * 4])
-    assert len(taken) == 6
+    (rounds,) = interleaved_rounds([run], warmup=5, iterations=6, earlier=[[0.5] * 4])
+    assert len(rounds) == 6
     assert run.count == 2  # no warm-up
 
 
 def test_earlier_rounds_shorter_than_a_block_do_not_count(clock):
     run = clock.taking(0.5)
-    (taken,) = interleaved_rounds(
+    (rounds,) = interleaved_rounds(
         [run], warmup=2, iterations=6, earlier=[[0.5] * 4], block_seconds=0.6
     )
-    assert len(taken) == 6
+    assert len(rounds) == 6
     assert run.count == 2 + 6
 
 
@@ -158,8 +158,8 @@ def test_two_warm_up_rounds_of_long_runs_suffice(clock):
 
 def test_no_round_follows_rounds_that_suffice(clock):
     run = clock.taking(0.5)
-    (taken,) = interleaved_rounds([run], earlier=[[0.5] * 4], suffices=lambda _: True)
-    assert (len(taken), run.count) == (4, 0)
+    (rounds,) = interleaved_rounds([run], earlier=[[0.5] * 4], suffices=lambda _: True)
+    assert (len(rounds), run.count) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,15 @@ def test_runs_bound_a_ratio_if_noise_that_favours_one_model_is_improbable(one, o
 
 
 def test_runs_that_are_not_in_pairs_bound_their_ratio():
-    found = ratio([1.0, 1.1] + [1.0] * 5, [4.0, 5.0])
-    assert (found.low, found.high) == (1.0 / 5.0, 1.1 / 4.0)
-    assert found.low < found.value < found.high
+    estimate = ratio([1.0, 1.1] + [1.0] * 5, [4.0, 5.0])
+    assert (estimate.low, estimate.high) == (1.0 / 5.0, 1.1 / 4.0)
+    assert estimate.low < estimate.value < estimate.high
 
 
 @pytest.mark.parametrize("rounds", [4, 5, 8])
 def test_a_clear_difference_in_few_rounds_stays_clear(rounds):
     draw = np.random.default_rng(rounds)
     fast, slow = draw.uniform(1, 1.2, rounds), draw.uniform(5, 6, rounds)
-    found = ratio(fast, slow)
-    assert found.low >= 1 / 6
-    assert found.low <= found.value <= found.high <= 1.2 / 5
+    estimate = ratio(fast, slow)
+    assert estimate.low >= 1 / 6
+    assert estimate.low <= estimate.value <= estimate.high <= 1.2 / 5

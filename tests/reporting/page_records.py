@@ -34,37 +34,37 @@ def chain(count: int, named: Callable[[int], str] = "op{}".format) -> OpGraph:
     """Convolutions with a ReLU each, every third joined by an addition to the one before it."""
     ops: list[Op] = []
     for index in range(count):
-        before = ops[-1].name if ops else "x"
+        previous = ops[-1].name if ops else "x"
         name, kind = named(index), ("conv2d", "relu", "add")[index % 3]
         if kind == "conv2d":
-            ops.append(Op(name, kind, (before,), weights=9216))
+            ops.append(Op(name, kind, (previous,), weights=9216))
         elif kind == "relu":
-            ops.append(Op(name, kind, (before,), fusion_group=before))
+            ops.append(Op(name, kind, (previous,), fusion_group=previous))
         else:
-            ops.append(Op(name, kind, (before, ops[-3].name if len(ops) > 2 else "x")))
+            ops.append(Op(name, kind, (previous, ops[-3].name if len(ops) > 2 else "x")))
     return OpGraph(ops, ["x"], [ops[-1].name])
 
 
 def transformer(count: int) -> OpGraph:
     """Blocks of attention, with names as they are in the wild, as many as make `count` ops."""
     ops: list[Op] = []
-    before = "tokens"
+    previous = "tokens"
     while len(ops) < count:
         stem = f"encoder.layer.{len(ops) // len(_BLOCK)}.attention"
         norm, query, key, value, scores, softmax, context, output, add = (
             f"{stem}.{part}" for part in _BLOCK
         )
         ops += [
-            Op(norm, "layer_norm", (before,), weights=1536),
+            Op(norm, "layer_norm", (previous,), weights=1536),
             *(Op(name, "linear", (norm,), weights=589824) for name in (query, key, value)),
             Op(scores, "matmul", (query, key)),
             Op(softmax, "softmax", (scores,)),
             Op(context, "matmul", (softmax, value)),
             Op(output, "linear", (context,), weights=589824),
-            Op(add, "add", (output, before)),
+            Op(add, "add", (output, previous)),
         ]
-        before = add
-    return OpGraph(ops, ["tokens"], [before])
+        previous = add
+    return OpGraph(ops, ["tokens"], [previous])
 
 
 def setup(graph: OpGraph, model: str = "Net", reason: str = "no integer kernel") -> RunStart:
@@ -100,7 +100,7 @@ def plan_of(graph: OpGraph, every: int = 1) -> PrecisionPlan:
 
 def trials(graph: OpGraph, count: int = 6) -> tuple[Trial, ...]:
     """Trials of every outcome but failure, and one that failed."""
-    found = []
+    result = []
     for number in range(count):
         share = 0.3 + 0.1 * number
         outcome = (Outcome.MET, Outcome.MISSED, Outcome.MET, Outcome.PRUNED, Outcome.SLOW)[
@@ -110,7 +110,7 @@ def trials(graph: OpGraph, count: int = 6) -> tuple[Trial, ...]:
         figures |= {"relative_latency_low": share * 0.9, "relative_latency_high": share * 1.1}
         timed = outcome in (Outcome.MET, Outcome.SLOW)
         accuracy = 0.95 if timed else 0.9
-        found.append(
+        result.append(
             Trial(
                 plan_of(graph, number + 1),
                 outcome,
@@ -122,8 +122,8 @@ def trials(graph: OpGraph, count: int = 6) -> tuple[Trial, ...]:
             )
         )
     error = "ValueError: no numbers"
-    found.append(Trial(plan_of(graph), Outcome.FAILED, error=error, number=count))
-    return tuple(found)
+    result.append(Trial(plan_of(graph), Outcome.FAILED, error=error, number=count))
+    return tuple(result)
 
 
 def record(graph: OpGraph, **changes: str) -> RunRecord:
@@ -196,25 +196,25 @@ def killed(graph: OpGraph) -> RunRecord:
 
 def unchecked(graph: OpGraph) -> RunRecord:
     """A run without data to check accuracy with, and so without trials."""
-    made = record(graph)
-    assert made.ending is not None
+    run = record(graph)
+    assert run.ending is not None
     report = replace(
-        made.ending.report, baseline_accuracy=None, accuracy=None, target=None, output_sqnr_db=41.5
+        run.ending.report, baseline_accuracy=None, accuracy=None, target=None, output_sqnr_db=41.5
     )
-    ending = replace(made.ending, met=None, chosen=None, report=report, finalists=(), predicted={})
-    return replace(made, baseline=None, trials=(), ending=ending)
+    ending = replace(run.ending, met=None, chosen=None, report=report, finalists=(), predicted={})
+    return replace(run, baseline=None, trials=(), ending=ending)
 
 
 def missed(graph: OpGraph) -> RunRecord:
     """A run whose result is the FP32 model."""
-    made = record(graph)
-    assert made.ending is not None
+    run = record(graph)
+    assert run.ending is not None
     lost = tuple(
         replace(t, outcome=Outcome.MISSED, accuracy=0.5 + 0.01 * t.number, objectives={})
-        for t in made.trials
+        for t in run.trials
     )
     report = replace(
-        made.ending.report,
+        run.ending.report,
         accuracy=0.96,
         latency=0.08,
         size=4_000_000,
@@ -224,14 +224,14 @@ def missed(graph: OpGraph) -> RunRecord:
         best_rejected=lost[-1],
     )
     ending = replace(
-        made.ending,
+        run.ending,
         met=False,
         plan=PrecisionPlan(),
         chosen=None,
         report=report,
         finalists=(),
         predicted={},
-        result_times=made.ending.baseline_times,
+        result_times=run.ending.baseline_times,
         conversions=(),
     )
-    return replace(made, trials=lost, ending=ending)
+    return replace(run, trials=lost, ending=ending)

@@ -91,8 +91,8 @@ def test_the_names_of_a_models_ops_reach_no_terminal_as_commands():
     for number, node in enumerate(model.graph.node):
         node.name = f"{HOSTILE}{number}"
     onnx.save(model, "named.onnx")
-    for words in (["inspect", "named.onnx", "--all"], ["explain", "named.onnx", "nix"]):
-        result = CliRunner().invoke(app, words)
-        said = result.output + str(result.exception or "")
-        assert "owned" in said
+    for arguments in (["inspect", "named.onnx", "--all"], ["explain", "named.onnx", "nix"]):
+        result = CliRunner().invoke(app, arguments)
+        output = result.output + str(result.exception or "")
+        assert "owned" in output
         assert "\x1b" not in result.output

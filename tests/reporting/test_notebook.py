@@ -68,12 +68,12 @@ def test_a_run_in_a_notebook_shows_its_progress_in_one_place(
 def test_trials_are_shown_in_one_place_and_not_one_by_one(cell, monkeypatch, listener):
     """`display` without an identifier, as rich prints in a notebook, would be an error here."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    made = listener()
-    made.baseline(0.9, 0.89)
+    observer = listener()
+    observer.baseline(0.9, 0.89)
     for number in range(3):
-        made.trial(Trial(PrecisionPlan({}), Outcome.MET, 0.9, number=number), 1.5)
-    made.close()
-    made.result(Report(), None)
+        observer.trial(Trial(PrecisionPlan({}), Outcome.MET, 0.9, number=number), 1.5)
+    observer.close()
+    observer.result(Report(), None)
     assert "0.89" in cell[-1]
     assert cell[-1].count("1.50×") == 3
 
@@ -150,11 +150,11 @@ def test_audit_comparison_and_sensitivity_are_shown_as_tables(net, digits, quick
     converter.exit_policy = ExitPolicy(performance_only=True)
     result = converter()
     images = digits[1].images[:8].astype(np.float32)
-    for shown, words in (
+    for shown, text in (
         (result.audit(), "as planned"),
         (compare(net, result, [images]), "SQNR"),
         (result.sensitivity(), "quantization noise"),
     ):
         html = shown._repr_html_()
         assert html.startswith("<pre>")
-        assert words in html
+        assert text in html

@@ -70,11 +70,11 @@ class Reader(HTMLParser):
 
     def data(self) -> dict:
         ((attributes, text),) = [
-            (found, text)
-            for (_, found), text in zip(
+            (attrs, text)
+            for (_, attrs), text in zip(
                 [e for e in self.elements if e[0] == "script"], self.texts["script"], strict=True
             )
-            if found.get("id") == "data"
+            if attrs.get("id") == "data"
         ]
         if "data-packed" in attributes:
             import gzip
@@ -102,10 +102,10 @@ def page(graph):
 
 
 def test_a_page_has_the_verdict_and_four_figures(page):
-    words = Reader(page).words()
-    assert "Target met" in words
+    text = Reader(page).words()
+    assert "Target met" in text
     for figure in ("24 ms", "0.95", "1 MB", "2 MB", "3.33×"):
-        assert figure in words
+        assert figure in text
 
 
 def test_a_page_shows_every_part_of_a_run(page):
@@ -127,46 +127,46 @@ def test_a_page_shows_every_part_of_a_run(page):
 
 
 def test_a_page_loads_nothing_and_lets_only_its_own_script_run(page):
-    found = Reader(page)
+    reader = Reader(page)
     assert "http:" not in page
     assert "https:" not in page
     assert "src=" not in page
     assert "@import" not in page
     assert "url(" not in page
-    assert not found.tags & {"img", "link", "iframe", "object", "embed", "form", "base"}
-    (policy,) = [a["content"] for t, a in found.elements if t == "meta" and "http-equiv" in a]
+    assert not reader.tags & {"img", "link", "iframe", "object", "embed", "form", "base"}
+    (policy,) = [a["content"] for t, a in reader.elements if t == "meta" and "http-equiv" in a]
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
     for tag in ("script", "style"):
         digests = [
             base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-            for text in found.texts[tag]
+            for text in reader.texts[tag]
         ]
         assert digests[-1] in policy
-    assert not any("style" in attributes for _, attributes in found.elements)
+    assert not any("style" in attributes for _, attributes in reader.elements)
 
 
 def test_charts_are_drawn_without_the_script(page):
     elements = Reader(page).elements
-    assert sum(tag == "svg" and "viewbox" in given for tag, given in elements) > 10
-    points = [given["data-trial"] for _, given in elements if "data-trial" in given]
+    assert sum(tag == "svg" and "viewbox" in attributes for tag, attributes in elements) > 10
+    points = [attributes["data-trial"] for _, attributes in elements if "data-trial" in attributes]
     assert sorted(points) == sorted(2 * "012345")  # for wide and for narrow screens
 
 
 @pytest.mark.parametrize("higher", [True, False])
 def test_up_is_better_whichever_way_the_metric_goes(graph, higher):
-    made = page_records.record(graph)
+    run = page_records.record(graph)
     sign = 1 if higher else -1
     report = replace(
-        made.ending.report,
+        run.ending.report,
         higher_is_better=higher,
         baseline_accuracy=sign * 0.96,
         target=sign * 0.94,
     )
-    trials = [replace(t, accuracy=sign * (t.accuracy or 0.5)) for t in made.trials]
-    ending = replace(made.ending, report=report, finalists=())
+    trials = [replace(t, accuracy=sign * (t.accuracy or 0.5)) for t in run.trials]
+    ending = replace(run.ending, report=report, finalists=())
     drawn = list(
-        trials_chart(View(replace(made, trials=tuple(trials), ending=ending)), False).iter()
+        trials_chart(View(replace(run, trials=tuple(trials), ending=ending)), False).iter()
     )
     (zone,) = [float(e.get("y")) for e in drawn if e.get("class") == "missed-zone"]
     met = [float(e.get("cy")) for e in drawn if e.get("class") == "trial met"]
@@ -187,20 +187,20 @@ def test_no_name_breaks_out_of_a_page():
     plain = Reader(page_of(page_records.record(page_records.chain(len(graph)))))
     for make in (page_records.record, page_records.killed):
         for bad in HOSTILE:
-            made = make(graph)
-            made = replace(made, setup=page_records.setup(graph, model=bad, reason=bad))
-            if made.ending is not None:
-                report = replace(made.ending.report, warnings=(bad,), metric=bad)
-                made = replace(made, ending=replace(made.ending, report=report))
-            text = page_of(made)
+            run = make(graph)
+            run = replace(run, setup=page_records.setup(graph, model=bad, reason=bad))
+            if run.ending is not None:
+                report = replace(run.ending.report, warnings=(bad,), metric=bad)
+                run = replace(run, ending=replace(run.ending, report=report))
+            text = page_of(run)
             text.encode()
-            found = Reader(text)
-            assert found.tags <= plain.tags | {"code"}
-            assert len([t for t, _ in found.elements if t == "script"]) == 2
+            reader = Reader(text)
+            assert reader.tags <= plain.tags | {"code"}
+            assert len([t for t, _ in reader.elements if t == "script"]) == 2
             assert not any(
-                name.startswith("on") for _, attributes in found.elements for name in attributes
+                name.startswith("on") for _, attributes in reader.elements for name in attributes
             )
-            Reader(cell_of(made))
+            Reader(cell_of(run))
 
 
 def test_names_cannot_turn_the_direction_of_what_is_around_them():
@@ -213,22 +213,22 @@ def test_names_cannot_turn_the_direction_of_what_is_around_them():
 
 @pytest.mark.slow
 def test_5000_ops_take_less_than_a_megabyte_and_a_few_seconds():
-    made = page_records.record(page_records.transformer(5000))
+    run = page_records.record(page_records.transformer(5000))
     begun = time.process_time()
-    text = page_of(made)
+    text = page_of(run)
     assert time.process_time() - begun < 10
     assert len(text.encode()) < 1_000_000
-    found = Reader(text).data()
-    assert len(found["ops"]) >= 5000
-    assert found["plan"].startswith("neural_mp_plan")
+    data = Reader(text).data()
+    assert len(data["ops"]) >= 5000
+    assert data["plan"].startswith("neural_mp_plan")
 
 
 def test_the_script_knows_what_every_op_runs_in_in_every_trial(graph):
-    made = page_records.record(graph)
-    data = Reader(page_of(made)).data()
+    run = page_records.record(graph)
+    data = Reader(page_of(run)).data()
     letters = {"int8": "8", "bf16": "b", "fp16": "h", "fp32": "."}
-    for trial in made.trials:
-        runs = made.setup.followed(trial.plan).effective
+    for trial in run.trials:
+        runs = run.setup.followed(trial.plan).effective
         expected = "".join(letters[runs[op.name].value] for op in graph)
         assert data["plans"][str(trial.number)] == expected
     assert data["result"] == data["plans"]["0"]
@@ -251,66 +251,66 @@ def test_the_plan_is_there_to_download_and_replays(page, graph):
 
 
 def test_a_killed_run_has_a_page_that_says_so(graph):
-    words = Reader(page_of(page_records.killed(graph))).words()
-    assert "Unfinished" in words
-    assert "killed, or still in progress when this page" in words
-    assert "best so far" in words
-    assert "Trials: accuracy against time per batch" in words
-    assert "Conversions" not in words
+    text = Reader(page_of(page_records.killed(graph))).words()
+    assert "Unfinished" in text
+    assert "killed, or still in progress when this page" in text
+    assert "best so far" in text
+    assert "Trials: accuracy against time per batch" in text
+    assert "Conversions" not in text
 
 
 def test_a_run_that_was_killed_before_its_first_trial_has_a_page(graph):
     empty = replace(page_records.killed(graph), trials=(), baseline=None)
-    words = Reader(page_of(empty)).words()
-    assert "No plan was evaluated" in words
+    text = Reader(page_of(empty)).words()
+    assert "No plan was evaluated" in text
     Reader(cell_of(empty))
 
 
 def test_a_run_without_accuracy_has_a_page_without_trials(graph):
-    words = Reader(page_of(page_records.unchecked(graph))).words()
-    assert "Accuracy not checked" in words
-    assert "41.5 dB" in words
-    assert "No plan was evaluated" in words
+    text = Reader(page_of(page_records.unchecked(graph))).words()
+    assert "Accuracy not checked" in text
+    assert "41.5 dB" in text
+    assert "No plan was evaluated" in text
 
 
 def test_a_run_that_missed_its_target_says_that_the_result_is_the_fp32_model(graph):
-    made = page_records.missed(graph)
-    found = Reader(page_of(made))
-    assert "Target not met" in found.words()
-    assert "the result is the FP32 model" in found.words()
-    assert set(found.data()["result"]) == {"."}
-    slow = replace(made.trials[0], outcome=Outcome.SLOW)
-    report = replace(made.ending.report, best_rejected=slow)
-    made = replace(made, ending=replace(made.ending, report=report))
-    assert "No faster plan" in Reader(page_of(made)).words()
+    run = page_records.missed(graph)
+    reader = Reader(page_of(run))
+    assert "Target not met" in reader.words()
+    assert "the result is the FP32 model" in reader.words()
+    assert set(reader.data()["result"]) == {"."}
+    slow = replace(run.trials[0], outcome=Outcome.SLOW)
+    report = replace(run.ending.report, best_rejected=slow)
+    run = replace(run, ending=replace(run.ending, report=report))
+    assert "No faster plan" in Reader(page_of(run)).words()
 
 
 def test_numbers_that_are_none_do_not_stop_a_page(graph):
-    made = page_records.record(graph)
+    run = page_records.record(graph)
     nothing = float("nan")
-    noise = dict.fromkeys(made.observations.nsr, nothing)
-    first, *others = made.trials
-    made = replace(
-        made,
-        observations=replace(made.observations, nsr=noise),
-        trials=(*others, replace(first, accuracy=nothing, number=9)),
+    noise = dict.fromkeys(run.observations.nsr, nothing)
+    first, *remaining = run.trials
+    run = replace(
+        run,
+        observations=replace(run.observations, nsr=noise),
+        trials=(*remaining, replace(first, accuracy=nothing, number=9)),
     )
-    assert "NaN" not in re.sub(r"<script.*?</script>", "", page_of(made), flags=re.S)
+    assert "NaN" not in re.sub(r"<script.*?</script>", "", page_of(run), flags=re.S)
 
 
 def test_a_cell_has_no_script_and_its_styles_stay_inside(graph):
     for make in (page_records.record, page_records.killed, page_records.unchecked):
         cell = cell_of(make(graph))
-        found = Reader(cell)
-        assert "script" not in found.tags
-        assert not any("id" in attributes for _, attributes in found.elements)
-        (style,) = found.texts["style"]
+        reader = Reader(cell)
+        assert "script" not in reader.tags
+        assert not any("id" in attributes for _, attributes in reader.elements)
+        (style,) = reader.texts["style"]
         style = re.sub(r"/\*.*?\*/", "", style, flags=re.S)
         rules = re.findall(r"([^{}]+)\{", style)
         selectors = [part.strip() for rule in rules for part in rule.split(",")]
-        kept = [part for part in selectors if part and not part.startswith("@media")]
-        assert kept
-        assert all(part.startswith(".nmp") for part in kept)
+        remaining = [part for part in selectors if part and not part.startswith("@media")]
+        assert remaining
+        assert all(part.startswith(".nmp") for part in remaining)
 
 
 def test_a_page_is_written_with_the_folders_on_its_way(tmp_path, page):

@@ -85,13 +85,13 @@ def looked_at(tmp_path):
         folder.mkdir()
         for name, text in pages.items():
             (folder / name).write_text(text, encoding="utf-8")
-        asked = json.dumps([(name, width) for name in pages for width in widths])
+        views = json.dumps([(name, width) for name in pages for width in widths])
         (folder / "looker.html").write_text(
-            LOOKER.replace("ASKED", asked).replace("ACTIONS", actions)
+            LOOKER.replace("ASKED", views).replace("ACTIONS", actions)
         )
         handler = type("Handler", (_Server,), {"asked": [], "answers": queue.Queue()})
         server = ThreadingHTTPServer(
-            ("127.0.0.1", 0), lambda *given: handler(*given, directory=str(folder))
+            ("127.0.0.1", 0), lambda *arguments: handler(*arguments, directory=str(folder))
         )
         threading.Thread(target=server.serve_forever, daemon=True).start()
         options = (
@@ -107,14 +107,14 @@ def looked_at(tmp_path):
         )
         address = f"http://127.0.0.1:{server.server_port}/looker.html"
         profile = f"--user-data-dir={tmp_path / 'profile'}"
-        with (tmp_path / "said").open("w") as said:
+        with (tmp_path / "said").open("w") as log:
             browser = subprocess.Popen(
                 [str(BROWSER), *options, "--remote-debugging-port=0", profile, address],
-                stdout=said,
-                stderr=said,
+                stdout=log,
+                stderr=log,
             )
             try:
-                found = handler.answers.get(timeout=90)
+                results = handler.answers.get(timeout=90)
             finally:
                 browser.terminate()
                 browser.wait(timeout=20)
@@ -122,14 +122,14 @@ def looked_at(tmp_path):
                 server.server_close()
         lines = (tmp_path / "said").read_text(errors="replace").splitlines()
         console = [line for line in lines if "CONSOLE" in line and "favicon.ico" not in line]
-        return found, handler.asked, console
+        return results, handler.asked, console
 
     return call
 
 
 def test_pages_are_drawn_without_an_error_a_request_or_scrolling_sideways(looked_at):
     graph = page_records.chain(40)
-    made = {
+    pages = {
         "met.html": page_of(page_records.record(graph)),
         "killed.html": page_of(page_records.killed(graph)),
         "unchecked.html": page_of(page_records.unchecked(graph)),
@@ -141,13 +141,13 @@ def test_pages_are_drawn_without_an_error_a_request_or_scrolling_sideways(looked
         ),
         "packed.html": page_of(page_records.record(page_records.transformer(1500))),
     }
-    found, asked, console = looked_at(made, (1400, 390))
-    assert len(found) == 2 * len(made)
-    for seen in found:
-        assert seen["wide"] <= seen["width"], seen
-        assert seen["rows"] >= 9, seen
-        assert "ops" in seen["legend"], seen
-    assert {path.strip("/") for path in asked} <= {*made, "looker.html", "favicon.ico"}
+    results, requests, console = looked_at(pages, (1400, 390))
+    assert len(results) == 2 * len(pages)
+    for result in results:
+        assert result["wide"] <= result["width"], result
+        assert result["rows"] >= 9, result
+        assert "ops" in result["legend"], result
+    assert {path.strip("/") for path in requests} <= {*pages, "looker.html", "favicon.ico"}
     assert not console
 
 
@@ -172,12 +172,12 @@ return {
 
 def test_500_ops_are_painted_within_a_second_unfold_by_modules_and_fit_a_phone(looked_at):
     page = page_of(page_records.record(page_records.transformer(500)))
-    found, _, console = looked_at({"page.html": page}, (1400, 1400, 1400, 390), ACTIONS)
+    results, _, console = looked_at({"page.html": page}, (1400, 1400, 1400, 390), ACTIONS)
     assert not console
-    *_, wide, narrow = found
-    assert min(seen["paint"] for seen in found[:-1]) < 1000
-    for seen in (wide, narrow):
-        did = seen["did"]
+    *_, wide, narrow = results
+    assert min(result["paint"] for result in results[:-1]) < 1000
+    for result in (wide, narrow):
+        did = result["did"]
         assert did["levels"] == 2
         assert did["first"] == 1
         assert did["after"] == 0  # unfolded
@@ -192,10 +192,10 @@ def test_500_ops_are_painted_within_a_second_unfold_by_modules_and_fit_a_phone(l
 
 def test_a_notebook_cell_changes_nothing_around_it(looked_at):
     cell = cell_of(page_records.record(page_records.chain(12)))
-    found, asked, console = looked_at({"cell.html": f"<!doctype html><p>{cell}"}, (390,))
-    assert found[0]["wide"] <= 390
+    results, requests, console = looked_at({"cell.html": f"<!doctype html><p>{cell}"}, (390,))
+    assert results[0]["wide"] <= 390
     assert not console
-    assert {path.strip("/") for path in asked} <= {"cell.html", "looker.html", "favicon.ico"}
+    assert {path.strip("/") for path in requests} <= {"cell.html", "looker.html", "favicon.ico"}
 
 
 #: Room that a search field leaves for its hint, beside the button that clears the field.
@@ -212,10 +212,10 @@ return [...inside.querySelectorAll("input[type=search]")].map(field => {
 
 def test_search_fields_are_as_wide_as_their_hints(looked_at):
     page = page_of(page_records.record(page_records.transformer(300)))
-    found, _, _ = looked_at({"page.html": page}, (1400, 390), ROOM)
-    for seen in found:
-        assert len(seen["did"]) == 2
-        assert min(seen["did"]) >= 0, seen
+    results, _, _ = looked_at({"page.html": page}, (1400, 390), ROOM)
+    for result in results:
+        assert len(result["did"]) == 2
+        assert min(result["did"]) >= 0, result
 
 
 #: Pairs of labels of axes that overlap; a line of text is higher than its digits.
@@ -248,8 +248,8 @@ def test_labels_of_an_axis_never_overlap(looked_at):
         "large.html": page_of(page_records.record(page_records.transformer(500))),
         "two.html": compared(),
     }
-    found, _, _ = looked_at(pages, (1400, 390), OVERLAPS)
-    assert [seen["did"] for seen in found] == [[]] * 6
+    results, _, _ = looked_at(pages, (1400, 390), OVERLAPS)
+    assert [result["did"] for result in results] == [[]] * 6
 
 
 #: Widths of the names in tables, and whether the second column shows without scrolling.
@@ -269,13 +269,13 @@ def test_names_in_tables_of_a_phone_are_legible_and_leave_room_for_the_next_colu
     ]
     page = page_of(page_records.record(page_records.transformer(90)))
     pages = {"jobs.html": jobs_page(jobs, {}), "two.html": compared(), "run.html": page}
-    found, _, _ = looked_at(pages, (390,), NAMES)
-    assert [len(seen["did"]) for seen in found] == [2, 1, 1]
-    for seen in found:
-        for width, next_is_visible in seen["did"]:
-            assert width >= 120, seen
-            assert next_is_visible, seen
-        assert seen["wide"] <= 390
+    results, _, _ = looked_at(pages, (390,), NAMES)
+    assert [len(result["did"]) for result in results] == [2, 1, 1]
+    for result in results:
+        for width, next_is_visible in result["did"]:
+            assert width >= 120, result
+            assert next_is_visible, result
+        assert result["wide"] <= 390
 
 
 def test_a_job_that_has_not_ended_has_a_reason():

@@ -37,11 +37,11 @@ def test_no_two_boxes_overlap(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_every_edge_begins_and_ends_at_its_boxes(seed):
     edges = random_edges(60, seed)
-    found = laid_out(60, edges)
-    assert [(edge.source, edge.reader) for edge in found.edges] == edges
-    for edge in found.edges:
+    layout = laid_out(60, edges)
+    assert [(edge.source, edge.reader) for edge in layout.edges] == edges
+    for edge in layout.edges:
         for box, (x, y) in ((edge.source, edge.points[0]), (edge.reader, edge.points[-1])):
-            at_x, at_y = found.boxes[box]
+            at_x, at_y = layout.boxes[box]
             assert abs(x - at_x) <= BOX_WIDTH / 2
             assert abs(y - at_y) <= BOX_HEIGHT / 2
 
@@ -53,16 +53,16 @@ def test_a_box_stands_below_all_that_it_reads():
 
 
 def test_a_loop_has_a_place_too():
-    found = laid_out(4, [(0, 1), (1, 2), (2, 1), (2, 3)])
-    assert len(set(found.boxes)) == 4
-    assert len(found.edges) == 4
+    layout = laid_out(4, [(0, 1), (1, 2), (2, 1), (2, 3)])
+    assert len(set(layout.boxes)) == 4
+    assert len(layout.edges) == 4
 
 
 def test_a_long_chain_is_folded_into_columns_that_fill_a_screen():
     count = 500
-    found = laid_out(count, [(i, i + 1) for i in range(count - 1)])
-    assert len({x for x, _ in found.boxes}) > 5
-    assert 1 < found.size[0] / found.size[1] < 4
+    layout = laid_out(count, [(i, i + 1) for i in range(count - 1)])
+    assert len({x for x, _ in layout.boxes}) > 5
+    assert 1 < layout.size[0] / layout.size[1] < 4
 
 
 def test_a_strip_is_cut_where_fewest_edges_cross():

@@ -20,12 +20,12 @@ FP32, INT8 = Precision.FP32, Precision.INT8
 
 
 def _measured(times: OpTimings) -> RunRecord:
-    made = page_records.record(page_records.chain(12))
-    return replace(made, measured=replace(made.measured, times=times))
+    run = page_records.record(page_records.chain(12))
+    return replace(run, measured=replace(run.measured, times=times))
 
 
 def _times(seconds: dict[str, tuple[float, float]]) -> OpTimings:
-    ops = {op: {FP32: before, INT8: after} for op, (before, after) in seconds.items()}
+    ops = {op: {FP32: fp32, INT8: int8} for op, (fp32, int8) in seconds.items()}
     spread = {op: {p: (0.9 * s, 1.25 * s) for p, s in by.items()} for op, by in ops.items()}
     return OpTimings(ops, spread=spread)
 
@@ -67,9 +67,9 @@ def test_a_gain_that_no_kernel_can_have_is_marked_as_clipped():
 
 
 def test_op_times_of_one_sample_say_so():
-    made = page_records.record(page_records.chain(12))
-    assert "ops were timed on" not in page_of(made)
-    sampled = replace(made, ending=replace(made.ending, timed_samples=1))
+    run = page_records.record(page_records.chain(12))
+    assert "ops were timed on" not in page_of(run)
+    sampled = replace(run, ending=replace(run.ending, timed_samples=1))
     page = page_of(record_from_dict(record_to_dict(sampled)))
     assert "the batch of 64 takes long, ops were timed on 1 sample." in page
 
@@ -79,8 +79,8 @@ def test_details_have_the_shapes_of_an_op():
     graph = page_records.chain(3)
     sizes = {"op0": (None, 8, 16), "op1": (), "op2": None}
     shaped = OpGraph([replace(op, shape=sizes[op.name]) for op in graph], graph.inputs)
-    made = page_records.record(shaped)
-    page = page_of(record_from_dict(record_to_dict(made)))
+    run = page_records.record(shaped)
+    page = page_of(record_from_dict(record_to_dict(run)))
     data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>([^<]*)<', page)[1])
     shown = [data["why"][op[-1]] for op in data["ops"]]
     assert shown == ["→ ? × 8 × 16", "? × 8 × 16 → scalar", "scalar"]

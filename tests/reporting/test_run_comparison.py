@@ -31,38 +31,38 @@ def changed(run):
 
 def test_the_page_shows_both_results_and_in_what_the_runs_differ(run):
     page = comparison_page(run, changed(run))
-    found = Reader(page)
-    assert found.texts["h2"] == [
+    reader = Reader(page)
+    assert reader.texts["h2"] == [
         run.name.rpartition("/")[2],
         "tuning-0009",
         "Figures",
         "Differences",
         "Ops",
     ]
-    cells = found.texts["td"]
+    cells = reader.texts["td"]
     assert "tpe" in cells
-    assert not [tag for tag, _ in found.elements if tag == "script"]
-    assert "op0" in found.texts["code"]
-    assert "op3" not in found.texts["code"]  # INT8 in both
-    assert {"INT8", "FP32"} <= set(found.texts["span"])
+    assert not [tag for tag, _ in reader.elements if tag == "script"]
+    assert "op0" in reader.texts["code"]
+    assert "op3" not in reader.texts["code"]  # INT8 in both
+    assert {"INT8", "FP32"} <= set(reader.texts["span"])
 
 
 def test_a_run_compared_with_itself_differs_in_nothing(run):
-    found = Reader(comparison_page(run, run))
-    assert "Settings, machine and versions are the same." in found.texts["p"]
-    assert any(text.startswith("0 of 30 common ops") for text in found.texts["p"])
-    assert found.texts["h2"][:2] == ["Net (first)", "Net (second)"]
+    reader = Reader(comparison_page(run, run))
+    assert "Settings, machine and versions are the same." in reader.texts["p"]
+    assert any(text.startswith("0 of 30 common ops") for text in reader.texts["p"])
+    assert reader.texts["h2"][:2] == ["Net (first)", "Net (second)"]
 
 
 def test_killed_runs_and_models_without_common_ops_have_a_page(run):
-    other = page_records.killed(page_records.transformer(45))
-    for pair in ((run, other), (other, run), (other, other)):
+    killed = page_records.killed(page_records.transformer(45))
+    for pair in ((run, killed), (killed, run), (killed, killed)):
         assert Reader(comparison_page(*pair)).texts["h1"]
-    assert "The models have no op with the same name." in comparison_page(run, other)
+    assert "The models have no op with the same name." in comparison_page(run, killed)
 
 
 def test_no_name_breaks_out_of_the_page(run):
     graph = page_records.chain(3 * len(HOSTILE), named=lambda i: f"{HOSTILE[i % len(HOSTILE)]}{i}")
     hostile = page_records.record(graph)
-    found = Reader(comparison_page(hostile, replace(hostile, ending=None)))
-    assert not [tag for tag, _ in found.elements if tag in ("script", "img", "b", "i")]
+    reader = Reader(comparison_page(hostile, replace(hostile, ending=None)))
+    assert not [tag for tag, _ in reader.elements if tag in ("script", "img", "b", "i")]

@@ -35,32 +35,32 @@ def text_of(table):
 
 
 def run_record():
-    found = record(chain(12))
-    report = replace(found.ending.report, stage_noise=NOISE)
-    return replace(found, ending=replace(found.ending, report=report))
+    run = record(chain(12))
+    report = replace(run.ending.report, stage_noise=NOISE)
+    return replace(run, ending=replace(run.ending, report=report))
 
 
 def test_tables_have_the_sqnr_of_each_stage():
-    said = text_of(result_tables(run_record().ending.report, True))
-    (row,) = [line for line in said.splitlines() if "op0" in line]
+    text = text_of(result_tables(run_record().ending.report, True))
+    (row,) = [line for line in text.splitlines() if "op0" in line]
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
         "op0",
         "10.0 dB",
         "20.0 dB",
         "30.0 dB",
     ]
-    assert "after training" in said
-    assert "equal" in said
-    assert "outputs" in said
+    assert "after training" in text
+    assert "equal" in text
+    assert "outputs" in text
 
 
 def test_a_table_has_the_noisiest_ops_in_the_order_of_the_model():
     ops = {f"op{i}": {"nearest": (i * 7 % 30) / 100} for i in range(30)}
-    said = text_of(stage_noise_table(StageNoise(ops, {"nearest": 0.1}, 8)))
-    rows = [line.split("│")[1].strip() for line in said.splitlines() if "│ op" in line]
+    text = text_of(stage_noise_table(StageNoise(ops, {"nearest": 0.1}, 8)))
+    rows = [line.split("│")[1].strip() for line in text.splitlines() if "│ op" in line]
     noisiest = sorted(ops, key=lambda op: -ops[op]["nearest"])[:12]
     assert rows == [op for op in ops if op in noisiest]
-    assert "12 noisiest of 30 ops" in said
+    assert "12 noisiest of 30 ops" in text
 
 
 def test_a_page_has_every_op():
@@ -83,8 +83,8 @@ def test_a_report_and_a_record_keep_the_noise():
 
 def test_an_op_is_described_in_a_sentence():
     assert NOISE.stages == tuple(Stage)
-    words = "10.0 dB rounded to nearest, 20.0 dB after reconstruction, 30.0 dB after training"
-    assert stage_words(NOISE, "op0") == words
+    expected = "10.0 dB rounded to nearest, 20.0 dB after reconstruction, 30.0 dB after training"
+    assert stage_words(NOISE, "op0") == expected
     assert stage_words(NOISE, "op1") == ""
 
 
@@ -105,20 +105,20 @@ def test_explain_has_the_noise_and_the_plan_of_a_run(tmp_path, monkeypatch):
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), "net.onnx")
     saved = tmp_path / "saved"
     saved.mkdir()
-    found = run_record()
+    run = run_record()
     plan = PrecisionPlan.from_dict({"op0": "fp32"})
-    ended = replace(found.ending, plan=plan)
-    write_record(saved / "run.json.gz", replace(found, ending=ended, trials=()))
-    code, said, _ = run_main("explain", "net.onnx", "op0", "--workspace", "saved")
+    ended = replace(run.ending, plan=plan)
+    write_record(saved / "run.json.gz", replace(run, ending=ended, trials=()))
+    code, output, _ = run_main("explain", "net.onnx", "op0", "--workspace", "saved")
     assert code == 0
-    assert "SQNR of its result against FP32: 10.0 dB rounded to nearest" in said
-    assert "is set to fp32 by the plan" in " ".join(said.split())
-    _, said, _ = run_main("explain", "net.onnx", "op0", "--workspace", "saved", "--json")
-    assert json.loads(said)["stage_noise"] == NOISE.ops["op0"]
+    assert "SQNR of its result against FP32: 10.0 dB rounded to nearest" in output
+    assert "is set to fp32 by the plan" in " ".join(output.split())
+    _, output, _ = run_main("explain", "net.onnx", "op0", "--workspace", "saved", "--json")
+    assert json.loads(output)["stage_noise"] == NOISE.ops["op0"]
     code, _, why = run_main(
         "explain", "net.onnx", "op0", "--workspace", "saved", "--plan", "plan.yaml"
     )
     assert code == 2
     assert "--plan or --workspace" in why
-    _, said, _ = run_main("explain", "net.onnx", "op0", "--json")
-    assert json.loads(said)["stage_noise"] is None
+    _, output, _ = run_main("explain", "net.onnx", "op0", "--json")
+    assert json.loads(output)["stage_noise"] is None

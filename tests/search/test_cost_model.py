@@ -101,8 +101,8 @@ def test_a_tensors_harm_is_paid_once_however_large_the_weight_of_harm():
 def test_16_bits_are_worth_what_they_were_measured_to_be(bf16, taken):
     measured = OpTimings({f"op{i}": {FP32: 1.0, BF16: bf16} for i in range(2)}, conversion=0.0)
     space = chain(2)
-    both = dict.fromkeys(space.tunable_ops, Capability((OpConfig(BF16), OpConfig(FP32))))
-    model = cost_model(replace(space, capabilities=both), CostInputs({}, times=measured))
+    capabilities = dict.fromkeys(space.tunable_ops, Capability((OpConfig(BF16), OpConfig(FP32))))
+    model = cost_model(replace(space, capabilities=capabilities), CostInputs({}, times=measured))
     plan = model.plan(CutSolver(model.assignment).best(0.0))
     assert (plan["op0"].precision is BF16) == taken
 
@@ -121,9 +121,9 @@ def test_int8_goes_back_to_a_float_precision_that_is_clearly_faster(int8, taken)
 @pytest.mark.parametrize("harm", [1e-6, 1e-3])
 def test_of_two_plans_that_are_as_fast_it_is_the_smaller_one(harm):
     """Nine tenths of all bytes are in a table, which takes a thousandth of the time."""
-    alone = OpConfig(INT8, QuantSpec("int8", "symmetric", "per_channel"))
+    config = OpConfig(INT8, QuantSpec("int8", "symmetric", "per_channel"))
     space = chain(3)
-    tables = {**space.capabilities, "op0": Capability((alone, OpConfig(FP32)))}
+    tables = {**space.capabilities, "op0": Capability((config, OpConfig(FP32)))}
     measured = times((0.001, 0.001), (0.5, 0.1), (0.5, 0.1), conversion=0.0)
     sizes = {"op0": 900, "op1": 50, "op2": 50}
     figures = CostInputs({"op1": harm}, times=measured, weights=sizes)
@@ -135,9 +135,9 @@ def test_of_two_plans_that_are_as_fast_it_is_the_smaller_one(harm):
 @pytest.mark.parametrize(("share", "taken"), [(0.004, True), (0.04, False)])
 def test_a_table_in_bytes_is_taken_for_its_size_where_it_costs_next_to_nothing(share, taken):
     """It is read at half the speed, which is a small part of the whole or a larger one."""
-    alone = OpConfig(INT8, QuantSpec("int8", "symmetric", "per_channel"))
+    config = OpConfig(INT8, QuantSpec("int8", "symmetric", "per_channel"))
     space = chain(3)
-    tables = {**space.capabilities, "op0": Capability((alone, OpConfig(FP32)))}
+    tables = {**space.capabilities, "op0": Capability((config, OpConfig(FP32)))}
     measured = times((share, 2 * share), (0.5, 0.1), (0.5, 0.1), conversion=0.0)
     model = cost_model(replace(space, capabilities=tables), CostInputs({}, times=measured))
     plan = model.plan(CutSolver(model.assignment).best(0.0))
@@ -163,8 +163,8 @@ def test_small_losses_count_once_ops_were_timed_in_place(in_place, taken):
 
 def test_a_conversion_costs_what_it_was_measured_to_take():
     """op1 loses 2 in INT8; the conversions around it are measured at .5 each, or at 1.5."""
-    for taken, expected in ((0.5, {"op0", "op2"}), (1.5, {"op0", "op1", "op2"})):
-        conversions = {"op0": taken, "op1": taken}
+    for seconds, expected in ((0.5, {"op0", "op2"}), (1.5, {"op0", "op1", "op2"})):
+        conversions = {"op0": seconds, "op1": seconds}
         measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=9.0)
         measured = replace(measured, conversions={"x": 0.0, **conversions})
         assert fastest(CostInputs({}, times=measured)) == expected

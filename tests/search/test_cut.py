@@ -68,9 +68,9 @@ def test_no_assignment_is_better(count, data):
 @given(data=st.data())
 def test_the_extreme_weights_minimize_one_cost_and_break_ties_by_the_other(count, data):
     problem = data.draw(assignments(count))
-    known = every(problem)
-    assert problem.cost(cheapest(problem, inf)) == min(known, key=lambda cost: cost[::-1])
-    assert problem.cost(cheapest(problem, 0.0)) == min(known)
+    costs = every(problem)
+    assert problem.cost(cheapest(problem, inf)) == min(costs, key=lambda cost: cost[::-1])
+    assert problem.cost(cheapest(problem, 0.0)) == min(costs)
 
 
 def test_of_equals_the_highest_levels():

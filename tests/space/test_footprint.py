@@ -33,8 +33,8 @@ def space(emulated=frozenset()):
 
 
 def bytes_of(plan, emulated=frozenset()):
-    found = space(emulated)
-    return peak_activation_bytes(found, found.resolve(PrecisionPlan(plan)), VALUES)
+    tuning_space = space(emulated)
+    return peak_activation_bytes(tuning_space, tuning_space.resolve(PrecisionPlan(plan)), VALUES)
 
 
 def test_the_two_largest_neighbours_are_the_most_in_fp32():

@@ -58,8 +58,8 @@ def net() -> TuningSpace:
     )
 
 
-def effective(space: TuningSpace, **said: OpConfig) -> dict[str, str]:
-    return {op: p.value for op, p in space.resolve(PrecisionPlan(said)).effective.items()}
+def effective(space: TuningSpace, **configs: OpConfig) -> dict[str, str]:
+    return {op: p.value for op, p in space.resolve(PrecisionPlan(configs)).effective.items()}
 
 
 def test_only_products_are_decided(net):
@@ -91,8 +91,8 @@ def test_products_that_a_plan_does_not_name_stay_in_fp32(net):
 
 
 def test_what_a_plan_says_comes_before_the_lists(net):
-    said = effective(net, conv=BF16, fc=BF16, add=BF16, softmax=FP32)
-    assert (said["add"], said["softmax"], said["exp"]) == ("bf16", "fp32", "fp32")
+    precisions = effective(net, conv=BF16, fc=BF16, add=BF16, softmax=FP32)
+    assert (precisions["add"], precisions["softmax"], precisions["exp"]) == ("bf16", "fp32", "fp32")
 
 
 def test_without_a_kernel_an_op_stays_and_passes_no_16_bits_on():
@@ -135,8 +135,8 @@ def test_ops_that_carry_int8_are_painted_only_where_they_do_not():
 def test_a_resolved_plan_means_the_same_under_other_lists(net):
     resolved = net.resolve(net.restricted_to([Precision.BF16]).fastest_plan()).plan
     assert set(resolved) == {op.name for op in net.graph}
-    other = with_lists(net.graph, lists=FourLists(clear=frozenset({"add", "exp", "softmax"})))
-    assert other.resolve(resolved).effective == net.resolve(resolved).effective
+    space = with_lists(net.graph, lists=FourLists(clear=frozenset({"add", "exp", "softmax"})))
+    assert space.resolve(resolved).effective == net.resolve(resolved).effective
 
 
 def test_reasons_come_from_the_lists_and_from_the_plan_only_where_these_say_otherwise(net):
@@ -164,11 +164,11 @@ def spaces(draw) -> tuple[TuningSpace, PrecisionPlan]:
         ops.append((names[-1], draw(st.sampled_from(kinds)), sources))
     without = draw(st.sets(st.sampled_from(names[1:])))
     space = space_of(*ops, without=without)
-    said = {
+    configs = {
         op: draw(st.sampled_from(space.capabilities[op].configs))
         for op in draw(st.sets(st.sampled_from(names[1:])))
     }
-    return space, PrecisionPlan(said)
+    return space, PrecisionPlan(configs)
 
 
 @given(spaces())
@@ -186,5 +186,5 @@ def test_a_painting_gives_just_what_the_plan_means(drawn):
     space, plan = drawn
     resolved = space.resolve(plan)
     for precision in (Precision.BF16, Precision.FP16):
-        wanted = {op for op, p in resolved.effective.items() if p is precision}
-        assert space.painting(resolved, precision).allowed == wanted
+        expected = {op for op, p in resolved.effective.items() if p is precision}
+        assert space.painting(resolved, precision).allowed == expected

@@ -132,22 +132,22 @@ EMULATED = frozenset({Precision.BF16})
 def test_emulated_16_bits_leave_the_space_with_a_reason(space):
     """Ops that can only follow a native op leave with the last native op."""
     emulated = {
-        name: replace(found, emulated=EMULATED if name in ("conv", "fc") else frozenset())
-        for name, found in space.capabilities.items()
+        name: replace(capability, emulated=EMULATED if name in ("conv", "fc") else frozenset())
+        for name, capability in space.capabilities.items()
     }
-    left = replace(space, capabilities=emulated).without_emulated(())
-    assert left.usable_precisions == (Precision.INT8, Precision.FP32)
-    assert "emulated" in left.capabilities["conv"].refusal(Precision.BF16)
-    assert "follow" in left.capabilities["relu"].refusal(Precision.BF16)
+    remaining = replace(space, capabilities=emulated).without_emulated(())
+    assert remaining.usable_precisions == (Precision.INT8, Precision.FP32)
+    assert "emulated" in remaining.capabilities["conv"].refusal(Precision.BF16)
+    assert "follow" in remaining.capabilities["relu"].refusal(Precision.BF16)
 
 
 def test_native_16_bits_stay_beside_emulated_ones(space):
     emulated = dict(space.capabilities)
     emulated["fc"] = replace(LAYER, emulated=EMULATED)
-    left = replace(space, capabilities=emulated).without_emulated(())
-    assert left.choice("conv", Precision.BF16) == BF16
-    assert left.choice("fc", Precision.BF16) is None
-    assert left.choice("relu", Precision.BF16) is None  # it follows, and begins nowhere
+    remaining = replace(space, capabilities=emulated).without_emulated(())
+    assert remaining.choice("conv", Precision.BF16) == BF16
+    assert remaining.choice("fc", Precision.BF16) is None
+    assert remaining.choice("relu", Precision.BF16) is None  # it follows, and begins nowhere
 
 
 @pytest.mark.parametrize(
@@ -161,27 +161,31 @@ def test_native_16_bits_stay_beside_emulated_ones(space):
     ],
 )
 def test_emulated_16_bits_stay_where_they_are_asked_for_in_place_of_int8(space, limits, stays):
-    emulated = {n: replace(found, emulated=EMULATED) for n, found in space.capabilities.items()}
-    left = replace(space, capabilities=emulated).constrained(limits).without_emulated(())
-    assert {op for op in left.tunable_ops if left.choice(op, Precision.BF16)} == stays
+    emulated = {
+        n: replace(capability, emulated=EMULATED) for n, capability in space.capabilities.items()
+    }
+    remaining = replace(space, capabilities=emulated).constrained(limits).without_emulated(())
+    assert {op for op in remaining.tunable_ops if remaining.choice(op, Precision.BF16)} == stays
 
 
 def test_emulated_16_bits_that_are_to_be_kept_stay(space):
-    emulated = {n: replace(found, emulated=EMULATED) for n, found in space.capabilities.items()}
+    emulated = {
+        n: replace(capability, emulated=EMULATED) for n, capability in space.capabilities.items()
+    }
     whole = replace(space, capabilities=emulated)
     assert whole.without_emulated(EMULATED) == whole
 
 
 def test_ops_that_calibration_never_came_to_lose_the_int8_that_needs_ranges(space):
     assert reached_by(space, {"x", "softmax"}) is space
-    left = reached_by(space, {"x"})
-    assert left.capabilities["conv"] == LAYER
-    assert left.capabilities["fc"].configs == (BF16, FP32)
-    assert "not reached by calibration" in left.capabilities["fc"].refusal(Precision.INT8)
+    remaining = reached_by(space, {"x"})
+    assert remaining.capabilities["conv"] == LAYER
+    assert remaining.capabilities["fc"].configs == (BF16, FP32)
+    assert "not reached by calibration" in remaining.capabilities["fc"].refusal(Precision.INT8)
 
 
 def test_int8_without_ranges_from_calibration_stays_where_calibration_never_came(space):
     dynamic = int8("dynamic")
-    both = replace(LAYER, configs=(int8("minmax"), dynamic, FP32))
-    space = replace(space, capabilities={**space.capabilities, "fc": both})
+    capability = replace(LAYER, configs=(int8("minmax"), dynamic, FP32))
+    space = replace(space, capabilities={**space.capabilities, "fc": capability})
     assert reached_by(space, {"x"}).capabilities["fc"].configs == (dynamic, FP32)

@@ -58,7 +58,7 @@ class MadeUpProbe(Probe):
     limit: int = 10**9
     asked: list[PrecisionPlan] = field(default_factory=list)
 
-    def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
+    def output_noise(self, plan: PrecisionPlan, unit: str | None = None) -> float | None:
         self.asked.append(plan)
         if self.noise is None or len(self.asked) > self.limit:
             return None
@@ -106,14 +106,14 @@ def run(
         except StopIteration:
             return trials
         answer = []
-        for given in plans:
-            plan = space.resolve(given).plan
+        for candidate in plans:
+            plan = space.resolve(candidate).plan
             loss = harm(plan)
             outcome = Outcome.MET if loss <= tolerance else Outcome.MISSED
-            found = figures(plan) if outcome is Outcome.MET else {}
-            if found.get("relative_latency", 0.0) > 1:
+            measured = figures(plan) if outcome is Outcome.MET else {}
+            if measured.get("relative_latency", 0.0) > 1:
                 outcome = Outcome.SLOW
-            answer.append(Trial(plan, outcome, 1 - loss, loss, found, number=len(trials)))
+            answer.append(Trial(plan, outcome, 1 - loss, loss, measured, number=len(trials)))
             trials.append(answer[-1])
 
 

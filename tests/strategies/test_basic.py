@@ -116,9 +116,9 @@ def attention(blocks: int = 3) -> TuningSpace:
     """Products with a softmax and an addition behind each, all of which can run in BF16."""
     ops = []
     for i in range(blocks):
-        before = f"add{i - 1}" if i else "x"
+        source = f"add{i - 1}" if i else "x"
         ops += [
-            Op(f"product{i}", "matmul", (before,)),
+            Op(f"product{i}", "matmul", (source,)),
             Op(f"softmax{i}", "softmax", (f"product{i}",)),
             Op(f"add{i}", "add", (f"softmax{i}",)),
         ]

@@ -87,13 +87,13 @@ def test_at_most_four_trials_come_close_to_the_best_of_all_plans(tolerance, unit
     space = _space(6)
     trials = _run(space, HARM, tolerance * unit, unit)
     assert len(trials) <= 4
-    found = min(_bytes(space, trial.plan) for trial in trials if trial.met)
+    size = min(_bytes(space, trial.plan) for trial in trials if trial.met)
     best = min(
         _bytes(space, plan)
         for forms in product(FORMS, repeat=6)
         if _noise(plan := dict(zip(HARM, forms, strict=True)), HARM) <= tolerance
     )
-    assert found <= 1.15 * best
+    assert size <= 1.15 * best
 
 
 @pytest.mark.parametrize("power", [0.5, 0.6])

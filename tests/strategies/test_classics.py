@@ -184,7 +184,7 @@ def test_mse_v2_scores_anew_in_every_step():
     """Each of two does nothing for the outputs while the other is there."""
 
     class Masking(Probe):
-        def output_noise(self, plan, alone=None):
+        def output_noise(self, plan, unit=None):
             low = int8_ops(plan)
             worst = 0.9 if {"op1", "op3"} & low else 0.0
             return worst + 0.1 * ("op0" in low) + 0.05 * ("op5" in low)
@@ -261,9 +261,9 @@ def attention(blocks: int = 3, configs=(BF16, FP32)) -> TuningSpace:
     """Products with a softmax and an addition behind each, all of which can run in BF16."""
     ops = []
     for i in range(blocks):
-        before = f"add{i - 1}" if i else "x"
+        source = f"add{i - 1}" if i else "x"
         ops += [
-            Op(f"product{i}", "matmul", (before,)),
+            Op(f"product{i}", "matmul", (source,)),
             Op(f"softmax{i}", "softmax", (f"product{i}",)),
             Op(f"add{i}", "add", (f"softmax{i}",)),
         ]

@@ -61,14 +61,14 @@ def test_a_narrow_miss_costs_no_more_int8_than_its_noise_requires(excess):
 
     def loss(plan):
         low = {*int8_ops(plan)}
-        kept = [t.name for t in space.tensors if low & {*t.quantizing_ops}]
-        return 0.01 * excess * sum(map(noise.__getitem__, kept)) / total
+        tensors = [t.name for t in space.tensors if low & {*t.quantizing_ops}]
+        return 0.01 * excess * sum(map(noise.__getitem__, tensors)) / total
 
     trials = run(space, loss, noise, strategy="mincut")
-    best, kept = 0, 0.0
+    best, cumulative = 0, 0.0
     for value in sorted(noise.values()):
-        kept += value
-        best += kept * excess <= total
+        cumulative += value
+        best += cumulative * excess <= total
     assert trials[1].met
     assert len(int8_ops(trials[1].plan)) >= 0.85 * best
 
@@ -105,10 +105,10 @@ class _Calibrations(MadeUpProbe):
 
     factors = MappingProxyType({"mse": 0.93, "percentile": 0.96, "kl": 3.0})
 
-    def output_noise(self, plan, alone=None):
-        found = super().output_noise(plan)
+    def output_noise(self, plan, unit=None):
+        noise = super().output_noise(plan)
         algorithm = next((str(c.activation.algorithm) for c in plan.values() if c.activation), "")
-        return found * self.factors.get(algorithm, 1.0)
+        return noise * self.factors.get(algorithm, 1.0)
 
 
 def test_after_a_narrow_miss_a_slightly_better_calibration_keeps_all_ops_in_int8():

@@ -58,9 +58,9 @@ def test_four_bits_stay_where_they_take_less_time_than_int8():
 
 
 def test_four_bits_leave_the_space_where_int8_takes_less_time():
-    found = without_slow_low_bits(_problem({"first": PREFILL, "second": DECODE}))
-    assert found.space.usable_precisions == (Precision.INT8, Precision.FP32)
-    assert found.space.choices("first") == (DYNAMIC, FP32)
+    problem = without_slow_low_bits(_problem({"first": PREFILL, "second": DECODE}))
+    assert problem.space.usable_precisions == (Precision.INT8, Precision.FP32)
+    assert problem.space.choices("first") == (DYNAMIC, FP32)
 
 
 @pytest.mark.parametrize("objective", [Objective.FOOTPRINT, Objective.MODELSIZE])
@@ -74,8 +74,8 @@ def test_four_bits_stay_without_times_and_without_int8():
     assert without_slow_low_bits(problem := _problem({})) is problem
     untimed = _problem({"first": {Precision.FP32: 5.0, Precision.INT8: 1.0}})
     assert without_slow_low_bits(untimed) is untimed
-    alone = SPACE.restricted_to([Precision.INT4])
-    slow = _problem({"first": PREFILL}, space=alone)
+    space = SPACE.restricted_to([Precision.INT4])
+    slow = _problem({"first": PREFILL}, space=space)
     assert without_slow_low_bits(slow) is slow
 
 

@@ -105,9 +105,9 @@ def test_a_repair_that_does_not_help_is_given_up_with_the_tensor():
 class Clipping(MadeUpProbe):
     """All noise is gone with one calibration algorithm."""
 
-    def output_noise(self, plan, alone=None):
-        found = super().output_noise(plan)
-        return found / 100 if plan["op0"].activation.algorithm == "kl" else found
+    def output_noise(self, plan, unit=None):
+        noise = super().output_noise(plan)
+        return noise / 100 if plan["op0"].activation.algorithm == "kl" else noise
 
 
 def test_another_algorithm_is_tried_where_a_few_samples_show_that_it_helps():
@@ -168,9 +168,9 @@ class Learning(MadeUpProbe):
     def reconstructable(self):
         return frozenset({"op2"})
 
-    def output_noise(self, plan, alone=None):
-        found = super().output_noise(plan)
-        return found * self.gain if plan["op2"].is_reconstructed else found
+    def output_noise(self, plan, unit=None):
+        noise = super().output_noise(plan)
+        return noise * self.gain if plan["op2"].is_reconstructed else noise
 
 
 def test_weights_are_learned_before_a_tensor_falls_back():

@@ -24,9 +24,9 @@ class Timed(MadeUpProbe):
     def latencies(self, plans):
         if self.without_op3 is None:
             return None
-        known = {frozenset(range(6)): 1.0, frozenset(range(6)) - {3}: self.without_op3}
+        seconds = {frozenset(range(6)): 1.0, frozenset(range(6)) - {3}: self.without_op3}
         low = [frozenset(int(op[2:]) for op in int8_ops(plan)) for plan in plans]
-        return [known.get(ops, 2.0) for ops in low]
+        return [seconds.get(ops, 2.0) for ops in low]
 
 
 def test_what_int8_only_slows_down_stays_out():
@@ -37,9 +37,9 @@ def test_what_int8_only_slows_down_stays_out():
 def test_a_small_gain_that_is_only_predicted_does_not_take_ops_out_of_int8():
     class Close(Timed):
         def times(self):
-            known = super().times()
-            ops = {**known.ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 4.8}}
-            return replace(known, ops=ops)
+            timings = super().times()
+            ops = {**timings.ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 4.8}}
+            return replace(timings, ops=ops)
 
     (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=Close())
     assert len(int8_ops(trial.plan)) == 6
@@ -272,8 +272,8 @@ def test_ops_that_only_whole_models_show_to_be_slow_are_put_back_in_one_trial():
     class Subtle(Mistimed):
         def times(self):
             barely = {op: {Precision.FP32: 4.0, Precision.INT8: 3.9} for op in ("op2", "op4")}
-            found = super().times()
-            return replace(found, ops={**found.ops, **barely})
+            timings = super().times()
+            return replace(timings, ops={**timings.ops, **barely})
 
         def whole(self, plan):
             low = int8_ops(plan)

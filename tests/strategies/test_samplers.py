@@ -148,10 +148,10 @@ def test_exhaustive_goes_through_all_precisions_and_does_not_stop_at_the_first_t
 
 
 def test_combinations_of_many_decisions_come_one_at_a_time():
-    both = (Precision.INT8, Precision.FP32)
-    found = combinations([both] * 3000)
-    assert set(next(found)) == {Precision.INT8}
-    assert [next(found).index(Precision.FP32) for _ in range(3)] == [0, 1, 2]
+    precisions = (Precision.INT8, Precision.FP32)
+    assignments = combinations([precisions] * 3000)
+    assert set(next(assignments)) == {Precision.INT8}
+    assert [next(assignments).index(Precision.FP32) for _ in range(3)] == [0, 1, 2]
 
 
 # random, tpe, bayesian
@@ -197,8 +197,8 @@ def test_what_learns_finds_more_than_the_first_that_meets(strategy):
 
 
 def test_random_draws_rounds_that_do_not_depend_on_what_came_of_them():
-    ways = (lambda plan: 0.9, lambda plan: 0.9 - 0.001 * len(high_ops(plan)))
-    first, second = ([t.plan for t in run(chain(9), harm, strategy="random")] for harm in ways)
+    harms = (lambda plan: 0.9, lambda plan: 0.9 - 0.001 * len(high_ops(plan)))
+    first, second = ([t.plan for t in run(chain(9), harm, strategy="random")] for harm in harms)
     assert first[:16] == second[:16]
 
 
@@ -208,8 +208,8 @@ def test_precisions_that_an_op_of_a_decision_lacks_are_the_next_higher():
     capabilities = {"a": Capability((*INT8, BF16, FP32)), "b": Capability((*INT8, FP32))}
     space = TuningSpace(OpGraph(ops, ["x"]), capabilities)
     trials = run(space, lambda plan: 0.9, precisions=BOTH, strategy="random")
-    found = {(str(t.plan["a"].precision), str(t.plan["b"].precision)) for t in trials}
-    assert found == {("int8", "int8"), ("bf16", "fp32")}
+    pairs = {(str(t.plan["a"].precision), str(t.plan["b"].precision)) for t in trials}
+    assert pairs == {("int8", "int8"), ("bf16", "fp32")}
 
 
 def test_without_torch_bayesian_says_what_to_do(monkeypatch):
@@ -239,12 +239,12 @@ def scored(harm, figures, objectives, tolerance=0.01) -> dict[int, float]:
 
 
 def test_any_accurate_plan_is_better_than_any_that_is_not():
-    found = scored(
+    scores = scored(
         lambda plan: 0.0 if len(int8_ops(plan)) < 3 else 0.011 * len(int8_ops(plan)),
         lambda plan: {"relative_latency": 50.0},
         {"performance": 1.0},
     )
-    assert max(found[1], found[2]) < 1 <= found[3] < found[4] < 2
+    assert max(scores[1], scores[2]) < 1 <= scores[3] < scores[4] < 2
 
 
 def test_accurate_plans_are_ordered_by_weighted_objectives():
@@ -261,9 +261,9 @@ def test_accurate_plans_are_ordered_by_weighted_objectives():
 
 
 def test_without_figures_bits_take_their_place():
-    found = scored(lambda plan: 0.0, lambda plan: {}, {"performance": 1.0})
-    assert found[4] == pytest.approx(squashed(8 / 32))
-    assert found[2] == pytest.approx(squashed((8 + 8 + 32 + 32) / 128))
+    scores = scored(lambda plan: 0.0, lambda plan: {}, {"performance": 1.0})
+    assert scores[4] == pytest.approx(squashed(8 / 32))
+    assert scores[2] == pytest.approx(squashed((8 + 8 + 32 + 32) / 128))
 
 
 def test_failures_are_worst_and_finite():

@@ -44,15 +44,15 @@ class _Probe(Probe):
         return {"op0": NOISE, "op1": NOISE}
 
     def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
-        found = {
+        times = {
             str(form_of(config)): {
-                rows: taken
-                for rows, taken in zip((1, PROMPT), seconds, strict=True)
+                rows: duration
+                for rows, duration in zip((1, PROMPT), seconds, strict=True)
                 if rows in workload.rows
             }
             for config, seconds in self.times_of_forms.items()
         }
-        return {"op0": found, "op1": found}
+        return {"op0": times, "op1": times}
 
 
 def _space(forms):
@@ -64,8 +64,8 @@ def _space(forms):
 
 
 def _first_plan(*args, **options):
-    found = _first_configs(*args, **options)
-    return {"dynamic" if config == DYNAMIC else config.precision for config in found}
+    configs = _first_configs(*args, **options)
+    return {"dynamic" if config == DYNAMIC else config.precision for config in configs}
 
 
 def _first_configs(workload, times=TIMES, objectives=None, forms=(DYNAMIC, INT8, INT4, BF16, FP32)):
@@ -117,15 +117,15 @@ def test_the_choice_by_time_is_no_slower_than_bf16(decode, prefill):
     for _ in range(20):
         times = {config: (draw.random(), draw.random()) for config in TIMES}
         seconds = {
-            config: workload.seconds(dict(zip((1, PROMPT), taken, strict=True)))
-            for config, taken in times.items()
+            config: workload.seconds(dict(zip((1, PROMPT), durations, strict=True)))
+            for config, durations in times.items()
         }
         assert all(seconds[config] <= seconds[BF16] for config in _first_configs(workload, times))
 
 
 def test_footprint_beside_the_workload_favours_4_bits():
-    both = {"performance": 0.1, "footprint": 0.9}
-    assert _first_plan(Workload(0.3, 0.7, PROMPT), objectives=both) == {Precision.INT4}
+    weights = {"performance": 0.1, "footprint": 0.9}
+    assert _first_plan(Workload(0.3, 0.7, PROMPT), objectives=weights) == {Precision.INT4}
 
 
 def test_a_limit_of_bytes_leaves_out_forms_that_bf16_beats_with_a_workload():

@@ -58,11 +58,11 @@ def test_a_loss_may_be_named(folder):
     inputs = keras.Input((8, 8, 1))
     model = keras.Model(inputs, layers.Dense(10, "softmax", name="out")(layers.Flatten()(inputs)))
     model.save("plain.keras")
-    given = ("conf.yaml", "--model", "plain.keras", "--steps", "1")
-    result = run(*given)
+    arguments = ("conf.yaml", "--model", "plain.keras", "--steps", "1")
+    result = run(*arguments)
     assert isinstance(result.exception, ConfigurationError)
     assert "is not compiled; pass e.g. loss=" in str(result.exception)
-    result = run(*given, "--loss", "sparse_categorical_crossentropy")
+    result = run(*arguments, "--loss", "sparse_categorical_crossentropy")
     assert result.exit_code == 0, result.output
 
 

@@ -45,14 +45,14 @@ class Worse:
 @pytest.fixture
 def converter(digits, all_machine):
     torch.manual_seed(0)
-    made = MixedPrecision()
-    made.precisions = "bf16"
-    made.hardware = all_machine
-    made.metric = Worse()
-    made.eval_dataloader = digits[1].loader()
-    made.exit_policy = ExitPolicy(max_trials=1)
-    made.early_stopping = False
-    return made
+    tuner = MixedPrecision()
+    tuner.precisions = "bf16"
+    tuner.hardware = all_machine
+    tuner.metric = Worse()
+    tuner.eval_dataloader = digits[1].loader()
+    tuner.exit_policy = ExitPolicy(max_trials=1)
+    tuner.early_stopping = False
+    return tuner
 
 
 def test_a_mask_that_becomes_infinite_inside_is_no_defect(converter):

@@ -50,10 +50,10 @@ def chain():
 
 
 def changed(net: nn.Module, change) -> LoadedModel:
-    other = copy.deepcopy(net)
+    variant = copy.deepcopy(net)
     with torch.no_grad():
-        change(other)
-    return loaded(other)
+        change(variant)
+    return loaded(variant)
 
 
 @pytest.fixture(scope="module")
@@ -68,31 +68,31 @@ def halved(chain):
 
 
 def test_a_model_is_equal_to_itself(chain):
-    found = compare_models(chain[1], chain[1], [IMAGES])
-    assert all(math.isinf(layer.sqnr) and layer.cosine == 1 for layer in found.layers)
-    assert found.first is None
-    assert found.worst(3) == ()
-    assert "no divergence" in repr(found)
+    comparison = compare_models(chain[1], chain[1], [IMAGES])
+    assert all(math.isinf(layer.sqnr) and layer.cosine == 1 for layer in comparison.layers)
+    assert comparison.first is None
+    assert comparison.worst(3) == ()
+    assert "no divergence" in repr(comparison)
 
 
 def test_all_batches_count_as_one_whole(chain, halved):
     whole = compare_models(chain[1], halved, [IMAGES])
     parts = compare_models(chain[1], halved, [IMAGES[:3], IMAGES[3:12], IMAGES[12:]])
-    for one, other in zip(whole.layers, parts.layers, strict=True):
-        assert one.sqnr == pytest.approx(other.sqnr, abs=1e-4)
-        assert one.max_abs_error == pytest.approx(other.max_abs_error, rel=1e-5)
+    for reference, actual in zip(whole.layers, parts.layers, strict=True):
+        assert reference.sqnr == pytest.approx(actual.sqnr, abs=1e-4)
+        assert reference.max_abs_error == pytest.approx(actual.max_abs_error, rel=1e-5)
     assert whole.first.name == parts.first.name == "two"
     assert whole.first.sqnr == pytest.approx(20 * math.log10(2), abs=1e-3)
 
 
 def test_noise_is_told_to_arise_where_it_was_not_in_the_inputs(chain, halved):
-    found = {layer.name: layer for layer in compare_models(chain[1], halved, [IMAGES]).layers}
-    assert found["two"].introduced_nsr == pytest.approx(0.25, abs=1e-4)  # half of the amplitude
-    assert found["two"].sqnr_drop == pytest.approx(120 - found["two"].sqnr)
-    assert found["one"].introduced_nsr == 0
-    behind = found["three"]
-    assert behind.inputs == ("tanh_2",) == tuple(set(found) & {"tanh_2"})
-    assert behind.sqnr_drop == pytest.approx(found["tanh_2"].sqnr - behind.sqnr)
+    layers = {layer.name: layer for layer in compare_models(chain[1], halved, [IMAGES]).layers}
+    assert layers["two"].introduced_nsr == pytest.approx(0.25, abs=1e-4)  # half of the amplitude
+    assert layers["two"].sqnr_drop == pytest.approx(120 - layers["two"].sqnr)
+    assert layers["one"].introduced_nsr == 0
+    behind = layers["three"]
+    assert behind.inputs == ("tanh_2",) == tuple(set(layers) & {"tanh_2"})
+    assert behind.sqnr_drop == pytest.approx(layers["tanh_2"].sqnr - behind.sqnr)
 
 
 def test_without_an_op_below_20_decibels_they_part_where_the_fall_is_largest(chain):
@@ -100,20 +100,20 @@ def test_without_an_op_below_20_decibels_they_part_where_the_fall_is_largest(cha
         net.one.weight *= 1.001
         net.two.bias += 0.02
 
-    found = compare_models(chain[1], changed(chain[0], change), [IMAGES])
-    assert min(layer.sqnr for layer in found.layers) > 20
-    assert found.first.name == "one"
-    assert "two" in {layer.name for layer in found.worst(1)}
+    comparison = compare_models(chain[1], changed(chain[0], change), [IMAGES])
+    assert min(layer.sqnr for layer in comparison.layers) > 20
+    assert comparison.first.name == "one"
+    assert "two" in {layer.name for layer in comparison.worst(1)}
 
 
 def test_what_is_no_number_is_as_bad_as_can_be(chain):
     def change(net):
         net.two.weight[0, 0] = math.nan
 
-    found = compare_models(chain[1], changed(chain[0], change), [IMAGES])
-    assert found.first.name == "two"
-    assert found.first.sqnr == pytest.approx(-90)
-    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    comparison = compare_models(chain[1], changed(chain[0], change), [IMAGES])
+    assert comparison.first.name == "two"
+    assert comparison.first.sqnr == pytest.approx(-90)
+    document = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
     rows = {row["name"]: row for row in document["layers"]}
     assert rows["two"]["max_abs_error"] is None
     assert rows["one"]["sqnr"] is None
@@ -126,14 +126,14 @@ def test_minus_infinity_in_both_is_no_difference():
             return torch.softmax(x.masked_fill(x > 0, -math.inf), -1)
 
     model = loaded(Masked())
-    found = compare_models(model, model, [IMAGES])
-    assert all(math.isinf(layer.sqnr) for layer in found.layers)
+    comparison = compare_models(model, model, [IMAGES])
+    assert all(math.isinf(layer.sqnr) for layer in comparison.layers)
 
 
 def test_every_output_stands_under_its_place(chain):
     model = loaded(seeded(TwoOutputs))
-    found = neural_mp.compare(model, model, IMAGES)
-    assert [output.name for output in found.outputs] == ["0", "1"]
+    comparison = neural_mp.compare(model, model, IMAGES)
+    assert [output.name for output in comparison.outputs] == ["0", "1"]
 
 
 def test_models_of_different_origin_are_refused(chain):
@@ -195,23 +195,23 @@ def test_a_generator_is_walked_once_and_its_batches_are_not_kept(chain, halved):
             assert sum(reference() is not None for reference in alive) <= 2  # the first, and this
 
     gc.freeze()  # what was there before is not looked through again, here or in later tests
-    found = neural_mp.compare(chain[1], halved, batches())
-    assert (found.batches, found.samples) == (6, 96)
+    comparison = neural_mp.compare(chain[1], halved, batches())
+    assert (comparison.batches, comparison.samples) == (6, 96)
 
 
 def test_what_a_repair_rescales_is_not_compared():
     net = seeded(Normed)
     model = loaded(net)
-    adaptor, held = model.adaptor, model.held
-    space = adaptor.space(held, machine()).restricted_to([INT8])
+    adaptor, source = model.adaptor, model.held
+    space = adaptor.space(source, machine()).restricted_to([INT8])
     tunable = model.in_space(space).calibrated([IMAGES])
     plan = uniform(space, INT8)
     plan = plan.replacing({"dense": replace(plan["dense"], corrections=("smooth",))})
     result = OptimizedModel(tunable.converted(space.resolve(plan)), plan, Report())
-    found = neural_mp.compare(net, result, IMAGES)
-    assert found.left_out["are rescaled by a correction"] == ("norm",)
-    assert found.layers[-1].name == "dense"
-    assert found.layers[-1].sqnr > 30
+    comparison = neural_mp.compare(net, result, IMAGES)
+    assert comparison.left_out["are rescaled by a correction"] == ("norm",)
+    assert comparison.layers[-1].name == "dense"
+    assert comparison.layers[-1].sqnr > 30
     # Without the plan, it looks as if the models parted there.
     assert compare_models(model, result.loaded, [IMAGES]).first.name == "norm"
 
@@ -219,13 +219,13 @@ def test_what_a_repair_rescales_is_not_compared():
 def test_the_table_has_a_row_for_every_op_and_csv_a_line(chain, halved):
     from rich.console import Console
 
-    found = compare_models(chain[1], halved, [IMAGES])
+    comparison = compare_models(chain[1], halved, [IMAGES])
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(found)
+    console.print(comparison)
     shown = console.export_text()
     assert "First divergence at two (linear): 6.0 dB" in shown
-    assert all(layer.name in shown for layer in found.layers)
-    lines = comparison_csv(found).splitlines()
+    assert all(layer.name in shown for layer in comparison.layers)
+    lines = comparison_csv(comparison).splitlines()
     assert lines[0].startswith("name,type,dtype_a,dtype_b,sqnr")
     assert "one,linear,float32,float32,inf,0.0,0.0,1.0,0.0" in lines
-    assert len(lines) == 1 + len(found.layers)
+    assert len(lines) == 1 + len(comparison.layers)

@@ -72,9 +72,9 @@ def damage(monkeypatch):
 
         def damaged(self, *arguments, **options):
             converted = convert(self, *arguments, **options)
-            found = [b for n, b in converted.runnable.named_buffers() if "weight_scales" in n]
-            assert found
-            for scales in found:
+            buffers = [b for n, b in converted.runnable.named_buffers() if "weight_scales" in n]
+            assert buffers
+            for scales in buffers:
                 scales.neg_()
             return converted
 
@@ -261,8 +261,8 @@ tuning:
         monkeypatch.setattr(sys, "argv", ["neural-mp", "tune", "conf.yaml"])
         with pytest.raises(SystemExit) as ended:
             app.main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out + captured.err
 
     return call
 
@@ -279,13 +279,13 @@ tuning:
 )
 def test_on_the_command_line(tune, damage, metric, criterion, row):
     data, higher = REGISTERED.get(metric, ("numbers", False))
-    code, said = tune(data, metric, criterion)
-    assert (code, "The accuracy target is met" in said) == (0, True)
-    (shown,) = [line for line in said.splitlines() if row in line]
+    code, output = tune(data, metric, criterion)
+    assert (code, "The accuracy target is met" in output) == (0, True)
+    (shown,) = [line for line in output.splitlines() if row in line]
     assert ("lower is better" in shown) is not higher
     damage()
-    code, said = tune(data, metric, criterion)
-    assert (code, "The accuracy target is NOT met" in said) == (1, True)
+    code, output = tune(data, metric, criterion)
+    assert (code, "The accuracy target is NOT met" in output) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -302,10 +302,10 @@ def test_on_the_command_line(tune, damage, metric, criterion, row):
     ],
 )
 def test_what_cannot_be_judged_is_an_error_on_the_command_line(tune, metric, criterion, message):
-    code, said = tune("numbers", metric, criterion)
+    code, output = tune("numbers", metric, criterion)
     assert code == 2
-    assert message in said
-    assert "Traceback" not in said
+    assert message in output
+    assert "Traceback" not in output
 
 
 class Scripted:
@@ -336,16 +336,18 @@ SCRIPTED = [
 def test_what_is_better_is_met_and_what_is_worse_is_not(tasks, where, kind, higher, change):
     """The values differ by `change`, for better or worse; FP32's is 1."""
     values = (1.0, 1.0 + change if higher else 1.0 - change)
-    said, wanted = (None, higher) if where == "criterion" else (higher, None)
+    declared, requested = (None, higher) if where == "criterion" else (higher, None)
     converter = set_up(tasks["numbers"])
-    converter.accuracy_criterion = AccuracyCriterion(TOLERANCES[kind], kind == "relative", wanted)
-    metric = Scripted(values, said)
+    converter.accuracy_criterion = AccuracyCriterion(
+        TOLERANCES[kind], kind == "relative", requested
+    )
+    metric = Scripted(values, declared)
     if where == "function":
 
         def scripted(model):
             return metric.result()
 
-        scripted.higher_is_better = said
+        scripted.higher_is_better = declared
         converter.eval_func = scripted
     else:
         converter.metric = metric

@@ -28,9 +28,9 @@ def until(whole, batches):
 
 
 def stopped_after(baseline, candidate, criterion, **options):
-    for seen in range(1, len(baseline.values) + 1):
-        if will_miss_target(baseline, until(candidate, seen), criterion, **options):
-            return seen
+    for count in range(1, len(baseline.values) + 1):
+        if will_miss_target(baseline, until(candidate, count), criterion, **options):
+            return count
     return None
 
 
@@ -64,8 +64,8 @@ def test_out_of_reach_never_errs_whatever_the_order(data):
     baseline, candidate = (passed(np.array(data.draw(counts)) / 10) for _ in range(2))
     criterion = AccuracyCriterion(data.draw(st.floats(0, 0.2)), data.draw(st.booleans()))
     # The smallest rate takes the odds out of the game.
-    after = stopped_after(baseline, candidate, criterion, rate=1e-300, best=1.0)
-    assert after is None or not criterion.met(baseline.values[-1], candidate.values[-1])
+    stop = stopped_after(baseline, candidate, criterion, rate=1e-300, best=1.0)
+    assert stop is None or not criterion.met(baseline.values[-1], candidate.values[-1])
 
 
 # --- against all odds ----------------------------------------------------------------------------
@@ -84,8 +84,8 @@ def test_the_bet_worked_by_hand():
 
 def test_nothing_is_bet_on_the_first_batches():
     baseline = passed(BASELINE)
-    for seen in range(1, 5):
-        assert not will_miss_target(baseline, passed([-100.0] * seen), ABSOLUTE, rate=0.999)
+    for count in range(1, 5):
+        assert not will_miss_target(baseline, passed([-100.0] * count), ABSOLUTE, rate=0.999)
 
 
 def test_nor_on_few_samples():
@@ -201,8 +201,8 @@ def test_random_order_is_believed_and_sorted_data_are_not():
     believed = np.mean([looks_shuffled(draw.binomial(32, 0.8, 60) / 32) for _ in range(1000)])
     assert 0.93 <= believed <= 0.98
     by_class = np.repeat([0.95, 0.8, 0.9, 0.7, 0.85, 0.6], 10)
-    seen = [looks_shuffled(draw.binomial(32, by_class) / 32) for _ in range(200)]
-    assert np.mean(seen) < 0.01
+    verdicts = [looks_shuffled(draw.binomial(32, by_class) / 32) for _ in range(200)]
+    assert np.mean(verdicts) < 0.01
     assert not looks_shuffled(np.arange(20.0))
     for values in ([1.0] * 20, [0.1, 0.9], []):
         assert looks_shuffled(values)

@@ -22,15 +22,15 @@ BOTH = {"accuracy": None, "loss": None}
 
 @pytest.fixture
 def converter(net, digits):
-    made = MixedPrecision()
-    made.model = net
-    made.precisions = "int8"
-    made.strategy = "basic"
-    made.objective = "modelsize"  # latencies this short are the machine's mood
-    made.exit_policy = ExitPolicy(max_trials=2)
-    made.accuracy_criterion = AccuracyCriterion(0.05, relative=False, any_tolerance=True)
-    made.eval_dataloader = digits[1].loader()
-    return made
+    tuner = MixedPrecision()
+    tuner.model = net
+    tuner.precisions = "int8"
+    tuner.strategy = "basic"
+    tuner.objective = "modelsize"  # latencies this short are the machine's mood
+    tuner.exit_policy = ExitPolicy(max_trials=2)
+    tuner.accuracy_criterion = AccuracyCriterion(0.05, relative=False, any_tolerance=True)
+    tuner.eval_dataloader = digits[1].loader()
+    return tuner
 
 
 def shown(renderable):
@@ -45,14 +45,14 @@ def test_tables_show_every_metric_with_its_target(converter):
     converter.listener = LiveListener(console)
     result = converter()
     text = console.export_text()
-    for name, found in result.report.metrics.items():
-        assert f"{name}: FP32 {found.baseline:.5g}, target {found.target:.5g}" in text
-        assert f"{name} {found.value:.5g}" in text  # the trial's line
+    for name, figures in result.report.metrics.items():
+        assert f"{name}: FP32 {figures.baseline:.5g}, target {figures.target:.5g}" in text
+        assert f"{name} {figures.value:.5g}" in text  # the trial's line
     rows = shown(result_tables(result.report, result.met)).splitlines()
-    for name, found in result.report.metrics.items():
+    for name, figures in result.report.metrics.items():
         (row,) = [row for row in rows if row.strip("│ ").startswith(f"{name} (target")]
-        assert f"{found.baseline:.5g}" in row
-        assert f"{found.value:.5g}" in row
+        assert f"{figures.baseline:.5g}" in row
+        assert f"{figures.value:.5g}" in row
 
 
 @pytest.mark.slow
@@ -80,19 +80,22 @@ def test_a_run_taken_up_again_goes_by_the_same_baseline(converter):
 @pytest.mark.slow
 def test_workers_find_what_one_process_finds(converter, digits):
     # A linear classifier for ONNX Runtime: a worker imports PyTorch for seconds.
-    images, wanted = digits[0].images.reshape(-1, 64), np.eye(10)[digits[0].labels]
-    weights = np.linalg.lstsq(images, wanted, rcond=None)[0].astype(np.float32)
+    images, targets = digits[0].images.reshape(-1, 64), np.eye(10)[digits[0].labels]
+    weights = np.linalg.lstsq(images, targets, rcond=None)[0].astype(np.float32)
     nodes = [op("Flatten", "x", "flat"), op("MatMul", "flat w", "scores")]
     converter.model = graph(nodes, {"x": ["n", 1, 8, 8]}, ["scores"], {"w": weights})
     converter.metric = BOTH
     converter.strategy = "random"
     converter.exit_policy = ExitPolicy(max_trials=4)
-    alone = converter()
+    single = converter()
     converter.workers = 2
     side_by_side = converter()
-    for one, other in zip(alone.trials, side_by_side.trials, strict=True):
-        assert one.metrics == pytest.approx(other.metrics)
-        assert (one.accuracy, one.outcome) == (pytest.approx(other.accuracy), other.outcome)
+    for expected, actual in zip(single.trials, side_by_side.trials, strict=True):
+        assert expected.metrics == pytest.approx(actual.metrics)
+        assert (expected.accuracy, expected.outcome) == (
+            pytest.approx(actual.accuracy),
+            actual.outcome,
+        )
 
 
 @pytest.mark.slow
@@ -136,17 +139,17 @@ def test_a_value_whose_direction_is_not_known_is_asked_about(converter):
 
 
 def test_a_dict_names_metrics_or_names_what_is_given():
-    found = given_metrics(
+    metrics = given_metrics(
         {"topk": {"k": 5}, "top3": ("topk", {"k": 3}), "F1": None, "mine": lambda a, b: 1.0}
     )
-    assert found.names == ("topk", "top3", "F1", "mine")
-    assert [getattr(metric, "k", None) for metric, _ in found] == [5, 3, None, None]
-    assert found.every
+    assert metrics.names == ("topk", "top3", "F1", "mine")
+    assert [getattr(metric, "k", None) for metric, _ in metrics] == [5, 3, None, None]
+    assert metrics.every
 
 
 def test_a_dict_of_one_is_that_metric():
-    found = given_metrics({"topk": {"k": 5}})
-    assert (found.every, found.names, found[0][0].k) == (False, ("topk",), 5)
+    metrics = given_metrics({"topk": {"k": 5}})
+    assert (metrics.every, metrics.names, metrics[0][0].k) == (False, ("topk",), 5)
 
 
 def test_with_weights_a_dict_is_a_sum(converter):
@@ -155,7 +158,7 @@ def test_with_weights_a_dict_is_a_sum(converter):
     figures = result.report.metrics
     expected = 0.25 * figures["accuracy"].baseline + 0.75 * figures["F1"].baseline
     assert result.report.baseline_accuracy == pytest.approx(expected)
-    assert [found.target for found in figures.values()] == [None, None]
+    assert [metric.target for metric in figures.values()] == [None, None]
     assert result.report.metric == "0.25·Accuracy + 0.75·F1"
 
 

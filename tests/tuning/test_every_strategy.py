@@ -27,17 +27,17 @@ def onnx_net(hostile_net):
 
 @pytest.fixture(params=STRATEGIES)
 def converter(request, hostile_net, onnx_net, digits, accuracy, all_machine):
-    made = MixedPrecision()
+    quantizer = MixedPrecision()
     # Of ONNX models, there are no gradients.
-    made.model = hostile_net if request.param == "hawq_v2" else onnx_net
-    made.strategy = request.param
-    made.precisions = "bf16" if request.param == "auto_mixed_precision" else "int8"
-    made.hardware = all_machine
-    made.objective = "modelsize"  # latencies this short are the machine's mood
-    made.metric = accuracy
-    made.eval_dataloader = Split(digits[1].images[:200], digits[1].labels[:200]).loader(50)
-    made.exit_policy = ExitPolicy(max_trials=MOST)
-    return made
+    quantizer.model = hostile_net if request.param == "hawq_v2" else onnx_net
+    quantizer.strategy = request.param
+    quantizer.precisions = "bf16" if request.param == "auto_mixed_precision" else "int8"
+    quantizer.hardware = all_machine
+    quantizer.objective = "modelsize"  # latencies this short are the machine's mood
+    quantizer.metric = accuracy
+    quantizer.eval_dataloader = Split(digits[1].images[:200], digits[1].labels[:200]).loader(50)
+    quantizer.exit_policy = ExitPolicy(max_trials=MOST)
+    return quantizer
 
 
 def test_a_run_cut_off_is_taken_up_without_a_trial_twice_and_ends_the_same(converter, accuracy):

@@ -47,16 +47,16 @@ class Obedient:
 
 @pytest.fixture
 def started():
-    made = []
+    executors = []
 
     def start(adaptor=OnnxRuntimeAdaptor, **setting):
         work = WorkerPayload(adaptor, cloudpickle.dumps(_Package(None, Obedient(adaptor))))
         warnings = []
-        made.append(LocalExecutor(work, Workers(**setting), warnings.append))
-        return made[-1], warnings
+        executors.append(LocalExecutor(work, Workers(**setting), warnings.append))
+        return executors[-1], warnings
 
     yield start
-    for executor in made:
+    for executor in executors:
         executor.close()
 
 
@@ -79,11 +79,11 @@ def test_assessments_come_in_the_order_of_the_round_and_a_death_harms_no_other_p
     arrived = []
     executor.arrived = lambda plan, assessment: arrived.append(plan)
     tickets = [executor.submit(plan, 0.0) for plan in (late, soon, die, soon, late)]
-    found = [executor.assessment(ticket) for ticket in tickets]
-    assert [one.accuracy for one in found] == [1, 2, None, 2, 1]
-    assert [one.error for one in found] == [None, None, DIED, None, None]
-    assert found[2].outcome is Outcome.FAILED
-    assert all(one.node for one in found)
+    assessments = [executor.assessment(ticket) for ticket in tickets]
+    assert [result.accuracy for result in assessments] == [1, 2, None, 2, 1]
+    assert [result.error for result in assessments] == [None, None, DIED, None, None]
+    assert assessments[2].outcome is Outcome.FAILED
+    assert all(result.node for result in assessments)
     # What is there is told at once, so that it can be kept.
     assert Counter(arrived) == {late: 2, soon: 2, die: 1}
 
@@ -108,8 +108,8 @@ def test_what_waits_longer_than_its_time_is_not_begun(started):
 def test_a_billion_workers_are_as_many_as_there_are_cores(started):
     executor, warnings = started(count=10**9)
     assert 1 <= len(list(executor.places())) <= detect().cores
-    (words,) = warnings
-    assert words.startswith("workers = 1000000000: this machine has ")
+    (warning,) = warnings
+    assert warning.startswith("workers = 1000000000: this machine has ")
 
 
 GIGABYTE = 1 << 30
@@ -126,23 +126,25 @@ GIGABYTE = 1 << 30
     ],
 )
 def test_cores_bound_the_processes(setting, count, words):
-    found, told = max_processes(Workers(**setting), cores=8, free=100 * GIGABYTE, each=GIGABYTE)
-    assert found == count
-    assert told.endswith(words)
-    assert bool(told) == bool(words)
+    processes, reason = max_processes(
+        Workers(**setting), cores=8, free=100 * GIGABYTE, each=GIGABYTE
+    )
+    assert processes == count
+    assert reason.endswith(words)
+    assert bool(reason) == bool(words)
 
 
 def test_memory_bounds_the_processes():
-    count, words = max_processes(Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE)
+    count, reason = max_processes(Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE)
     assert count == 3
-    assert "3072 MiB of free memory, and a process needs about 1024 MiB" in words
+    assert "3072 MiB of free memory, and a process needs about 1024 MiB" in reason
     assert max_processes(Workers(count=4), cores=8, free=0, each=GIGABYTE)[0] == 1
 
 
 def workers(value):
-    made = MixedPrecision(model=torch.nn.Linear(2, 2))
-    made.workers = value
-    return made
+    tuner = MixedPrecision(model=torch.nn.Linear(2, 2))
+    tuner.workers = value
+    return tuner
 
 
 @pytest.mark.parametrize(

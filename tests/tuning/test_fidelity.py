@@ -19,10 +19,10 @@ from neural_mp.tuning.sqnr import OutputNoise, TimedRun, mean_nsr, output_sqnr_d
 
 @pytest.fixture
 def converter(net, digits):
-    made = MixedPrecision()
-    made.model, made.precisions = net, "int8"
-    made.calib_dataloader = digits[0].loader(50)
-    return made
+    tuner = MixedPrecision()
+    tuner.model, tuner.precisions = net, "int8"
+    tuner.calib_dataloader = digits[0].loader(50)
+    return tuner
 
 
 def test_the_report_holds_the_signal_to_noise_ratio_on_calibration_samples(converter, net, digits):
@@ -43,9 +43,9 @@ def test_the_report_holds_the_signal_to_noise_ratio_on_calibration_samples(conve
 def test_outputs_that_differ_much_come_with_a_warning(converter, monkeypatch):
     monkeypatch.setattr(sqnr, "MIN_SQNR_DB", 100.0)
     result = converter()
-    (words,) = [w for w in result.report.warnings if "SQNR" in w]
-    assert f"{result.report.output_sqnr_db:.1f} dB" in words
-    assert "set a metric" in words
+    (warning,) = [w for w in result.report.warnings if "SQNR" in w]
+    assert f"{result.report.output_sqnr_db:.1f} dB" in warning
+    assert "set a metric" in warning
 
 
 class CancellingOutput(nn.Module):
@@ -79,9 +79,9 @@ def test_a_single_output_that_differs_much_comes_with_a_warning(converter):
     ]
     lowest = -10 * math.log10(np.mean(noise))
     assert result.report.output_sqnr_db > 20 > lowest
-    (words,) = [w for w in result.report.warnings if "SQNR" in w]
-    assert words.startswith("output 100 of 100 floating-point outputs differs from that of FP32")
-    assert f"its SQNR is {lowest:.1f} dB" in words
+    (warning,) = [w for w in result.report.warnings if "SQNR" in w]
+    assert warning.startswith("output 100 of 100 floating-point outputs differs from that of FP32")
+    assert f"its SQNR is {lowest:.1f} dB" in warning
 
 
 class PredictedLength(nn.Module):
@@ -102,8 +102,8 @@ def test_an_output_of_another_length_comes_with_a_warning(converter):
     converter.capture = "modules"
     converter.calib_dataloader = [(torch.randn(8, 16), None) for _ in range(3)]
     result = converter()
-    (words,) = [w for w in result.report.warnings if "output" in w and "shape" in w]
-    assert words.startswith("output 1 of 1 has another shape than in FP32")
+    (warning,) = [w for w in result.report.warnings if "output" in w and "shape" in w]
+    assert warning.startswith("output 1 of 1 has another shape than in FP32")
 
 
 @pytest.mark.slow
@@ -119,8 +119,8 @@ def test_outputs_that_are_no_numbers_are_as_bad_as_can_be():
     reference = [np.ones(3, np.float32)]
     assert mean_nsr(reference, [np.array([1, np.nan, 1], np.float32)]) == 1e9
     assert mean_nsr(reference, [np.full(3, 1.1, np.float32)]) == pytest.approx(0.01, rel=1e-3)
-    for other in (np.ones(4, np.float32), np.ones((3, 1), np.float32)):
-        assert mean_nsr(reference, [other]) == 1e9, "outputs of another length"
+    for outputs in (np.ones(4, np.float32), np.ones((3, 1), np.float32)):
+        assert mean_nsr(reference, [outputs]) == 1e9, "outputs of another length"
 
 
 def test_equal_nan_and_inf_are_neither_noise_nor_signal():
@@ -129,9 +129,9 @@ def test_equal_nan_and_inf_are_neither_noise_nor_signal():
     assert mean_nsr([masked], [masked]) == 0
     assert mean_nsr([masked], [noisy]) == pytest.approx(0.01, rel=1e-3)
     for index, value in ((1, np.inf), (1, 0), (2, 0), (3, np.nan), (4, np.nan)):
-        other = masked.copy()
-        other[index] = value
-        assert mean_nsr([masked], [other]) == 1e9, (index, value)
+        outputs = masked.copy()
+        outputs[index] = value
+        assert mean_nsr([masked], [outputs]) == 1e9, (index, value)
     assert mean_nsr([masked, masked[:0]], [noisy, masked[:0]]) == pytest.approx(0.01, rel=1e-3)
 
 
@@ -152,10 +152,10 @@ class Clock:
 
 
 def test_compared_batches_are_the_first_latency_rounds(monkeypatch) -> None:
-    clock, (like, other) = Clock(monkeypatch), (np.ones((4, 2)), np.ones((3, 2)))
+    clock, (like, shorter) = Clock(monkeypatch), (np.ones((4, 2)), np.ones((3, 2)))
     models = clock.model("fp32", [1.0, 1.1, 9.0, 1.2]), clock.model("int8", [0.5, 0.5, 9.0, 0.5])
     noise = OutputNoise(*models, Measurement(like))
-    noise.fidelity([like, like, other, like])
+    noise.fidelity([like, like, shorter, like])
     assert noise.seconds[0] == pytest.approx([1.0, 1.1, 1.2])
     assert noise.seconds[1] == pytest.approx([0.5, 0.5, 0.5])
     # The models begin in turn, so that neither always finds the caches of the other.
@@ -191,11 +191,11 @@ def test_a_run_on_other_samples_is_not_part_of_the_comparison(monkeypatch) -> No
 @pytest.fixture
 def kept():
     """Outputs that differ from those of FP32, which the models of `Clock` return: a tenth more."""
-    found = KeptOutputs()
+    outputs = KeptOutputs()
     for inputs in (np.ones((4, 2)), np.full((4, 2), 2.0), np.full((4, 2), 3.0)):
-        found.add([inputs * 1.1])
-        found.end_batch(inputs)
-    return found
+        outputs.add([inputs * 1.1])
+        outputs.end_batch(inputs)
+    return outputs
 
 
 @pytest.mark.parametrize("fp32", [1.0, 0.1])
@@ -204,11 +204,11 @@ def test_of_known_outputs_few_runs_of_fp32_show_that_it_is_far_slower(monkeypatc
     times = clock.model("fp32", [fp32] * 3), clock.model("int8", [0.3 * fp32] * 9)
     noise = OutputNoise(*times, Measurement(batches[0]), kept=kept)
     # The first two batches have the outputs of the run, the other those that were kept.
-    found = noise.fidelity(batches).sqnr_db
-    assert found == pytest.approx(-10 * math.log10(1 / 3 * (1 / 11) ** 2), abs=1e-3)
+    decibels = noise.fidelity(batches).sqnr_db
+    assert decibels == pytest.approx(-10 * math.log10(1 / 3 * (1 / 11) ** 2), abs=1e-3)
     is_long = fp32 == 1.0
     assert clock.runs.count("fp32") == 3
-    assert [len(taken) for taken in noise.seconds] == ([3, 5] if is_long else [3, 3])
+    assert [len(seconds) for seconds in noise.seconds] == ([3, 5] if is_long else [3, 3])
     assert Measurement(None).is_clear(noise.seconds) is is_long
 
 
@@ -236,13 +236,13 @@ def test_fp32_does_not_run_on_known_outputs_if_nothing_is_timed(monkeypatch, kep
 
 
 def test_outputs_beyond_the_limit_are_not_kept():
-    kept, inputs = KeptOutputs(limit=100), np.ones((2, 3), np.float32)
+    cache, inputs = KeptOutputs(limit=100), np.ones((2, 3), np.float32)
     for number in range(5):
-        if kept.is_open:
-            kept.add([inputs + number])
-            kept.end_batch(inputs + number)
-    found = [kept.of(inputs + number) for number in range(5)]
-    assert [known is not None for known in found] == [True] * 4 + [False]
+        if cache.is_open:
+            cache.add([inputs + number])
+            cache.end_batch(inputs + number)
+    cached = [cache.of(inputs + number) for number in range(5)]
+    assert [outputs is not None for outputs in cached] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ def test_where_all_turn_out_slower_the_result_is_fp32_and_says_so():
     choice = chosen(run, trials)
     assert (choice.model, choice.trial) == (run.model, None)
     assert choice.speed.ratio is None
-    words = why_fp32(run, choice.slower_than_fp32, 0.9)
-    assert "as fast as FP32" in words
-    assert "0.80×" in words
+    reason = why_fp32(run, choice.slower_than_fp32, 0.9)
+    assert "as fast as FP32" in reason
+    assert "0.80×" in reason
 
 
 def noisy_rounds(share, count=30, spread=0.05, seed=2):
@@ -147,24 +147,24 @@ def noisy_rounds(share, count=30, spread=0.05, seed=2):
 
 def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
     run = job({})
-    before, after = noisy_rounds(0.94)
-    found = ratio(after, before)
-    assert found.value < 0.97
-    assert found.low < 0.95 < 0.97 < found.high
-    run.measurement.rounds = lambda models, longer=1: [before, after][: len(models)]
+    baseline, candidate = noisy_rounds(0.94)
+    spread = ratio(candidate, baseline)
+    assert spread.value < 0.97
+    assert spread.low < 0.95 < 0.97 < spread.high
+    run.measurement.rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
     choice = chosen(run, [trial("a", 0.9, 0)])
     assert choice.model is run.model
-    words = why_fp32(run, choice.slower_than_fp32, 0.9)
-    assert "at least 1.03 times as fast" in words
-    assert f"at {found.inverse} the speed" in words
+    reason = why_fp32(run, choice.slower_than_fp32, 0.9)
+    assert "at least 1.03 times as fast" in reason
+    assert f"at {spread.inverse} the speed" in reason
 
 
 @pytest.mark.parametrize(("least", "share", "wins"), [(1.0, 0.99, True), (1.0, 1.0, False)])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_a_minimum_gain_any_gain_that_is_sure_wins(least, share, wins, seed):
-    before, after = noisy_rounds(share, 2000, 0.001, seed)
+    baseline, candidate = noisy_rounds(share, 2000, 0.001, seed)
     run = job({}, least=least)
-    run.measurement.rounds = lambda models, longer=1: [before, after][: len(models)]
+    run.measurement.rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
     assert (chosen(run, [trial("a", 0.9, 0)]).model == "a") is wins
 
 
@@ -180,11 +180,11 @@ def test_the_verdict_at_a_tie_is_fp32_on_a_machine_where_half_of_all_rounds_are_
     won = 0
     for seed in range(20):
         draw = np.random.default_rng(seed)
-        before, after = (
+        baseline, candidate = (
             base * draw.uniform(1, 1.1, 60) * np.where(draw.random(60) < 0.5, 1, 3)
             for base in (1.0, share)
         )
-        won += not gains_too_little(SPEED, latency_figures(before, after))
+        won += not gains_too_little(SPEED, latency_figures(baseline, candidate))
     assert won <= 1
 
 
@@ -211,9 +211,9 @@ def test_int8_beside_an_emulated_precision_claims_speed():
 
 def test_the_spread_holds_the_ratio_and_shrinks_with_more_rounds():
     few, many = (ratio(*reversed(noisy_rounds(0.5, count))) for count in (8, 400))
-    for found in (few, many):
-        assert found.low <= found.value <= found.high
-        assert found.inverse.low == pytest.approx(1 / found.high)
+    for spread in (few, many):
+        assert spread.low <= spread.value <= spread.high
+        assert spread.inverse.low == pytest.approx(1 / spread.high)
     assert many.high - many.low < few.high - few.low
 
 
@@ -228,9 +228,9 @@ def test_what_others_take_from_a_busy_machine_is_not_held_against_a_model():
             * np.where(draw.random(30) < 0.5, 1, draw.uniform(3, 9, 30))
             for base in (1.6, 1.0)
         ]
-        found = ratio(*times)
-        wrong += found.value < 1
-        assert 1.3 < found.value < 2.0
+        spread = ratio(*times)
+        wrong += spread.value < 1
+        assert 1.3 < spread.value < 2.0
     assert wrong == 0
 
 

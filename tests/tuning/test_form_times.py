@@ -38,8 +38,8 @@ def _tunable(capture: Capture) -> AnyTunableModel:
     torch.manual_seed(0)
     adaptor = PyTorchAdaptor()
     ids = torch.ones(2, 7, dtype=torch.long)
-    held = adaptor.load(Blocks().eval(), inputs=ids, capture=capture)
-    model = LoadedModel(adaptor, held).in_space(adaptor.space(held, detect()))
+    source = adaptor.load(Blocks().eval(), inputs=ids, capture=capture)
+    model = LoadedModel(adaptor, source).in_space(adaptor.space(source, detect()))
     return model.calibrated([ids])
 
 
@@ -51,31 +51,31 @@ def model() -> AnyTunableModel:
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of runs that were timed together; each run is called once."""
-    seen: list[int] = []
+    counts: list[int] = []
 
     def once(runs: list[Callable[[], object]], **options: float) -> list[float]:
-        seen.append(len(runs))
+        counts.append(len(runs))
         for run in runs:
             run()
         return [float(index + 1) for index in range(len(runs))]
 
     monkeypatch.setattr(form_timing, "interleaved_medians", once)
-    return seen
+    return counts
 
 
 def test_every_form_of_every_dense_layer_is_timed_at_both_row_counts(model, timed):
-    found = form_times(model, WORKLOAD)
-    assert {*found} == {
+    times = form_times(model, WORKLOAD)
+    assert {*times} == {
         op for op in model.space.tunable_ops if model.space.graph[op].type == "linear"
     }
-    for op, by in found.items():
+    for op, by in times.items():
         assert {*by} == {form for c in model.space.choices(op) if (form := form_of(c))}
-        assert all({*taken} == {"1", "16"} for taken in by.values())
+        assert all({*durations} == {"1", "16"} for durations in by.values())
 
 
 def test_layers_of_one_shape_are_timed_once(model, timed):
-    found = form_times(model, WORKLOAD)
-    assert len(found) == 3
+    times = form_times(model, WORKLOAD)
+    assert len(times) == 3
     assert len(timed) == 2 * len(WORKLOAD.rows)
 
 

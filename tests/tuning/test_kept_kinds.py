@@ -17,9 +17,9 @@ def test_an_op_takes_time(seconds):
 
 @pytest.mark.parametrize("share", [float("nan"), float("inf"), -1, "1"])
 def test_what_a_trial_takes_is_a_number(share):
-    said = Trial(PrecisionPlan(), Outcome.MET).to_dict()
+    document = Trial(PrecisionPlan(), Outcome.MET).to_dict()
     with pytest.raises(NeuralMPError, match="expected") as caught:
-        Trial.from_dict({**said, "objectives": {"relative_latency": share}})
+        Trial.from_dict({**document, "objectives": {"relative_latency": share}})
     assert caught.value.keys == ("objectives", "relative_latency")
 
 

@@ -30,10 +30,10 @@ def endless():
 
 @pytest.fixture
 def converter(net, digits):
-    made = MixedPrecision(precisions="int8", metric="accuracy", objective="modelsize")
-    made.model = net
-    made.exit_policy = ExitPolicy(max_trials=1)
-    return made
+    tuner = MixedPrecision(precisions="int8", metric="accuracy", objective="modelsize")
+    tuner.model = net
+    tuner.exit_policy = ExitPolicy(max_trials=1)
+    return tuner
 
 
 def endless_digits(split):
@@ -47,10 +47,10 @@ def test_an_endless_loader_is_read_as_far_as_max_batches(converter, digits, runn
     split = digits[1]
     converter.eval_dataloader = endless_digits(split) if running else lambda: endless_digits(split)
     converter.max_batches = 6  # of the 100, 100, 100, 100, 100, 97 that there are
-    found = converter()
+    result = converter()
     converter.eval_dataloader = split.loader()
     converter.max_batches = None
-    assert found.report.baseline_accuracy == converter().report.baseline_accuracy
+    assert result.report.baseline_accuracy == converter().report.baseline_accuracy
 
 
 def test_a_file_sets_the_limit(net, digits):
@@ -69,22 +69,24 @@ def test_a_long_first_pass_without_a_length_is_said_once(monkeypatch, caplog, ha
     data = Batches(source if has_length else lambda: iter(source), "eval_dataloader")
     for _ in range(2):
         assert len(list(data)) == 3
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     if has_length:
-        assert not said
+        assert not messages
         return
-    (words,) = said
-    assert words.startswith("eval_dataloader has no length, and the first pass has read 1 batch in")
-    assert "max_batches" in words
+    (message,) = messages
+    assert message.startswith(
+        "eval_dataloader has no length, and the first pass has read 1 batch in"
+    )
+    assert "max_batches" in message
 
 
 def test_the_time_limit_ends_the_first_pass(converter, digits):
     converter.eval_dataloader = endless_digits(digits[1])
     converter.exit_policy = ExitPolicy(timeout=1)
-    found = converter()
-    assert "time limit" in " ".join(found.report.warnings)
-    assert found.report.baseline_accuracy is None
-    assert not found.trials
+    result = converter()
+    assert "time limit" in " ".join(result.report.warnings)
+    assert result.report.baseline_accuracy is None
+    assert not result.trials
 
 
 def test_an_endless_generator_is_refused_before_it_fills_the_memory(converter, digits, monkeypatch):
@@ -97,10 +99,10 @@ def test_an_endless_generator_is_refused_before_it_fills_the_memory(converter, d
 def test_a_metric_that_keeps_all_is_stopped_before_the_memory_is_full(
     converter, digits, monkeypatch
 ):
-    left = itertools.count(1 << 40, -(1 << 37))
-    held = itertools.count(0, 1 << 38)
-    monkeypatch.setattr(memory, "free_memory", lambda: max(0, next(left)))
-    monkeypatch.setattr(memory, "_held", lambda: next(held))
+    free = itertools.count(1 << 40, -(1 << 37))
+    used = itertools.count(0, 1 << 38)
+    monkeypatch.setattr(memory, "free_memory", lambda: max(0, next(free)))
+    monkeypatch.setattr(memory, "_held", lambda: next(used))
     monkeypatch.setattr(memory, "_CHECK_SECONDS", 0.0)
     converter.eval_dataloader = lambda: endless_digits(digits[1])
     converter.metric = lambda labels, preds: 0.5
@@ -109,17 +111,17 @@ def test_a_metric_that_keeps_all_is_stopped_before_the_memory_is_full(
 
 
 def test_a_generator_is_read_only_as_far_as_it_is_asked_for():
-    read = []
+    numbers = []
 
     def give():
         for number in range(5):
-            read.append(number)
+            numbers.append(number)
             yield batch(number)
 
     batches = Batches(give(), "it")
-    assert not read
+    assert not numbers
     assert batches.first_inputs[0, 0] == 0
-    assert read == [0]
+    assert numbers == [0]
     assert [int(labels[0]) for _, labels in batches.pairs()] == [0, 1, 2, 3, 4]
     assert [int(labels[0]) for _, labels in batches.pairs()] == [0, 1, 2, 3, 4]
     assert len(batches) == 5
@@ -149,22 +151,22 @@ def test_a_generator_that_raised_is_not_taken_for_one_that_ended():
 
 
 def test_a_copy_for_another_process_has_all_batches():
-    kept = BatchCache(endless(), "it", 4)
-    next(iter(kept))
-    assert len(list(pickle.loads(pickle.dumps(kept)))) == 4
+    cache = BatchCache(endless(), "it", 4)
+    next(iter(cache))
+    assert len(list(pickle.loads(pickle.dumps(cache)))) == 4
 
 
 def test_two_passes_at_the_same_time_see_the_same():
-    kept = BatchCache(endless(), "it", 4)
-    pairs = zip(kept, kept, strict=True)
+    cache = BatchCache(endless(), "it", 4)
+    pairs = zip(cache, cache, strict=True)
     assert [int(a[1][0]) for a, b in pairs if a[1][0] == b[1][0]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("part", [slice(0, 2), slice(2, None), slice(1, 9)])
 def test_a_part_ends_with_the_limit_too(part):
     batches = Batches(lambda: endless(), "it", most=4)
-    found = [int(labels[0]) for _, labels in batches.pairs(part)]
-    assert found == list(range(9))[slice(part.start, min(part.stop or 4, 4))]
+    numbers = [int(labels[0]) for _, labels in batches.pairs(part)]
+    assert numbers == list(range(9))[slice(part.start, min(part.stop or 4, 4))]
 
 
 def test_a_dataset_without_end_is_refused_before_it_fills_the_memory(monkeypatch):

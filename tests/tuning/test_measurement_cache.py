@@ -96,8 +96,8 @@ def test_what_was_not_used_for_longest_goes_first(kept, monkeypatch):
         os.utime(file, (1, 1))  # long ago
     assert found_in(kept, "a", "data") == 1
     kept.scoped(data="data").put("c", 3)
-    found = {key: found_in(kept, key, "data") for key in "abc"}
-    assert found == {"a": 1, "b": None, "c": 3}
+    entries = {key: found_in(kept, key, "data") for key in "abc"}
+    assert entries == {"a": 1, "b": None, "c": 3}
 
 
 def test_what_is_not_of_its_kind_is_as_nothing(kept):

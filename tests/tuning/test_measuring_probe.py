@@ -40,13 +40,13 @@ class Looking(Strategy):
 def converter(monkeypatch, net, digits, accuracy):
     monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: Looking())
     SEEN.clear()
-    made = MixedPrecision()
-    made.model = net
-    made.precisions = "int8"
-    made.metric = accuracy
-    made.calib_dataloader = digits[0].loader()
-    made.eval_dataloader = digits[1].loader()
-    return made
+    tuner = MixedPrecision()
+    tuner.model = net
+    tuner.precisions = "int8"
+    tuner.metric = accuracy
+    tuner.calib_dataloader = digits[0].loader()
+    tuner.eval_dataloader = digits[1].loader()
+    return tuner
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_every_weight_has_a_score(converter):
 @pytest.mark.slow
 def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
     converter()
-    before = dict(SEEN)
+    expected = dict(SEEN)
     for measured in ("_noise", "_times", "_latencies"):
         monkeypatch.setattr(
             f"neural_mp.tuning.probe.MeasuringProbe.{measured}",
@@ -91,7 +91,7 @@ def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
     converter.resume = True
     converter()
     for what in ("noise", "times", "latencies", "sensitivity"):
-        assert SEEN[what] == before[what]
+        assert SEEN[what] == expected[what]
 
 
 @pytest.mark.slow
@@ -107,10 +107,10 @@ def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
 def test_a_report_says_that_ops_were_not_timed_and_why(converter, monkeypatch):
     monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 1e-9)
     result = converter()
-    (words,) = (w for w in result.report.warnings if "not all ops were timed" in w)
-    assert "time limit does not suffice" in words
+    (warning,) = (w for w in result.report.warnings if "not all ops were timed" in w)
+    assert "time limit does not suffice" in warning
     converter.resume = True
-    assert words in converter().report.warnings
+    assert warning in converter().report.warnings
 
 
 @pytest.mark.slow
@@ -119,13 +119,13 @@ def test_an_op_that_cannot_be_timed_is_said_with_its_error(converter, monkeypatc
         raise RuntimeError("no profiler here")
 
     monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile", broken)
-    told = [words for words in converter().report.warnings if "no profiler here" in words]
-    assert told[0].endswith("timed: RuntimeError: no profiler here")
+    warnings = [warning for warning in converter().report.warnings if "no profiler here" in warning]
+    assert warnings[0].endswith("timed: RuntimeError: no profiler here")
 
 
 @pytest.mark.slow
 def test_a_run_in_which_all_ops_are_timed_says_nothing_of_it(converter):
-    assert not [words for words in converter().report.warnings if "timed" in words]
+    assert not [warning for warning in converter().report.warnings if "timed" in warning]
 
 
 @pytest.mark.slow
@@ -155,16 +155,16 @@ def work(seconds):
 @pytest.mark.slow
 def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
     """The first may take what it takes; by its length it is known that the next will not end."""
-    taken = []
+    plans = []
 
     def slow(self, plan):
         work(0.3)
-        taken.append(plan)
+        plans.append(plan)
 
     monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.5)
     monkeypatch.setattr(MeasuringProbe, "_converted_or_none", slow)
     converter()
-    assert len(taken) == 1
+    assert len(plans) == 1
     assert SEEN["latencies"] is None
 
 
@@ -205,5 +205,5 @@ def test_relative_noise_counts_every_output_alike_and_nan_as_useless():
 def test_observations_survive_being_sent_to_another_process():
     import pickle
 
-    seen = Observations({"x": {"minmax": (0.0, 1.0)}}, {"x": 0.5}, 3, elements={"x": 64.0})
-    assert pickle.loads(pickle.dumps(seen)) == seen
+    observations = Observations({"x": {"minmax": (0.0, 1.0)}}, {"x": 0.5}, 3, elements={"x": 64.0})
+    assert pickle.loads(pickle.dumps(observations)) == observations

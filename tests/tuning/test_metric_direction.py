@@ -43,8 +43,8 @@ def weighted(*metrics):
 @pytest.mark.parametrize("criterion", [(0.01, True), (0.02, False)])
 def test_the_direction_is_that_of_the_metric_else_the_users(metrics, said, expected, criterion):
     undirected = AccuracyCriterion(*criterion, higher_is_better=said)
-    found = directed(undirected, weighted(*metrics), None)
-    assert found == AccuracyCriterion(*criterion, higher_is_better=expected)
+    result = directed(undirected, weighted(*metrics), None)
+    assert result == AccuracyCriterion(*criterion, higher_is_better=expected)
 
 
 NOT_KNOWN = (
@@ -78,8 +78,8 @@ def test_what_may_be_an_error_and_does_not_say_so_is_asked_about(name):
     for eval_func, metrics in ((function, []), (partial(function), []), (None, [named(name)])):
         with pytest.raises(ConfigurationError, match=NOT_KNOWN.format(name, name)):
             directed(AccuracyCriterion(0.02, relative=False), weighted(*metrics), eval_func)
-        said = AccuracyCriterion(0.02, relative=False, higher_is_better=False)
-        assert directed(said, weighted(*metrics), eval_func) == said
+        criterion = AccuracyCriterion(0.02, relative=False, higher_is_better=False)
+        assert directed(criterion, weighted(*metrics), eval_func) == criterion
 
 
 @pytest.mark.parametrize(

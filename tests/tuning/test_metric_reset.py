@@ -102,9 +102,9 @@ def test_a_metric_that_remembers_is_refused(kind, predictions):
 @pytest.mark.parametrize("kind", [Counting, Random, InPlace, AllAtOnce])
 @pytest.mark.parametrize("predictions", [RIGHT, RIGHT[::-1]], ids=["all right", "some right"])
 def test_any_other_is_taken_and_its_batch_stays(kind, predictions):
-    metric, given = kind(), batch(predictions)
-    check_reset(metric, "mine", given)
-    np.testing.assert_array_equal(given.labels, LABELS)
+    metric, samples = kind(), batch(predictions)
+    check_reset(metric, "mine", samples)
+    np.testing.assert_array_equal(samples.labels, LABELS)
 
 
 class Keeping(Counting):
@@ -121,8 +121,8 @@ class Keeping(Counting):
         self.labels.append(labels)
 
     def result(self):
-        found = np.concatenate(self.preds).argmax(1)[: sum(map(len, self.labels))]
-        return float((found == np.concatenate(self.labels)).mean())
+        classes = np.concatenate(self.preds).argmax(1)[: sum(map(len, self.labels))]
+        return float((classes == np.concatenate(self.labels)).mean())
 
 
 class Clean(Keeping):
@@ -153,12 +153,12 @@ class CountingPasses(Counting):
 )
 def test_states_tell_suspects_without_calls(kind, suspect):
     metric, watch = kind(), ResetWatch()
-    given = [(metric, 1.0)]
+    metrics = [(metric, 1.0)]
     for _ in range(3):
         metric.reset()
-        watch.cleared(given)
+        watch.cleared(metrics)
         metric.update(RIGHT, LABELS)
-        watch.updated(given)
+        watch.updated(metrics)
         metric.update(RIGHT, LABELS)
         metric.result()
     assert watch.suspects == ((0,) if suspect else ())
@@ -171,15 +171,15 @@ def recall(preds, labels):
 @pytest.mark.parametrize("kind", [Counting, Remembering, OfTheClass])
 def test_a_run_refuses_it_before_the_search(kind, tmp_path):
     draw = np.random.default_rng(0)
-    made = MixedPrecision(precisions="int8", objective="modelsize", metric=kind())
-    made.model, made.workspace = dense_net(4), tmp_path
-    made.exit_policy = ExitPolicy(max_trials=1)
-    made.eval_dataloader = [
+    converter = MixedPrecision(precisions="int8", objective="modelsize", metric=kind())
+    converter.model, converter.workspace = dense_net(4), tmp_path
+    converter.exit_policy = ExitPolicy(max_trials=1)
+    converter.eval_dataloader = [
         (draw.random((16, 6), np.float32), draw.integers(0, 4, 16)) for _ in range(3)
     ]
     if kind is Counting:
-        assert made().trials
-        assert made.metric.resets == 3  # FP32, the check, the trial
+        assert converter().trials
+        assert converter.metric.resets == 3  # FP32, the check, the trial
         return
     with pytest.raises(MetricError, match=r"reset\(\) must clear the metric"):
-        made()
+        converter()

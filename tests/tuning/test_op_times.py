@@ -52,8 +52,10 @@ class Profiled:
 
 def found(fp32, int8, wholes, passes=2):
     models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
-    before, *after = timed(models, lambda model: model.profile(), lambda models: wholes, passes)
-    return times_of(SPACE, before, after, 0.0, {})
+    baseline, *candidates = timed(
+        models, lambda model: model.profile(), lambda models: wholes, passes
+    )
+    return times_of(SPACE, baseline, candidates, 0.0, {})
 
 
 FLOAT = {"op0": 4.0, "op1": 2.0, "op2": 2.0}
@@ -84,17 +86,17 @@ def test_what_takes_longer_beside_int8_counts_as_conversion():
         plan_in(Precision.FP32): Profiled(FLOAT, [1.0]),
         mixed: Profiled({**LOW, "op1": 3.0}, [1.0]),
     }
-    before, after = timed(models, lambda model: model.profile(), lambda models: [8.0, 6.0], 1)
-    assert times_of(space, before, [after], 0.0, {}).conversion == pytest.approx(1.0 / 2)
-    in_place = times_of(space, before, [after], 0.0, {}, in_place=True)
+    baseline, candidate = timed(models, lambda model: model.profile(), lambda models: [8.0, 6.0], 1)
+    assert times_of(space, baseline, [candidate], 0.0, {}).conversion == pytest.approx(1.0 / 2)
+    in_place = times_of(space, baseline, [candidate], 0.0, {}, in_place=True)
     assert in_place.conversion == pytest.approx((1.0 + 1.0) / 2)
 
 
 def test_one_fast_and_one_slow_run_decide_nothing():
     """The time of an op is the first quartile of its runs; its interval ends at the median."""
     runs = [5.0, 5.2, 0.01, 5.1, 90.0]
-    taken = Duration.of(runs)
-    assert taken == (np.quantile(runs, 0.25), min(runs), np.median(runs))
+    duration = Duration.of(runs)
+    assert duration == (np.quantile(runs, 0.25), min(runs), np.median(runs))
     assert Duration.of([3.0]) == (3.0, 3.0, 3.0)
 
 
@@ -123,16 +125,16 @@ def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
     """Conversions count with their measured time, however long a loop over the memory takes."""
     fp32, int8 = Profiled(FLOAT, [1.0]), Profiled(LOW, [1.0])
     models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
-    before, after = timed(models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1)
+    baseline, candidate = timed(models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1)
     elements = dict.fromkeys(["x", "op0", "op1", "op2"], 1000.0)
     for per_element in (0.0, 1e-4, 1.0):
-        times = times_of(SPACE, before, [after], per_element, elements)
-        each = times.conversion + times.per_element * elements["x"]
-        assert each == pytest.approx(0.5)
+        times = times_of(SPACE, baseline, [candidate], per_element, elements)
+        conversion = times.conversion + times.per_element * elements["x"]
+        assert conversion == pytest.approx(0.5)
         figures = CostInputs({}, times=times, values=elements)
         low = plan_in(Precision.INT8).plan
         inner = sum(LOW[op] for op in SPACE.tunable_ops)
-        assert predicted_time(SPACE, figures, low) == pytest.approx((inner + each) / 8.0)
+        assert predicted_time(SPACE, figures, low) == pytest.approx((inner + conversion) / 8.0)
 
 
 @given(
@@ -141,14 +143,14 @@ def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
 )
 def test_conversions_never_take_less_than_nothing(seconds, counts):
     """Rounding leaves nothing below 0 if the elements account for all the time."""
-    low = {name: seconds * taken for name, taken in LOW.items()}
+    low = {name: seconds * factor for name, factor in LOW.items()}
     models = {
         plan_in(Precision.FP32): Profiled(FLOAT, [1.0]),
         plan_in(Precision.INT8): Profiled(low, [1.0]),
     }
-    before, after = timed(models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1)
+    baseline, candidate = timed(models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1)
     elements = dict(zip(["x", "op0", "op1", "op2"], map(float, counts), strict=True))
-    times = times_of(SPACE, before, [after], 1.0, elements)
+    times = times_of(SPACE, baseline, [candidate], 1.0, elements)
     assert times.conversion is not None
     assert times.conversion >= 0
     assert OpTimings.from_dict(times.to_dict()) == times
@@ -184,11 +186,11 @@ def test_conversions_take_what_ops_take_longer_in_a_plan_that_has_many():
     plan = weights_in_int8(space)
     assert plan.effective == {"op0": Precision.INT8, "op1": Precision.FP32, "op2": Precision.INT8}
     mixed = {"op0": 1.25, "op1": 2.5, "op2": 2.0}
-    (taken,) = timed(
+    (timing,) = timed(
         {plan: Profiled(mixed, [1.0])}, lambda model: model.profile(), lambda models: [5.75], 1
     )
     elements = {"x": 10.0, "op1": 30.0}
-    measured = with_conversions(space, times, taken, elements)
+    measured = with_conversions(space, times, timing, elements)
     assert measured.conversions == pytest.approx({"x": 0.25, "op1": 1.0})
     assert measured.per_element == pytest.approx(1.25 / 40)
     assert OpTimings.from_dict(measured.to_dict()) == measured

@@ -48,15 +48,15 @@ executor.assessment(executor.submit("plan", 0.0))
 
 
 def _left(pids):
-    found = []
+    commands = []
     for pid in pids:
         try:
             process = psutil.Process(pid)
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline())[:80])
+                commands.append(" ".join(process.cmdline())[:80])
         except psutil.NoSuchProcess:
             continue
-    return found
+    return commands
 
 
 def test_a_worker_that_holds_the_interpreter_and_its_child_end_with_the_run(tmp_path):
@@ -68,13 +68,13 @@ def test_a_worker_that_holds_the_interpreter_and_its_child_end_with_the_run(tmp_
         assert time.monotonic() < until
         time.sleep(0.05)
     descendants = [process.pid for process in psutil.Process(run.pid).children(recursive=True)]
-    assert {int(word) for word in (tmp_path / "told").read_text().split()} <= {*descendants}
+    assert {int(pid) for pid in (tmp_path / "told").read_text().split()} <= {*descendants}
     run.send_signal(signal.SIGKILL)
     run.wait()
     until = time.monotonic() + 5
     while _left(descendants) and time.monotonic() < until:
         time.sleep(0.05)
     assert _left(descendants) == []
-    found = set(Path("/dev/shm").iterdir()) - semaphores
-    mine = [path for path in found if str(run.pid) in path.name]
+    created = set(Path("/dev/shm").iterdir()) - semaphores
+    mine = [path for path in created if str(run.pid) in path.name]
     assert mine == []

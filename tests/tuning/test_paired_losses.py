@@ -19,34 +19,36 @@ from neural_mp.tuning.paired_losses import TextLosses, metric_of_texts
 def _texts(random: np.random.Generator, number: int) -> tuple[TextLosses, TextLosses]:
     """FP32's losses of texts of unequal length, and those of a plan: 0.01 nats more per token."""
     counts = random.integers(20, 200, number)
-    before = counts * random.gamma(4, 0.5, number)
-    after = before + counts * (0.01 + 0.03 * random.normal(size=number))
-    return tuple(TextLosses(tuple(sums), tuple(counts * 1.0)) for sums in (before, after))
+    baseline = counts * random.gamma(4, 0.5, number)
+    candidate = baseline + counts * (0.01 + 0.03 * random.normal(size=number))
+    return tuple(TextLosses(tuple(sums), tuple(counts * 1.0)) for sums in (baseline, candidate))
 
 
 def test_the_bound_of_unrelated_texts_is_that_of_a_bootstrap_or_wider():
     ratios = []
     for seed in range(12):
         random = np.random.default_rng(seed)
-        before, after = _texts(random, 300)
-        base, sums, counts = (np.array(x) for x in (before.sums, after.sums, after.counts))
+        baseline, candidate = _texts(random, 300)
+        base, sums, counts = (
+            np.array(x) for x in (baseline.sums, candidate.sums, candidate.counts)
+        )
         drawn = random.integers(300, size=(4000, 300))
         increases = (sums - base)[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
         expected = base.sum() / counts.sum() + np.quantile(increases, 0.99)
         loss = sums.sum() / counts.sum()
-        found = after.bound_over(before)
+        bound = candidate.bound_over(baseline)
         # As many other texts vary as much as these do.
-        ratios.append((found - loss) / (np.sqrt(2) * (expected - loss)))
+        ratios.append((bound - loss) / (np.sqrt(2) * (expected - loss)))
     assert min(ratios) > 0.9
     assert np.median(ratios) < 1.5
 
 
 def _neighbours(random: np.random.Generator, number: int) -> tuple[TextLosses, TextLosses]:
     """Losses of texts of files of about ten texts each, which a plan harms more or less."""
-    before, after = _texts(random, number)
+    baseline, candidate = _texts(random, number)
     harm = np.repeat(0.02 * random.normal(size=number), 10)[:number]
-    sums = np.array(after.sums) + harm * np.array(after.counts)
-    return before, TextLosses(tuple(sums), after.counts)
+    sums = np.array(candidate.sums) + harm * np.array(candidate.counts)
+    return baseline, TextLosses(tuple(sums), candidate.counts)
 
 
 @pytest.mark.parametrize("texts", [_texts, _neighbours])
@@ -54,19 +56,19 @@ def test_the_loss_of_other_texts_exceeds_the_bound_in_about_one_of_a_hundred_set
     random = np.random.default_rng(1)
     exceeded = 0
     for _ in range(400):
-        before, after = texts(random, 100)
+        baseline, candidate = texts(random, 100)
         other_before, other_after = texts(random, 100)
-        bound = after.bound_over(before) - np.sum(before.sums) / np.sum(before.counts)
+        bound = candidate.bound_over(baseline) - np.sum(baseline.sums) / np.sum(baseline.counts)
         change = np.sum(other_after.sums) - np.sum(other_before.sums)
         exceeded += change / np.sum(other_after.counts) > bound
     assert exceeded <= 0.025 * 400
 
 
 def test_few_texts_or_other_texts_give_no_bound():
-    before, after = _texts(np.random.default_rng(0), 20)
-    short = TextLosses(after.sums[:5], after.counts[:5])
-    assert short.bound_over(TextLosses(before.sums[:5], before.counts[:5])) is None
-    assert after.bound_over(TextLosses(before.sums, before.counts[::-1])) is None
+    baseline, candidate = _texts(np.random.default_rng(0), 20)
+    short = TextLosses(candidate.sums[:5], candidate.counts[:5])
+    assert short.bound_over(TextLosses(baseline.sums[:5], baseline.counts[:5])) is None
+    assert candidate.bound_over(TextLosses(baseline.sums, baseline.counts[::-1])) is None
 
 
 @pytest.mark.parametrize("metric", [Perplexity(), KLDivergence()])

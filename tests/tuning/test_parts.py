@@ -90,7 +90,7 @@ PARTS = [slice(0, 2), slice(2, 4), slice(4, None)]
 
 
 def labels(pairs):
-    return [np.asarray(found).tolist() for _, found in pairs]
+    return [np.asarray(values).tolist() for _, values in pairs]
 
 
 @pytest.mark.parametrize("make", (SKIPPING | WALKING).values(), ids=(SKIPPING | WALKING).keys())

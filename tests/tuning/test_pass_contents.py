@@ -25,10 +25,10 @@ def samples(count=SAMPLES):
 
 
 def contents_of(batches):
-    found = PassContents()
+    contents = PassContents()
     for inputs, labels in batches:
-        found = found.then(inputs, labels)
-    return found
+        contents = contents.then(inputs, labels)
+    return contents
 
 
 def split(inputs, labels, size=16):
@@ -156,17 +156,17 @@ class Seen(Accuracy):
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_run_ends_with_an_error_instead_of_a_target_met_on_other_data(tmp_path, second, resumed):
     Seen.of_plan = Seen.has_baseline = False
-    made = MixedPrecision(precisions="int8", objective="modelsize", metric=Seen())
-    made.model, made.workspace = dense_net(CLASSES), tmp_path
-    made.calib_dataloader = split(X, Y)
-    made.exit_policy = ExitPolicy(max_trials=1)
-    made.eval_dataloader = TwoPasses(split(X, Y), second)
+    converter = MixedPrecision(precisions="int8", objective="modelsize", metric=Seen())
+    converter.model, converter.workspace = dense_net(CLASSES), tmp_path
+    converter.calib_dataloader = split(X, Y)
+    converter.exit_policy = ExitPolicy(max_trials=1)
+    converter.eval_dataloader = TwoPasses(split(X, Y), second)
     with pytest.raises(DataError, match="eval_dataloader must yield the same samples"):
-        made()
+        converter()
     if resumed:
-        made.resume, Seen.of_plan = True, False
+        converter.resume, Seen.of_plan = True, False
         with pytest.raises(DataError, match="eval_dataloader must yield the same samples"):
-            made()
+            converter()
 
 
 def dropping(count, size, **options):
@@ -185,23 +185,23 @@ class AnyLabels(Accuracy):
 
 def warnings_of(loader, passes=3, metric=None):
     evaluator = Evaluator(Batches(loader, "eval_dataloader"), [(metric or Accuracy(), 1.0)])
-    found = []
-    evaluator.warn = found.append
+    warnings = []
+    evaluator.warn = warnings.append
     evaluator(model, Deadline())
     evaluator.expected = evaluator.contents
     for _ in range(passes):
         evaluator(model, Deadline())
-    return found
+    return warnings
 
 
 @pytest.mark.parametrize(("count", "size"), [(63, 16), (50, 16), (1000, 64), (31, 30)])
 def test_a_shuffled_loader_that_drops_its_last_batch_is_warned_of(count, size):
     torch.manual_seed(0)
-    found = warnings_of(dropping(count, size))
-    assert found
-    for words in found:
-        assert words.startswith(f"eval_dataloader yields {count // size * size} samples in every")
-        assert "drop_last=False" in words
+    warnings = warnings_of(dropping(count, size))
+    assert warnings
+    for warning in warnings:
+        assert warning.startswith(f"eval_dataloader yields {count // size * size} samples in every")
+        assert "drop_last=False" in warning
 
 
 def test_the_loader_of_the_library_is_warned_of_as_well():
@@ -215,7 +215,7 @@ def test_the_loader_of_the_library_is_warned_of_as_well():
 
     inputs, labels = samples(60)
     loader = Shuffled(list(zip(inputs, labels, strict=True)), batch_size=16, last_batch="discard")
-    assert any("last_batch='rollover'" in words for words in warnings_of(loader))
+    assert any("last_batch='rollover'" in warning for warning in warnings_of(loader))
 
 
 def test_nothing_is_said_if_no_sample_is_dropped():
@@ -224,13 +224,13 @@ def test_nothing_is_said_if_no_sample_is_dropped():
 
 def test_a_loader_that_does_not_declare_dropping_may_exchange_few_samples():
     inputs, labels = samples(1000)
-    others = np.r_[labels[:-20], (labels[-20:] + 1) % CLASSES]
-    evaluator = evaluator_of(split(inputs, labels), split(inputs, others))
-    evaluator.warn = (found := []).append
+    changed = np.r_[labels[:-20], (labels[-20:] + 1) % CLASSES]
+    evaluator = evaluator_of(split(inputs, labels), split(inputs, changed))
+    evaluator.warn = (warnings := []).append
     evaluator(model, Deadline())
     evaluator.expected = evaluator.contents
     evaluator(model, Deadline())
-    assert len(found) == 1
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize("distinct", [False, True], ids=["one class", "distinct labels"])
@@ -238,25 +238,25 @@ def test_labels_that_clearly_differ_are_refused_of_a_dropping_loader(distinct):
     class Easy(EachPass):
         drop_last = True
 
-    other = np.arange(100, 100 + SAMPLES) if distinct else np.zeros_like(Y)
+    changed = np.arange(100, 100 + SAMPLES) if distinct else np.zeros_like(Y)
     labels = np.arange(SAMPLES) if distinct else Y
     with pytest.raises(DataError, match="labels other than the baseline's"):
-        warnings_of(Easy(split(X, labels), split(X, other)), metric=AnyLabels())
+        warnings_of(Easy(split(X, labels), split(X, changed)), metric=AnyLabels())
 
 
 def test_a_run_on_a_loader_that_drops_ends_with_a_single_warning(tmp_path):
     torch.manual_seed(0)
-    made = MixedPrecision(precisions="int8", objective="modelsize", metric="accuracy")
-    made.model, made.workspace = dense_net(CLASSES), tmp_path
-    made.exit_policy = ExitPolicy(max_trials=3)
-    made.eval_dataloader = dropping(60, 16)
-    result = made()
-    assert sum("but not the same ones" in words for words in result.report.warnings) == 1
+    converter = MixedPrecision(precisions="int8", objective="modelsize", metric="accuracy")
+    converter.model, converter.workspace = dense_net(CLASSES), tmp_path
+    converter.exit_policy = ExitPolicy(max_trials=3)
+    converter.eval_dataloader = dropping(60, 16)
+    result = converter()
+    assert sum("but not the same ones" in warning for warning in result.report.warnings) == 1
 
 
 def test_a_shuffled_loader_is_taken(tmp_path):
-    made = MixedPrecision(precisions="int8", objective="modelsize", metric="accuracy")
-    made.model, made.workspace = dense_net(CLASSES), tmp_path
-    made.exit_policy = ExitPolicy(max_trials=1)
-    made.eval_dataloader = torch.utils.data.DataLoader(list(zip(X, Y, strict=True)), 7, True)
-    assert made().trials
+    converter = MixedPrecision(precisions="int8", objective="modelsize", metric="accuracy")
+    converter.model, converter.workspace = dense_net(CLASSES), tmp_path
+    converter.exit_policy = ExitPolicy(max_trials=1)
+    converter.eval_dataloader = torch.utils.data.DataLoader(list(zip(X, Y, strict=True)), 7, True)
+    assert converter().trials

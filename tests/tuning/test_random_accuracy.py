@@ -16,38 +16,38 @@ LOWER = AccuracyCriterion(0.02, relative=False, higher_is_better=False)
 def converter(folder, noise):
     draw = np.random.default_rng(0)
     batches = [(draw.random((32, 6), np.float32), draw.integers(0, 4, 32)) for _ in range(4)]
-    made = MixedPrecision(precisions="int8", objective="modelsize", metric="accuracy")
-    made.model, made.workspace, made.eval_dataloader = dense_net(4, noise), folder, batches
-    made.exit_policy = ExitPolicy(max_trials=1)
-    made.early_stopping = False
-    return made
+    tuner = MixedPrecision(precisions="int8", objective="modelsize", metric="accuracy")
+    tuner.model, tuner.workspace, tuner.eval_dataloader = dense_net(4, noise), folder, batches
+    tuner.exit_policy = ExitPolicy(max_trials=1)
+    tuner.early_stopping = False
+    return tuner
 
 
 @pytest.mark.slow
 def test_a_random_model_is_evaluated_repeatedly_and_its_spread_said(tmp_path):
-    made = converter(tmp_path, 1e6)
-    made.accuracy_criterion = HIGHER
-    found = made()
-    said = " ".join(found.report.warnings)
-    assert "returns other outputs for the same inputs" in said
-    assert "over 5 passes" in said
-    (trial,), baseline = found.trials, found.report.baseline_accuracy
+    tuner = converter(tmp_path, 1e6)
+    tuner.accuracy_criterion = HIGHER
+    result = tuner()
+    warnings = " ".join(result.report.warnings)
+    assert "returns other outputs for the same inputs" in warnings
+    assert "over 5 passes" in warnings
+    (trial,), baseline = result.trials, result.report.baseline_accuracy
     assert 0.1 < baseline < 0.4
-    assert not found.met or trial.accuracy > baseline  # the spread exceeds the tolerance
-    made.resume = True
-    assert "returns other outputs" in " ".join(made().report.warnings)
+    assert not result.met or trial.accuracy > baseline  # the spread exceeds the tolerance
+    tuner.resume = True
+    assert "returns other outputs" in " ".join(tuner().report.warnings)
 
 
 def test_a_wide_tolerance_is_met_beyond_doubt(tmp_path):
-    made = converter(tmp_path, 1e6)
-    made.accuracy_criterion = AccuracyCriterion(0.4, relative=False, any_tolerance=True)
-    assert made().met is True
+    tuner = converter(tmp_path, 1e6)
+    tuner.accuracy_criterion = AccuracyCriterion(0.4, relative=False, any_tolerance=True)
+    assert tuner().met is True
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-7])
 def test_a_deterministic_model_is_evaluated_once(tmp_path, noise):
-    found = converter(tmp_path, noise)()
-    assert "same inputs" not in " ".join(found.report.warnings)
+    result = converter(tmp_path, noise)()
+    assert "same inputs" not in " ".join(result.report.warnings)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_a_deterministic_model_is_evaluated_once(tmp_path, noise):
     ],
 )
 def test_outputs_are_random_beyond_rounding(outputs, random):
-    left = iter(outputs)
-    assert is_random(lambda _: next(left), None) is random
+    remaining = iter(outputs)
+    assert is_random(lambda _: next(remaining), None) is random
 
 
 @pytest.mark.parametrize(("criterion", "sign"), [(HIGHER, -1), (LOWER, 1)])
@@ -78,11 +78,11 @@ def test_a_model_worse_than_tolerated_is_rarely_met_and_an_equal_one_mostly(crit
             base = repeat_baseline(
                 (draw.normal(0.9, spread), {}), lambda: (draw.normal(0.9, spread), {})
             )
-            known = AccuracySpread(float(np.std(base.accuracies, ddof=1)), len(base.passes))
-            found = known.repeated(
+            noise = AccuracySpread(float(np.std(base.accuracies, ddof=1)), len(base.passes))
+            candidate = noise.repeated(
                 lambda loss=loss: (draw.normal(0.9 + sign * loss, spread), {}), criterion, base.mean
             )
-            met[loss] += known.met(criterion, base.mean, found.mean, len(found.passes))
+            met[loss] += noise.met(criterion, base.mean, candidate.mean, len(candidate.passes))
     assert met[0.02] < 0.1 * runs
     assert met[0.0] > 0.9 * runs
 

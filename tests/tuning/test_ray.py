@@ -44,15 +44,15 @@ def joined(cluster, ray):
 
 @pytest.fixture
 def converter(onnx_net, digits):
-    made = MixedPrecision()
-    made.model = onnx_net
-    made.precisions = "int8"
-    made.strategy = "random"
-    made.objective = "modelsize"
-    made.metric = build_metric("accuracy")
-    made.eval_dataloader = digits[1].loader()
-    made.exit_policy = ExitPolicy(max_trials=8)
-    return made
+    tuner = MixedPrecision()
+    tuner.model = onnx_net
+    tuner.precisions = "int8"
+    tuner.strategy = "random"
+    tuner.objective = "modelsize"
+    tuner.metric = build_metric("accuracy")
+    tuner.eval_dataloader = digits[1].loader()
+    tuner.exit_policy = ExitPolicy(max_trials=8)
+    return tuner
 
 
 class MarkedMetric:
@@ -90,7 +90,7 @@ def tuned_as_a_node_is_killed(converter, cluster, folder):
     result = converter()
     killer.join()
     assert (folder / str(raylet)).exists()
-    assert any("was lost; its plans run again" in words for words in result.report.warnings)
+    assert any("was lost; its plans run again" in warning for warning in result.report.warnings)
     return result
 
 
@@ -101,23 +101,23 @@ def told(result):
 @pytest.mark.parametrize("strategy", ["exhaustive", "tpe"])
 def test_two_nodes_find_what_one_process_finds(converter, joined, strategy):
     converter.strategy = strategy
-    alone = converter()
+    single = converter()
     converter.workers = {"engine": "ray", "address": joined.address}
     together = converter()
-    assert told(together) == told(alone)
-    assert together.plan == alone.plan
+    assert told(together) == told(single)
+    assert together.plan == single.plan
     if strategy != "tpe":  # which waits for every trial
         nodes = {trial.node for trial in together.trials}
         assert len(nodes) == 2
-        assert {trial.node for trial in alone.trials}.isdisjoint(nodes)
+        assert {trial.node for trial in single.trials}.isdisjoint(nodes)
 
 
 def test_a_node_killed_in_the_middle_changes_nothing(converter, joined, tmp_path):
     converter.metric = MarkedMetric(tmp_path, 0.0)
-    alone = converter()
+    single = converter()
     converter.metric = MarkedMetric(tmp_path, 0.2)
     together = tuned_as_a_node_is_killed(converter, joined, tmp_path)
-    assert told(together) == told(alone)
+    assert told(together) == told(single)
 
 
 def test_a_driver_that_is_killed_repeats_nothing_when_it_is_resumed(
@@ -142,12 +142,12 @@ def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
     converter.strategy, converter.early_stopping = "basic", False
     converter.exit_policy = ExitPolicy(max_trials=1)
     converter.metric = MergingMetric(tmp_path, 0.0)
-    alone = converter()
+    single = converter()
     monkeypatch.setattr(trial_runner, "STARTING", 0.0)
-    monkeypatch.setattr(sharding, "sharded_seconds", lambda *known: 0.0)
+    monkeypatch.setattr(sharding, "sharded_seconds", lambda *arguments: 0.0)
     converter.metric = MergingMetric(tmp_path, 0.5)
     together = tuned_as_a_node_is_killed(converter, joined, tmp_path)
-    assert told(together) == told(alone)
+    assert told(together) == told(single)
     assert len(together.trials[0].node.split(", ")) == 2
 
 
@@ -172,10 +172,10 @@ def test_a_process_that_dies_makes_its_plan_a_failed_one(converter, joined, tmp_
 
 
 def test_a_node_that_computes_in_another_way_gets_no_work(converter, joined, monkeypatch):
-    here = ray_nodes.NumericalTraits.here
+    original = ray_nodes.NumericalTraits.here
 
     def other_version(kind):
-        return ray_nodes.NumericalTraits({**here(kind).values, "onnxruntime": "1.0"})
+        return ray_nodes.NumericalTraits({**original(kind).values, "onnxruntime": "1.0"})
 
     # Only this process is changed, not those of the nodes.
     monkeypatch.setattr(ray_nodes.NumericalTraits, "here", other_version)

@@ -59,16 +59,16 @@ def stream(digits) -> Stream:
 
 @pytest.fixture
 def converter(stream, digits, accuracy, tmp_path) -> MixedPrecision:
-    made = MixedPrecision()
-    made.model = stream
-    made.precisions = "int8"
-    made.objective = "modelsize"
-    made.metric = accuracy
-    made.accuracy_criterion = AccuracyCriterion(0.03)
-    made.eval_dataloader = digits[1].loader()
-    made.calib_dataloader = digits[0].loader()
-    made.workspace = tmp_path
-    return made
+    tuner = MixedPrecision()
+    tuner.model = stream
+    tuner.precisions = "int8"
+    tuner.objective = "modelsize"
+    tuner.metric = accuracy
+    tuner.accuracy_criterion = AccuracyCriterion(0.03)
+    tuner.eval_dataloader = digits[1].loader()
+    tuner.calib_dataloader = digits[0].loader()
+    tuner.workspace = tmp_path
+    return tuner
 
 
 def check_stages(result, converter, stages):
@@ -100,7 +100,7 @@ def test_a_run_learns_weights_before_it_gives_up_int8(converter):
     check_stages(result, converter, ["nearest", "reconstructed"])
     errors = result.record.measured.layer_errors
     assert errors.keys() == set(result.plan)
-    assert np.mean([each["learned"] / each["nearest"] for each in errors.values()]) < 0.5
+    assert np.mean([entry["learned"] / entry["nearest"] for entry in errors.values()]) < 0.5
 
 
 def trial_with_learned_weights(result):
@@ -124,11 +124,11 @@ class LateLayers:
         monkeypatch.setattr(reconstruction, "reconstructed_layer", self)
 
     def __call__(self, *args, **options):
-        found = self.learn(*args, **options)
+        result = self.learn(*args, **options)
         self.learned += 1
         if self.learned == 2:
             self.late += self.limit - 100  # of which the time to evaluate is left
-        return found
+        return result
 
 
 @pytest.mark.slow

@@ -61,16 +61,16 @@ def stored(converter):
 def test_the_record_of_a_workspace_is_that_of_the_result(finished):
     workspace, result = finished
     for number in (None, 1):
-        found = read_record(storage_url(workspace), number)
-        assert record_to_dict(found) == record_to_dict(result.record)
+        record = read_record(storage_url(workspace), number)
+        assert record_to_dict(record) == record_to_dict(result.record)
 
 
 @pytest.mark.slow
 def test_a_record_survives_json_and_a_saved_folder(result, tmp_path):
-    said = record_to_dict(result.record)
-    assert record_to_dict(record_from_dict(json.loads(json.dumps(said)))) == said
+    document = record_to_dict(result.record)
+    assert record_to_dict(record_from_dict(json.loads(json.dumps(document)))) == document
     result.save(tmp_path / "saved")
-    assert record_to_dict(load(tmp_path / "saved").record) == said
+    assert record_to_dict(load(tmp_path / "saved").record) == document
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_options_of_a_file_are_told_from_those_of_python(net, digits, accuracy, 
 
 def test_multiply_adds_are_those_of_the_arithmetic(result, net):
     """Counted independently, by the shapes that torch's own hooks see."""
-    found = result.record.multiply_adds
+    reported = result.record.multiply_adds
     counted = {}
 
     def count(name):
@@ -135,7 +135,7 @@ def test_multiply_adds_are_those_of_the_arithmetic(result, net):
     net(torch.zeros(64, 1, 8, 8))
     for handle in handles:
         handle.remove()
-    assert found == counted
+    assert reported == counted
 
 
 def test_it_says_where_the_result_converts_and_how_long_its_ops_take(result):
@@ -204,8 +204,8 @@ def test_a_disk_that_is_full_does_not_cost_the_result(converter, stored, monkeyp
     assert [trial.plan for trial in result.trials] == [trial.plan for trial in expected.trials]
     assert len(result.record.trials) == len(result.trials)
     assert result.observations.nsr
-    said = [words for words in result.report.warnings if "cannot be written to" in words]
-    assert bool(said) == (since != "the end")
+    warnings = [warning for warning in result.report.warnings if "cannot be written to" in warning]
+    assert bool(warnings) == (since != "the end")
     monkeypatch.undo()
     assert len(stored().trials) == (len(result.trials) if since == "the end" else 0)
 
@@ -218,13 +218,13 @@ def test_there_is_no_record_of_a_run_that_is_not_there(finished, tmp_path):
 
 
 def test_a_damaged_record_is_one_clear_error(result):
-    said = record_to_dict(result.record)
-    said["setup"]["ops"][0]["runs in"] = ["int7"]
-    words = (
+    document = record_to_dict(result.record)
+    document["setup"]["ops"][0]["runs in"] = ["int7"]
+    message = (
         r"the record of a run: setup\.ops\.0\.runs in\.0: expected one of int2, int3, int4, int8"
     )
-    with pytest.raises(HistoryError, match=words):
-        record_from_dict(said)
+    with pytest.raises(HistoryError, match=message):
+        record_from_dict(document)
 
 
 @pytest.mark.slow

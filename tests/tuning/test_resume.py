@@ -41,13 +41,13 @@ def test_after_kill_9_a_resumed_run_repeats_no_finished_trial(
 
 @pytest.fixture
 def converter(net, digits, accuracy):
-    made = MixedPrecision()
-    made.model = net
-    made.precisions = "int8"
-    made.objective = "modelsize"  # latencies this short are the machine's mood
-    made.metric = accuracy
-    made.eval_dataloader = digits[1].loader()
-    return made
+    tuner = MixedPrecision()
+    tuner.model = net
+    tuner.precisions = "int8"
+    tuner.objective = "modelsize"  # latencies this short are the machine's mood
+    tuner.metric = accuracy
+    tuner.eval_dataloader = digits[1].loader()
+    return tuner
 
 
 @pytest.mark.parametrize("end", ["abandoned", "killed"])
@@ -64,8 +64,8 @@ def test_what_is_known_of_a_trial_that_did_not_end_is_kept(tmp_path, end):
     (trial,) = History(url, about, higher_is_better=True, resume=True).trials()
     assert (trial.plan, trial.accuracy) == (plans[0], 0.9)
     (study,) = optuna.get_all_study_summaries(url)
-    found = optuna.load_study(study_name=study.study_name, storage=url)
-    assert [one.state.name for one in found.trials] == ["COMPLETE", "FAIL"]
+    loaded = optuna.load_study(study_name=study.study_name, storage=url)
+    assert [entry.state.name for entry in loaded.trials] == ["COMPLETE", "FAIL"]
 
 
 def test_resuming_a_finished_run_evaluates_nothing(converter, accuracy):
@@ -199,19 +199,19 @@ def test_runs_of_versions_that_did_not_tell_what_a_metric_does_are_resumed(tmp_p
 def test_under_another_python_bytecode_is_not_compared():
     def told(value, python):
         return {
-            key: json.dumps({**json.loads(words), "python": python})
-            for key, words in in_detail(metric=value).items()
+            key: json.dumps({**json.loads(text), "python": python})
+            for key, text in in_detail(metric=value).items()
         }
 
-    half, other = lambda model: 0.5, lambda model: 0.7
-    assert differences(told(half, "3.11"), told(other, "3.11"))
-    assert not differences(told(half, "3.11"), told(other, "3.12"))
-    one, five = build_metric("topk", 1), build_metric("topk", 5)
-    assert differences(told(one, "3.11"), told(five, "3.12")) == ["metric (k = 5, before 1)"]
+    half, changed = lambda model: 0.5, lambda model: 0.7
+    assert differences(told(half, "3.11"), told(changed, "3.11"))
+    assert not differences(told(half, "3.11"), told(changed, "3.12"))
+    top1, five = build_metric("topk", 1), build_metric("topk", 5)
+    assert differences(told(top1, "3.11"), told(five, "3.12")) == ["metric (k = 5, before 1)"]
 
 
 def test_fingerprints_computed_in_another_way_are_not_compared(monkeypatch):
-    before = in_detail(metric=lambda model: 0.5), in_detail(metric=build_metric("topk", 1))
+    previous = in_detail(metric=lambda model: 0.5), in_detail(metric=build_metric("topk", 1))
     monkeypatch.setattr("neural_mp.runs.fingerprint.FINGERPRINT_VERSION", 3)
-    assert not differences(before[0], in_detail(metric=lambda model: 0.7))
-    assert differences(before[1], in_detail(metric=build_metric("topk", 5)))
+    assert not differences(previous[0], in_detail(metric=lambda model: 0.7))
+    assert differences(previous[1], in_detail(metric=build_metric("topk", 5)))

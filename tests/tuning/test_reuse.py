@@ -54,7 +54,7 @@ def batches(digits):
 
 
 def options_of(net, batches, **options):
-    given = {
+    defaults = {
         "model": net,
         "metric": Right(),
         "eval_dataloader": batches,
@@ -63,7 +63,7 @@ def options_of(net, batches, **options):
         "objective": {"performance": 0.5, "modelsize": 0.5},  # ops are timed, and none is too slow
         "exit_policy": ExitPolicy(max_trials=1),
     }
-    return given | options
+    return defaults | options
 
 
 @pytest.fixture
@@ -158,9 +158,9 @@ def test_the_data_of_an_eval_func_are_not_known(tuned, batches):
             ]
         return float(np.concatenate(right).mean())
 
-    given = {"metric": None, "eval_func": share_right, "calib_dataloader": batches}
-    tuned(**given)
-    assert BASELINE not in tuned(**given).report.cache_hits
+    options = {"metric": None, "eval_func": share_right, "calib_dataloader": batches}
+    tuned(**options)
+    assert BASELINE not in tuned(**options).report.cache_hits
 
 
 @pytest.mark.slow
@@ -169,9 +169,9 @@ def test_the_data_of_an_eval_func_are_not_known(tuned, batches):
 def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
     options = {}
     if changed == "cpu":
-        here = hardware.detect()
-        other = replace(here, name="another one", flags=here.flags | {"new"})
-        monkeypatch.setattr(hardware, "detect", lambda *_: other)
+        machine = hardware.detect()
+        variant = replace(machine, name="another one", flags=machine.flags | {"new"})
+        monkeypatch.setattr(hardware, "detect", lambda *_: variant)
     elif changed == "version":
         version = environment._version
         monkeypatch.setattr(environment, "_version", lambda name: f"{version(name)}1")

@@ -72,9 +72,9 @@ def begin(url):
 def executed(url, statement, *values):
     """What a statement gives on the database of a storage."""
     with sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30) as connection:
-        found = connection.execute(statement, values).fetchall()
+        rows = connection.execute(statement, values).fetchall()
     connection.close()
-    return found
+    return rows
 
 
 def row(url, name, change):
@@ -88,60 +88,62 @@ def row(url, name, change):
 
 @pytest.mark.slow
 def test_who_resumes_a_run_that_goes_on_is_told_where(begin, elsewhere):
-    other = elsewhere()
-    with pytest.raises(RunInUseError, match=rf"'{other.name}' is in use by process {other.pid} on"):
+    process = elsewhere()
+    with pytest.raises(
+        RunInUseError, match=rf"'{process.name}' is in use by process {process.pid} on"
+    ):
         begin(resume=True)
     # A run of one's own is no trouble to anybody.
     with begin() as own:
-        assert own.name != other.name
+        assert own.name != process.name
     assert begin(resume=True).name == own.name
-    other.communicate()
+    process.communicate()
 
 
 @pytest.mark.slow
 def test_what_a_killed_process_had_is_free_at_once(begin, elsewhere):
-    other = elsewhere()
-    other.send_signal(signal.SIGKILL)
+    process = elsewhere()
+    process.send_signal(signal.SIGKILL)
     until = time.monotonic() + 10
-    while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:  # nobody waited for it yet
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:  # nobody waited for it yet
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert begin(resume=True).name == other.name
-    other.wait()
-    assert begin(resume=True).name == other.name
+    assert begin(resume=True).name == process.name
+    process.wait()
+    assert begin(resume=True).name == process.name
 
 
 @pytest.mark.slow
 def test_a_run_is_free_after_its_end(begin, elsewhere):
-    other = elsewhere()
-    other.communicate()
+    process = elsewhere()
+    process.communicate()
     with begin(resume=True) as ours:
-        assert ours.name == other.name
-    assert begin(resume=True).name == other.name
+        assert ours.name == process.name
+    assert begin(resume=True).name == process.name
 
 
 def test_two_threads_of_a_process_do_not_share_a_run(begin):
-    history, found = begin(), []
+    history, errors = begin(), []
 
     def resume():
         try:
             begin(resume=True)
         except HistoryError as error:
-            found.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=resume)
     thread.start()
     thread.join()
-    assert isinstance(found[0], RunInUseError)
+    assert isinstance(errors[0], RunInUseError)
     history.close()
     assert begin(resume=True).name == history.name
 
 
 @pytest.mark.slow
 def test_another_process_of_the_same_number_is_not_the_one_that_had_it(begin, elsewhere, url):
-    other = elsewhere()
-    row(url, other.name, lambda values: values["process"].update(started=1e9))
-    assert begin(resume=True).name == other.name
+    process = elsewhere()
+    row(url, process.name, lambda values: values["process"].update(started=1e9))
+    assert begin(resume=True).name == process.name
 
 
 def _away(values):
@@ -250,10 +252,10 @@ def test_a_run_whose_study_was_deleted_is_passed_over(begin, url):
 
 
 def test_this_process_knows_itself():
-    here = ProcessIdentity.current()
-    assert here.is_this_one
-    assert ProcessIdentity.from_dict(json.loads(json.dumps(here.to_dict()))) == here
-    assert str(here).startswith("process ")
+    identity = ProcessIdentity.current()
+    assert identity.is_this_one
+    assert ProcessIdentity.from_dict(json.loads(json.dumps(identity.to_dict()))) == identity
+    assert str(identity).startswith("process ")
 
 
 def _leased_by(url, lease):
@@ -290,10 +292,10 @@ def test_a_storage_that_breaks_while_a_run_goes_on_is_one_error(url, accident, w
 
 
 def test_a_run_leaves_the_tables_of_optuna_to_optuna(begin, url):
-    made = "SELECT name, sql FROM sqlite_master WHERE tbl_name <> 'neural_mp_runs' ORDER BY name"
+    query = "SELECT name, sql FROM sqlite_master WHERE tbl_name <> 'neural_mp_runs' ORDER BY name"
     with quiet_optuna():
         optuna.create_study(storage=f"{url}.plain")
     with begin() as history:
         history.finish(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=history.start()))
-    assert executed(url, made) == executed(f"{url}.plain", made)
+    assert executed(url, query) == executed(f"{url}.plain", query)
     assert executed(url, "SELECT key FROM study_user_attributes") == []

@@ -116,18 +116,18 @@ def test_a_record_is_chosen_by_number_and_model(begin, url):
 
 
 def test_what_calibration_saw_is_kept_small(begin, url):
-    seen = Observations(samples=3, nsr={f"layer{n}.conv": n / 7 for n in range(2000)})
+    observations = Observations(samples=3, nsr={f"layer{n}.conv": n / 7 for n in range(2000)})
     history = begin(FIRST)
-    history.observations = seen
+    history.observations = observations
     history.close()
-    assert begin(FIRST, resume=True).observations == seen
+    assert begin(FIRST, resume=True).observations == observations
     with quiet_optuna():
         study = optuna.load_study(study_name=history.name, storage=url)
-        bare = json.dumps(seen.to_dict())
+        bare = json.dumps(observations.to_dict())
         assert len(study.user_attrs["observations"]) < 0.5 * len(bare)
         # As earlier versions kept it.
         study.set_user_attr("observations", bare)
-    assert begin(FIRST, resume=True).observations == seen
+    assert begin(FIRST, resume=True).observations == observations
 
 
 def test_ten_thousand_runs_are_listed_in_a_moment(begin, url):
@@ -145,8 +145,8 @@ def test_ten_thousand_runs_are_listed_in_a_moment(begin, url):
 
 @pytest.mark.slow
 def test_many_open_a_new_storage_at_once(tmp_path):
-    for place in range(4):
-        url, together = storage_url(tmp_path / str(place)), threading.Barrier(4)
+    for index in range(4):
+        url, together = storage_url(tmp_path / str(index)), threading.Barrier(4)
 
         def opened(url=url, together=together):
             together.wait()
@@ -154,7 +154,7 @@ def test_many_open_a_new_storage_at_once(tmp_path):
                 return history.name
 
         with ThreadPoolExecutor(4) as pool:
-            names = sorted(each.result() for each in [pool.submit(opened) for _ in range(4)])
+            names = sorted(future.result() for future in [pool.submit(opened) for _ in range(4)])
         assert names == [f"{FIRST[:12]}/tuning-000{number}" for number in (1, 2, 3, 4)]
 
 

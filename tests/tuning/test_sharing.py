@@ -50,11 +50,11 @@ class Here(Executor):
 
     def assessment(self, ticket):
         task, seconds, number = ticket
-        found = self.answer(number)
-        if found is None:
-            found = self.work.evaluate_shard(task, Deadline(seconds))
-            found = replace(found, node=f"node {number % WIDTH}")
-        return found
+        result = self.answer(number)
+        if result is None:
+            result = self.work.evaluate_shard(task, Deadline(seconds))
+            result = replace(result, node=f"node {number % WIDTH}")
+        return result
 
     def close(self):
         self.open = False
@@ -78,17 +78,17 @@ def always(monkeypatch):
 
 @pytest.fixture
 def converter(hostile_net, digits, here):
-    made = MixedPrecision()
-    made.model = hostile_net
-    made.precisions = "int8"
-    made.strategy = "basic"  # one plan after the other
-    made.objective = "modelsize"
-    made.metric = build_metric("accuracy")
-    made.eval_dataloader = digits[1].loader(50)
-    made.exit_policy = ExitPolicy(max_trials=2)
-    made.early_stopping = False
-    made.workers = {"engine": "here"}
-    return made
+    tuner = MixedPrecision()
+    tuner.model = hostile_net
+    tuner.precisions = "int8"
+    tuner.strategy = "basic"  # one plan after the other
+    tuner.objective = "modelsize"
+    tuner.metric = build_metric("accuracy")
+    tuner.eval_dataloader = digits[1].loader(50)
+    tuner.exit_policy = ExitPolicy(max_trials=2)
+    tuner.early_stopping = False
+    tuner.workers = {"engine": "here"}
+    return tuner
 
 
 def told(result):
@@ -96,7 +96,9 @@ def told(result):
 
 
 def said(result):
-    return [words for words in result.report.warnings if "not sharded among the workers" in words]
+    return [
+        warning for warning in result.report.warnings if "not sharded among the workers" in warning
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +138,12 @@ def test_a_shared_evaluation_finds_what_one_process_finds(converter, here, alway
 @pytest.mark.slow
 def test_several_metrics_are_merged_each(converter, here, always):
     converter.metric = {"accuracy": {}, "loss": {}, "F1": {}}
-    alone, together = without_workers(converter), converter()
+    single, together = without_workers(converter), converter()
     assert len(here.tasks) == WIDTH * 2
-    for one, other in zip(alone.trials, together.trials, strict=True):
-        assert one.outcome is other.outcome
-        assert set(one.metrics) == {"accuracy", "loss", "F1"}
-        assert other.metrics == pytest.approx(one.metrics, rel=1e-12)
+    for expected, actual in zip(single.trials, together.trials, strict=True):
+        assert expected.outcome is actual.outcome
+        assert set(expected.metrics) == {"accuracy", "loss", "F1"}
+        assert actual.metrics == pytest.approx(expected.metrics, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -165,7 +167,7 @@ def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here
 def test_what_would_save_too_little_is_not_shared_as_the_log_says(
     converter, here, always, monkeypatch, caplog
 ):
-    monkeypatch.setattr(sharding, "sharded_seconds", lambda seconds, *known: seconds)
+    monkeypatch.setattr(sharding, "sharded_seconds", lambda seconds, *arguments: seconds)
     caplog.set_level("INFO", "neural_mp")
     result = converter()
     assert not here.tasks
@@ -316,7 +318,7 @@ def test_the_time_limit_holds_for_shares(converter, here, always, monkeypatch):
     monkeypatch.setattr(here, "answer", raising(DeadlineExceededError()))
     result = converter()
     assert len(result.trials) == 1
-    assert any("time limit" in words for words in result.report.warnings)
+    assert any("time limit" in warning for warning in result.report.warnings)
     assert not here.made[0].open
 
 

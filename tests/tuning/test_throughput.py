@@ -133,14 +133,14 @@ def test_a_result_in_openvino_is_compiled_for_its_streams_and_reloaded_so(
     assert served.held.streams == 3
     assert served.report.streams == 3
     expected = served(images)
-    found = [None] * 4
+    results = [None] * 4
 
     def call(index):
-        found[index] = served(images)
+        results[index] = served(images)
 
-    callers = [threading.Thread(target=call, args=(index,)) for index in range(len(found))]
+    callers = [threading.Thread(target=call, args=(index,)) for index in range(len(results))]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
-    assert all(torch.equal(outputs, expected) for outputs in found)
+    assert all(torch.equal(outputs, expected) for outputs in results)

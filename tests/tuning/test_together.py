@@ -20,8 +20,8 @@ BOTH = {"share": True, "error": False}
 
 
 def together(baseline, **criterion):
-    found = MetricAggregation(tuple(BOTH), True, AccuracyCriterion(**criterion), BOTH)
-    return found.with_baseline(baseline, True)
+    aggregation = MetricAggregation(tuple(BOTH), True, AccuracyCriterion(**criterion), BOTH)
+    return aggregation.with_baseline(baseline, True)
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def together(baseline, **criterion):
 )
 def test_the_worst_loss_decides(values, met):
     criterion = AccuracyCriterion(0.01)
-    found = together({"share": 0.9, "error": 0.2}, tolerance=0.01)
-    assert found.score(found.baseline) == 1
-    assert criterion.met(1.0, found.score(values)) is met
-    assert found.targets() == pytest.approx({"share": 0.891, "error": 0.202})
+    aggregation = together({"share": 0.9, "error": 0.2}, tolerance=0.01)
+    assert aggregation.score(aggregation.baseline) == 1
+    assert criterion.met(1.0, aggregation.score(values)) is met
+    assert aggregation.targets() == pytest.approx({"share": 0.891, "error": 0.202})
 
 
 def test_an_amount_is_lost_by_each_in_its_own_unit():
-    found = together({"share": 0.9, "error": 20.0}, tolerance=0.02, relative=False)
-    assert found.targets() == pytest.approx({"share": 0.88, "error": 20.02})
-    assert found.score({"share": 0.89, "error": 20.03}) == pytest.approx(0.97)
+    aggregation = together({"share": 0.9, "error": 20.0}, tolerance=0.02, relative=False)
+    assert aggregation.targets() == pytest.approx({"share": 0.88, "error": 20.02})
+    assert aggregation.score({"share": 0.89, "error": 20.03}) == pytest.approx(0.97)
 
 
 def test_a_value_that_is_no_number_never_meets():
@@ -89,22 +89,22 @@ def run(net, digits, tmp_path_factory):
 
 
 def test_every_value_is_in_the_report_and_the_trials(run):
-    found = run.report.metrics
-    assert list(found) == ["F1", "brier"]
-    assert found["F1"].higher_is_better
-    assert not found["brier"].higher_is_better
-    assert found["F1"].target == pytest.approx(0.55 * found["F1"].baseline)
-    assert found["brier"].target == pytest.approx(1.45 * found["brier"].baseline)
+    metrics = run.report.metrics
+    assert list(metrics) == ["F1", "brier"]
+    assert metrics["F1"].higher_is_better
+    assert not metrics["brier"].higher_is_better
+    assert metrics["F1"].target == pytest.approx(0.55 * metrics["F1"].baseline)
+    assert metrics["brier"].target == pytest.approx(1.45 * metrics["brier"].baseline)
     assert (run.report.baseline_accuracy, run.report.metric) == (1, "F1, brier")
     assert all(set(trial.metrics) == {"F1", "brier"} for trial in run.trials if trial.met)
-    assert Report.from_dict(run.report.to_dict()).metrics == found
+    assert Report.from_dict(run.report.to_dict()).metrics == metrics
 
 
 def test_a_result_that_is_met_is_met_by_each(run):
     assert run.met
-    found = run.report.metrics
-    assert found["F1"].value >= found["F1"].target
-    assert found["brier"].value <= found["brier"].target
+    metrics = run.report.metrics
+    assert metrics["F1"].value >= metrics["F1"].target
+    assert metrics["brier"].value <= metrics["brier"].target
 
 
 def test_every_value_is_in_the_table_with_its_target(run):
@@ -119,16 +119,16 @@ def test_every_value_is_in_the_table_with_its_target(run):
 
 
 def test_one_metric_that_misses_is_enough_to_refuse(net, digits, tmp_path):
-    seen = []
+    calls = []
 
     def worse_each_time(preds, labels):
-        seen.append(None)
-        return 1.0 / len(seen)
+        calls.append(None)
+        return 1.0 / len(calls)
 
     metric = {"accuracy": None, "fading": worse_each_time}
-    found = tuned(net, digits, tmp_path, metric, AccuracyCriterion(0.05))
-    assert not found.met
-    (warning,) = [w for w in found.report.warnings if "target of every metric" in w]
+    result = tuned(net, digits, tmp_path, metric, AccuracyCriterion(0.05))
+    assert not result.met
+    (warning,) = [w for w in result.report.warnings if "target of every metric" in w]
     assert "fading" in warning
     assert "accuracy" not in warning.partition("with ")[2]
 
@@ -141,21 +141,21 @@ def test_values_by_name_of_one_function_are_met_one_by_one(net, digits, tmp_path
             "accuracy": (predicted == eval_pred.label_ids).mean(),
         }
 
-    found = tuned(net, digits, tmp_path, compute_metrics, AccuracyCriterion(0.05))
-    assert set(found.report.metrics) == {"f1", "accuracy"}
-    assert all(figures.target is not None for figures in found.report.metrics.values())
+    result = tuned(net, digits, tmp_path, compute_metrics, AccuracyCriterion(0.05))
+    assert set(result.report.metrics) == {"f1", "accuracy"}
+    assert all(figures.target is not None for figures in result.report.metrics.values())
 
 
 def test_a_direction_that_is_contradicted_or_unknown_is_an_error(net, digits, tmp_path):
     def squared_error(preds, labels):
         return 0.0
 
-    for metric, words in [
+    for metric, message in [
         (
             {"accuracy": {}, "MSE": {}, "higher_is_better": [True, True]},
             "MSE.* remove higher_is_better",
         ),
         ({"accuracy": {}, "mine": squared_error}, "direction of mine is not known"),
     ]:
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(ConfigurationError, match=message):
             tuned(net, digits, tmp_path, metric, AccuracyCriterion(0.05))

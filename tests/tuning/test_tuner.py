@@ -18,14 +18,14 @@ from neural_mp.tuning.objectives import Measurement
 
 @pytest.fixture
 def converter(hostile_net, digits, accuracy):
-    made = MixedPrecision()
-    made.model = hostile_net
-    made.precisions = "int8"
-    made.strategy = "basic"  # whose trials on this net are many
-    made.objective = "modelsize"  # latencies this short are the machine's mood
-    made.metric = accuracy
-    made.eval_dataloader = digits[1].loader()
-    return made
+    tuner = MixedPrecision()
+    tuner.model = hostile_net
+    tuner.precisions = "int8"
+    tuner.strategy = "basic"  # whose trials on this net are many
+    tuner.objective = "modelsize"  # latencies this short are the machine's mood
+    tuner.metric = accuracy
+    tuner.eval_dataloader = digits[1].loader()
+    return tuner
 
 
 def test_max_trials_is_kept_and_the_best_so_far_returned(converter, accuracy):
@@ -218,8 +218,8 @@ def test_what_meets_the_target_and_is_slower_than_fp32_is_no_success(converter, 
     assert {trial.outcome for trial in result.trials} == {Outcome.SLOW}
     assert result.met is False
     assert set(result.plan.counts()) == {"fp32"}
-    (words,) = [w for w in result.report.warnings if "as fast as FP32" in w]
-    assert "at 0.80× (0.80 to 0.80) the speed of FP32" in words
+    (warning,) = [w for w in result.report.warnings if "as fast as FP32" in w]
+    assert "at 0.80× (0.80 to 0.80) the speed of FP32" in warning
 
 
 @pytest.mark.parametrize("checked", [True, False])
@@ -234,9 +234,9 @@ def test_a_slow_result_whose_accuracy_nobody_checked_is_not_said_as_one_that_was
     converter.model = net
     if not checked:
         converter.metric = None
-    (words,) = [w for w in converter().report.warnings if "runs at 0.71×" in w]
-    assert ("its accuracy was not checked" in words) is not checked
-    assert ("Set a metric and evaluation data" in words) is not checked
+    (warning,) = [w for w in converter().report.warnings if "runs at 0.71×" in w]
+    assert ("its accuracy was not checked" in warning) is not checked
+    assert ("Set a metric and evaluation data" in warning) is not checked
 
 
 @pytest.mark.slow

@@ -26,25 +26,25 @@ DECIDES = unchecked.decides_by_time
 @pytest.fixture
 def seconds(monkeypatch) -> dict[str, float]:
     """Seconds of FP32 and of any converted model: no run is timed."""
-    found = {"fp32": 1.0, "converted": 0.5}
+    durations = {"fp32": 1.0, "converted": 0.5}
 
     def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
         low = [run.func.conversions.quantize > 0 for run in runs]
-        return [[found["converted" if is_low else "fp32"]] * 20 for is_low in low]
+        return [[durations["converted" if is_low else "fp32"]] * 20 for is_low in low]
 
     monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
-    return found
+    return durations
 
 
 @pytest.fixture
 def converter(net, digits, seconds, monkeypatch):
     monkeypatch.setattr(unchecked, "decides_by_time", DECIDES)
-    made = MixedPrecision()
-    made.model = net
-    made.precisions = "int8"
-    made.calib_dataloader = digits[0].loader()
-    made.cache = False
-    return made
+    tuner = MixedPrecision()
+    tuner.model = net
+    tuner.precisions = "int8"
+    tuner.calib_dataloader = digits[0].loader()
+    tuner.cache = False
+    return tuner
 
 
 def counts(result):
@@ -59,9 +59,9 @@ def test_a_plan_that_saves_no_time_is_not_the_result(converter, seconds):
     assert result.loaded.conversions.quantize == 0
     assert result.report.latency == result.report.baseline_latency == 1.0
     assert result.report.output_sqnr_db is None
-    (words,) = (words for words in result.report.warnings if "as fast as FP32" in words)
-    assert "0.80× (0.80 to 0.80)" in words
-    assert "performance_only" in words
+    (warning,) = (warning for warning in result.report.warnings if "as fast as FP32" in warning)
+    assert "0.80× (0.80 to 0.80)" in warning
+    assert "performance_only" in warning
     assert result.report.best_rejected.outcome is Outcome.SLOW
     assert verdict(result.report, result.met) == "No plan is faster; the result is the FP32 model"
 
@@ -75,7 +75,7 @@ def test_time_does_not_decide_where_all_ops_are_wanted(converter, seconds, optio
         converter.exit_policy = {"performance_only": True}
     result = converter()
     assert set(counts(result)) == {"int8"}
-    assert any("every eligible op is converted" in words for words in result.report.warnings)
+    assert any("every eligible op is converted" in warning for warning in result.report.warnings)
 
 
 def test_an_op_that_int8_slows_down_stays_float_if_the_whole_model_gains(
@@ -129,9 +129,9 @@ def test_the_run_by_which_ops_take_too_long_to_time_is_part_of_the_comparison(
 ):
     compared, original = list[Any](), unchecked.compared_with_fp32
 
-    def recorded(*given: Any) -> Any:
-        compared.append(given[4])
-        return original(*given)
+    def recorded(*arguments: Any) -> Any:
+        compared.append(arguments[4])
+        return original(*arguments)
 
     monkeypatch.setattr(unchecked, "_allowance", lambda *_: 100.0)
     monkeypatch.setattr(unchecked, "BRIEF", replace(unchecked.BRIEF, profiled_runs=profiled))

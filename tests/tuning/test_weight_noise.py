@@ -12,19 +12,19 @@ NOISE = {op: {COARSE: 4.0, FINE: 1.0} for op in ("first", "second", "third")}
 
 
 def test_scores_of_a_layer_get_the_factor_that_its_noisiest_form_shows():
-    asked = []
+    requests = []
 
     def measure(plan):
         ((op, config),) = plan.items()
-        asked.append((config.precision, str(config.weight)))
+        requests.append((config.precision, str(config.weight)))
         return {"first": 8.0, "second": 0.4, "third": None}[op]
 
-    found = at_outputs(NOISE, measure)
-    assert asked == [(Precision.INT4, COARSE)] * 3
-    assert found["first"] == {COARSE: 8.0, FINE: 2.0}
-    assert found["second"] == pytest.approx({COARSE: 0.4, FINE: 0.1})
+    scores = at_outputs(NOISE, measure)
+    assert requests == [(Precision.INT4, COARSE)] * 3
+    assert scores["first"] == {COARSE: 8.0, FINE: 2.0}
+    assert scores["second"] == pytest.approx({COARSE: 0.4, FINE: 0.1})
     middle = (2.0 + 0.1) / 2
-    assert found["third"] == pytest.approx({COARSE: 4 * middle, FINE: middle})
+    assert scores["third"] == pytest.approx({COARSE: 4 * middle, FINE: middle})
 
 
 def test_without_measurements_the_scores_stay():

@@ -89,10 +89,10 @@ class Row:
             bits = f" ({ran})" if ran in (Precision.BF16, Precision.FP16) else ""
             times = f" ×{count}" if count > 1 else ""
             columns[ran is Precision.INT8].append(f"{op_type}{bits}{times}")
-        quantized, others = (", ".join(columns[is_int8]) or "–" for is_int8 in (True, False))
+        quantized, floats = (", ".join(columns[is_int8]) or "–" for is_int8 in (True, False))
         shown = "equal" if self.sqnr_db >= EQUAL_SQNR_DB else f"{self.sqnr_db:.0f} dB"
         shown = "–" if np.isnan(self.sqnr_db) else shown
-        return f"| {self.name} | {quantized} | {others} | {shown} |"
+        return f"| {self.name} | {quantized} | {floats} | {shown} |"
 
 
 #: Framework, type and precision of the ops that were read back from a file in this process.
@@ -144,22 +144,22 @@ def _compared(case: Case, built: Built, result: OptimizedModel, quantized: bool)
     least = EQUAL_SQNR_DB
     limit = case.min_sqnr_db if quantized else MIN_FP32_SQNR_DB
     for batch, expected in zip(built.batches, built.outputs, strict=True):
-        given = flat(result.loaded(batch))
-        assert len(given) == len(expected), f"{len(given)} outputs, expected {len(expected)}"
-        for index, (ours, theirs) in enumerate(zip(given, expected, strict=True)):
+        outputs = flat(result.loaded(batch))
+        assert len(outputs) == len(expected), f"{len(outputs)} outputs, expected {len(expected)}"
+        for index, (ours, theirs) in enumerate(zip(outputs, expected, strict=True)):
             label = f"{case.name}, output {index}"
             assert ours.shape == theirs.shape, f"{label}: shape {ours.shape}, not {theirs.shape}"
             assert ours.dtype == theirs.dtype, f"{label}: dtype {ours.dtype}, not {theirs.dtype}"
             if quantized and case.discontinuous:
                 continue
             if np.issubdtype(theirs.dtype, np.inexact):
-                found = signal_to_noise(theirs, ours)
-                assert found >= limit, f"{label}: {found:.1f} dB, must be ≥ {limit:.0f} dB"
-                least = min(least, found)
+                sqnr = signal_to_noise(theirs, ours)
+                assert sqnr >= limit, f"{label}: {sqnr:.1f} dB, must be ≥ {limit:.0f} dB"
+                least = min(least, sqnr)
             else:
                 equal = float(np.mean(ours == theirs)) if theirs.size else 1.0
-                wanted = MIN_EQUAL_RATIO if quantized else 1.0
-                assert equal >= wanted, f"{label}: {equal:.0%} of elements equal"
+                required = MIN_EQUAL_RATIO if quantized else 1.0
+                assert equal >= required, f"{label}: {equal:.0%} of elements equal"
     return least
 
 
@@ -193,12 +193,12 @@ def _reloaded(built: Built, result: OptimizedModel, folder: Path) -> None:
                 np.testing.assert_array_equal(ours, theirs)
 
 
-def signal_to_noise(reference: np.ndarray, given: np.ndarray) -> float:
+def signal_to_noise(reference: np.ndarray, actual: np.ndarray) -> float:
     """Return the SQNR in dB; NaN and Inf must stand at the same places in both."""
     finite = np.isfinite(reference)
-    np.testing.assert_array_equal(np.isfinite(given), finite)
+    np.testing.assert_array_equal(np.isfinite(actual), finite)
     kind = np.complex128 if np.iscomplexobj(reference) else np.float64
-    real, ours = reference[finite].astype(kind), given[finite].astype(kind)
+    real, ours = reference[finite].astype(kind), actual[finite].astype(kind)
     noise, signal = float(np.linalg.norm(real - ours)), float(np.linalg.norm(real))
     if noise == 0.0:
         return EQUAL_SQNR_DB

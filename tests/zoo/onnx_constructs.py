@@ -273,9 +273,9 @@ def sparse(model: onnx.ModelProto) -> None:
     """Store the first weight by its non-zero numbers."""
     dense = next(item for item in model.graph.initializer if item.name == "w")
     array = numpy_helper.to_array(dense)
-    (places,) = np.nonzero(array.ravel())
-    values = numpy_helper.from_array(array.ravel()[places], "w")
-    indices = numpy_helper.from_array(places.astype(np.int64), "w_places")
+    (positions,) = np.nonzero(array.ravel())
+    values = numpy_helper.from_array(array.ravel()[positions], "w")
+    indices = numpy_helper.from_array(positions.astype(np.int64), "w_places")
     model.graph.initializer.remove(dense)
     stored = onnx.helper.make_sparse_tensor(values, indices, array.shape)
     model.graph.sparse_initializer.append(stored)
@@ -290,7 +290,7 @@ _SPARSE = weight(8, 8) * (np.random.default_rng(5).random((8, 8)) > 0.5)
 
 def strings() -> Built:
     """Return a model of strings and rows: strings are looked up, split and joined beside them."""
-    words = np.array(["a b", "b c d", "a", "c"], object)
+    tokens = np.array(["a b", "b c d", "a", "c"], object)
     text = """g (float[n, 8] x, string[n] s) => (float[n, k] y, string[n] t, string[n, m] p) {
         a = MatMul(x, w)  found = ai.onnx.ml.LabelEncoder
             <keys_strings: strings = ["a", "c"], values_floats: floats = [1, 2]> (s)
@@ -298,7 +298,7 @@ def strings() -> Built:
         b = Add(a, column)  y = MatMul(b, head)
         t = StringConcat(s, s)  p, count = StringSplit (s) }"""
     constants = {"w": weight(8, 8), "head": weight(8, 5)}
-    return built(text, constants, [{"x": _ROWS, "s": words}], _LEARNERS)
+    return built(text, constants, [{"x": _ROWS, "s": tokens}], _LEARNERS)
 
 
 def symbolic_sizes() -> Built:
@@ -369,7 +369,7 @@ def pooled_by_norm() -> Built:
 def cases() -> Iterator[Case]:
     """Yield one case for every construct."""
     for name, text in ROWS.items():
-        domains = next((more for words, more in _DOMAINS.items() if words in name), "")
+        domains = next((more for term, more in _DOMAINS.items() if term in name), "")
         build = partial(rows, text, domains, bias=weight(8, seed=3))
         yield Case(name, build, discontinuous=_SELECTING.get(name, ""))
     yield Case("constants that are inputs", partial(rows, _PLAIN, change=inputs_too))

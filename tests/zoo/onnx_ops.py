@@ -92,22 +92,22 @@ def cases(elsewhere: Collection[str]) -> Iterator[Case]:
 def built(op_type: str, variant: str) -> Built:
     """Return the first test of a variant that ONNX Runtime runs, between products."""
     tests = ranked(single_op_tests()[op_type], variant)
-    found = next(filter(None, map(runnable, tests)), None)
-    assert found is not None, f"{op_type} {variant}: ONNX Runtime runs none of {len(tests)} tests"
-    if not any(map(takes_product, found[1].values())):
-        found = in_floats(*found) or found
-    return embedded(*found)
+    test = next(filter(None, map(runnable, tests)), None)
+    assert test is not None, f"{op_type} {variant}: ONNX Runtime runs none of {len(tests)} tests"
+    if not any(map(takes_product, test[1].values())):
+        test = in_floats(*test) or test
+    return embedded(*test)
 
 
 @cache
 def single_op_tests() -> dict[str, list[TestCase]]:
     """Return op type → its single-op tests in the onnx package."""
-    found: dict[str, list[TestCase]] = {}
+    groups: dict[str, list[TestCase]] = {}
     for test in node_tests():
-        node, *others = test.model.graph.node
-        if not others and node.domain in _DOMAINS and "expanded" not in test.name:
-            found.setdefault(node.op_type, []).append(test)
-    return found
+        node, *rest = test.model.graph.node
+        if not rest and node.domain in _DOMAINS and "expanded" not in test.name:
+            groups.setdefault(node.op_type, []).append(test)
+    return groups
 
 
 def ranked(tests: Sequence[TestCase], variant: str) -> list[TestCase]:
@@ -143,23 +143,23 @@ def in_floats(
         return None
     variable = schema.inputs[0].type_str
 
-    def follows(place: int, items: Sequence[Any]) -> bool:
-        return bool(items[min(place, len(items) - 1)].type_str == variable)
+    def follows(position: int, items: Sequence[Any]) -> bool:
+        return bool(items[min(position, len(items) - 1)].type_str == variable)
 
-    changed, given = onnx.ModelProto.FromString(model.SerializeToString()), dict(feeds)
-    for place, value in enumerate(changed.graph.input):
-        number = given[value.name]
-        if follows(place, schema.inputs):
+    changed, inputs = onnx.ModelProto.FromString(model.SerializeToString()), dict(feeds)
+    for position, value in enumerate(changed.graph.input):
+        number = inputs[value.name]
+        if follows(position, schema.inputs):
             if not isinstance(number, np.ndarray) or number.dtype.kind not in "fiu":
                 return None
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-            given[value.name] = number.astype(np.float32)
-    for place, value in enumerate(changed.graph.output):
-        if follows(place, schema.outputs):
+            inputs[value.name] = number.astype(np.float32)
+    for position, value in enumerate(changed.graph.output):
+        if follows(position, schema.outputs):
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     try:
         onnx.checker.check_model(changed)
-        return changed, given, outputs_of(changed, given)
+        return changed, inputs, outputs_of(changed, inputs)
     except Exception:  # noqa: BLE001 - the bindings' own types
         return None
 
@@ -208,23 +208,25 @@ def mixing(width: int) -> np.ndarray:
 def embedded(model: onnx.ModelProto, feeds: dict[str, Any], results: Sequence[Any]) -> Built:
     """Return an op between products with constant matrices."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
-    graph, given = model.graph, dict(feeds)
+    graph, inputs = model.graph, dict(feeds)
     (node,) = graph.node
     declared = {value.name: value for value in graph.input}
-    kept = [*feeds] if node.op_type in _COMPUTED else [*feeds][:1]
-    before, after = [], []
+    retained = [*feeds] if node.op_type in _COMPUTED else [*feeds][:1]
+    input_nodes, output_nodes = [], []
     for name, value in feeds.items():
         is_tensor = declared[name].type.HasField("tensor_type")
-        if name not in kept and isinstance(value, np.ndarray) and is_tensor:
+        if name not in retained and isinstance(value, np.ndarray) and is_tensor:
             graph.initializer.append(numpy_helper.from_array(value, name))
             graph.input.remove(declared[name])
-            del given[name]
+            del inputs[name]
         elif is_tensor and takes_product(value):
             outer, matrix = f"{name}_given", f"{name}_mixing"
             graph.initializer.append(numpy_helper.from_array(mixing(value.shape[-1]), matrix))
-            before.append(helper.make_node("MatMul", [outer, matrix], [name], name=f"to_{name}"))
+            input_nodes.append(
+                helper.make_node("MatMul", [outer, matrix], [name], name=f"to_{name}")
+            )
             declared[name].name = outer
-            given[outer] = given.pop(name)
+            inputs[outer] = inputs.pop(name)
             if node.op_type in _READS_SHAPES:
                 graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     for value, result in zip(list(graph.output), results, strict=False):
@@ -234,10 +236,10 @@ def embedded(model: onnx.ModelProto, feeds: dict[str, Any], results: Sequence[An
             weight = np.random.default_rng(1).normal(size=shape).astype(np.float32)
             graph.initializer.append(numpy_helper.from_array(weight, matrix))
             head = f"{value.name}_product"
-            after.append(helper.make_node("MatMul", [value.name, matrix], [head], name=head))
+            output_nodes.append(helper.make_node("MatMul", [value.name, matrix], [head], name=head))
             value.CopyFrom(helper.make_tensor_value_info(head, TensorProto.FLOAT, None))
     graph.ClearField("node")
-    graph.node.extend([*before, node, *after])
+    graph.node.extend([*input_nodes, node, *output_nodes])
     if not any(opset.domain == "" for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid("", _OLDER[0]))
-    return Built(model, [given], [flat(outputs_of(model, given))])
+    return Built(model, [inputs], [flat(outputs_of(model, inputs))])

@@ -98,8 +98,8 @@ def branched(x: Any) -> Any:
         bodies.append(ov.Model([product(inner, weight(32, 32, seed=seed))], [inner], "branch"))
     chooser.set_then_body(bodies[0])
     chooser.set_else_body(bodies[1])
-    given = product(x)
-    chooser.set_input(given.output(0), *(body.get_parameters()[0] for body in bodies))
+    hidden = product(x)
+    chooser.set_input(hidden.output(0), *(body.get_parameters()[0] for body in bodies))
     chosen = chooser.set_output(*(body.get_results()[0] for body in bodies))
     return product(chosen, weight(8, 32))
 
@@ -142,8 +142,8 @@ def lstm(x: Any) -> Any:
     zeros = ops.constant(np.zeros((2, 1, 16), F32))
     lengths = ops.constant(np.full(2, 6, np.int64))
     gates = [weight(1, 64, 32), weight(1, 64, 16), np.zeros((1, 64), F32)]
-    found = ops.lstm_sequence(product(x), zeros, zeros, lengths, *gates, 16, "forward")
-    last = ops.squeeze(found.output(1), np.array([1]))
+    sequence = ops.lstm_sequence(product(x), zeros, zeros, lengths, *gates, 16, "forward")
+    last = ops.squeeze(sequence.output(1), np.array([1]))
     return product(last, weight(8, 16))
 
 
@@ -155,9 +155,9 @@ def lstm_of_any_size(x: Any) -> list[Any]:
     zeros = ops.broadcast(F32(0), ops.concat([batch, np.array([1, 16])], 0))
     lengths = ops.broadcast(steps, batch)
     gates = [weight(1, 64, 32), weight(1, 64, 16), weight(1, 64)]
-    found = ops.lstm_sequence(product(x), zeros, zeros, lengths, *gates, 16, "reverse")
-    hidden = ops.squeeze(found.output(0), np.array([1]))
-    return [product(hidden, weight(8, 16)), found.output(1), found.output(2)]
+    sequence = ops.lstm_sequence(product(x), zeros, zeros, lengths, *gates, 16, "reverse")
+    hidden = ops.squeeze(sequence.output(0), np.array([1]))
+    return [product(hidden, weight(8, 16)), sequence.output(1), sequence.output(2)]
 
 
 def lstms(x: Any) -> Any:
@@ -166,10 +166,10 @@ def lstms(x: Any) -> Any:
     lengths = ops.constant(np.full(2, 6, np.int64))
     hidden = ops.multiply(x, F32(3))
     for seed in (1, 2):
-        gates = [weight(1, 128, 32, seed=seed + place) * F32(seed) for place in (2, 4)]
+        gates = [weight(1, 128, 32, seed=seed + offset) * F32(seed) for offset in (2, 4)]
         bias = np.zeros((1, 128), F32)
-        found = ops.lstm_sequence(hidden, zeros, zeros, lengths, *gates, bias, 32, "forward")
-        hidden = ops.squeeze(found.output(0), np.array([1]))
+        sequence = ops.lstm_sequence(hidden, zeros, zeros, lengths, *gates, bias, 32, "forward")
+        hidden = ops.squeeze(sequence.output(0), np.array([1]))
     return product(hidden, weight(8, 32))
 
 
@@ -177,8 +177,8 @@ def lstm_two_way(x: Any) -> Any:
     zeros = ops.constant(np.zeros((2, 2, 16), F32))
     lengths = ops.constant(np.full(2, 6, np.int64))
     gates = [weight(2, 64, 32), weight(2, 64, 16), np.zeros((2, 64), F32)]
-    found = ops.lstm_sequence(product(x), zeros, zeros, lengths, *gates, 16, "bidirectional")
-    return product(ops.reduce_mean(found.output(1), np.array([1]), False), weight(8, 16))
+    sequence = ops.lstm_sequence(product(x), zeros, zeros, lengths, *gates, 16, "bidirectional")
+    return product(ops.reduce_mean(sequence.output(1), np.array([1]), False), weight(8, 16))
 
 
 def gru(x: Any, *, resets_product: bool = True) -> Any:
@@ -187,10 +187,10 @@ def gru(x: Any, *, resets_product: bool = True) -> Any:
     lengths = ops.constant(np.full(2, 6, np.int64))
     bias = np.zeros((1, 64 if resets_product else 48), F32)
     gates = [weight(1, 48, 32), weight(1, 48, 16), bias]
-    found = ops.gru_sequence(
+    sequence = ops.gru_sequence(
         x, zeros, lengths, *gates, 16, "forward", linear_before_reset=resets_product
     )
-    return product(ops.squeeze(found.output(1), np.array([1])), weight(8, 16))
+    return product(ops.squeeze(sequence.output(1), np.array([1])), weight(8, 16))
 
 
 def two_inputs(x: Any, y: Any) -> list[Any]:
@@ -202,8 +202,8 @@ def two_inputs(x: Any, y: Any) -> list[Any]:
 def largest(x: Any) -> list[Any]:
     """Logits, and the class of the largest."""
     logits = product(ops.relu(product(x)), weight(8, 32))
-    found = ops.topk(logits, ops.constant(np.int64(1)), 1, "max", "none", "i64")
-    return [logits, found.output(1)]
+    top = ops.topk(logits, ops.constant(np.int64(1)), 1, "max", "none", "i64")
+    return [logits, top.output(1)]
 
 
 def in_type(kind: str, x: Any) -> Any:
@@ -235,28 +235,28 @@ def bytes_in(x: Any) -> Any:
 
 
 def half_throughout() -> Built:
-    given = ops.parameter([-1, 32], np.float16, name="x0")
+    parameter = ops.parameter([-1, 32], np.float16, name="x0")
 
     def layer(value: Any, seed: int) -> Any:
         kernel = ops.constant(weight(32, 32, seed=seed).astype(np.float16))
         return ops.matmul(value, kernel, False, True)
 
-    model = ov.Model([layer(ops.relu(layer(given, 1)), 2)], [given], "zoo")
+    model = ov.Model([layer(ops.relu(layer(parameter, 1)), 2)], [parameter], "zoo")
     return with_outputs(model, [ROWS.astype(np.float16)])
 
 
 def chosen_names() -> Built:
-    made = built(two_inputs, ROWS, ROWS[::-1].copy())
-    turned = [tuple(reversed(batch)) for batch in made.batches]
-    first = [outputs[:1] for outputs in made.outputs]
-    return Built(made.model, turned, first, {"inputs": ["x1", "x0"], "outputs": ["y0"]})
+    original = built(two_inputs, ROWS, ROWS[::-1].copy())
+    feeds = [tuple(reversed(batch)) for batch in original.batches]
+    first = [outputs[:1] for outputs in original.outputs]
+    return Built(original.model, feeds, first, {"inputs": ["x1", "x0"], "outputs": ["y0"]})
 
 
 def selected(x: Any) -> Any:
     """A choice by condition between two results."""
     first = product(x)
-    kept = ops.logical_not(ops.greater(first, F32(0.5)))
-    return product(ops.select(kept, first, F32(-1.0)), weight(8, 32))
+    mask = ops.logical_not(ops.greater(first, F32(0.5)))
+    return product(ops.select(mask, first, F32(-1.0)), weight(8, 32))
 
 
 def summed_by_row(x: Any) -> Any:

@@ -39,23 +39,23 @@ def built(body: Body, *inputs: np.ndarray, sizes: Any = None, options: Any = Non
         sizes: shape of every input; by default, the first axis is dynamic.
         options: further options of `MixedPrecision`.
     """
-    given = []
+    parameters = []
     for index, array in enumerate(inputs):
         shape = sizes[index] if sizes else [-1, *array.shape[1:]]
-        given.append(ops.parameter(shape, array.dtype, name=f"x{index}"))
-        given[-1].output(0).get_tensor().set_names({f"x{index}"})
-    found = body(*given)
+        parameters.append(ops.parameter(shape, array.dtype, name=f"x{index}"))
+        parameters[-1].output(0).get_tensor().set_names({f"x{index}"})
+    outputs = body(*parameters)
     results = [
         ops.result(node, name=f"y{index}")
-        for index, node in enumerate(found if isinstance(found, list) else [found])
+        for index, node in enumerate(outputs if isinstance(outputs, list) else [outputs])
     ]
-    return with_outputs(ov.Model(results, given, "zoo"), inputs, options)
+    return with_outputs(ov.Model(results, parameters, "zoo"), inputs, options)
 
 
 def with_outputs(model: Any, inputs: Sequence[np.ndarray], options: Any = None) -> Built:
     """Return a model with two batches and OpenVINO's own outputs."""
-    other = [a * F32(0.7) if a.dtype == F32 else a for a in inputs]
-    batches = [list(inputs), other]
+    scaled = [a * F32(0.7) if a.dtype == F32 else a for a in inputs]
+    batches = [list(inputs), scaled]
     expected = [Runner(model.clone())(batch) for batch in batches]
     single = len(inputs) == 1
     feeds = [batch[0] if single else tuple(batch) for batch in batches]

@@ -135,8 +135,8 @@ def _convolved(x: tf.Tensor) -> tf.Tensor:
 
 
 def _beams(x: tf.Tensor) -> Any:
-    values, places = tf.math.top_k(_hidden(x) @ _V, 2)
-    return values, places
+    values, indices = tf.math.top_k(_hidden(x) @ _V, 2)
+    return values, indices
 
 
 def _suppressed(x: tf.Tensor) -> tf.Tensor:
@@ -181,8 +181,8 @@ class _Model(tf.Module):
 def _several_signatures() -> Built:
     module = _Model()
     with tempfile.TemporaryDirectory() as folder:
-        given = {"serving_default": module.scores, "states": module.states}
-        tf.saved_model.save(module, folder, signatures=given)
+        signatures = {"serving_default": module.scores, "states": module.states}
+        tf.saved_model.save(module, folder, signatures=signatures)
         loaded = tf.saved_model.load(folder)
     return Built(loaded, [_ROWS], [flat(np.asarray(module.scores(_ROWS)["scores"]))])
 

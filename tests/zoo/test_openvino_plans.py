@@ -59,10 +59,10 @@ def test_a_mixed_plan_runs_as_planned(name):
         least = 15 if Precision.INT4 in plan.counts() else 20
         converted = adaptor.convert(model, resolved, observations, space)
         for batch, expected in zip(built.batches, built.outputs, strict=True):
-            found = adaptor.predict(converted, batch)
-            found = found if isinstance(found, list) else [found]
-            for ours, theirs in zip(found, expected, strict=True):
+            actual = adaptor.predict(converted, batch)
+            actual = actual if isinstance(actual, list) else [actual]
+            for ours, theirs in zip(actual, expected, strict=True):
                 assert signal_to_noise(theirs, ours) > least, resolved.effective
         audit = audited(LoadedModel(adaptor, converted), planned_ops(space, resolved))
-        found = [(op.name, op.planned.precision, op.ran_in, op.kernels) for op in audit.findings]
-        assert audit.holds, found
+        actual = [(op.name, op.planned.precision, op.ran_in, op.kernels) for op in audit.findings]
+        assert audit.holds, actual

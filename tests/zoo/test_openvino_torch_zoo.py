@@ -97,8 +97,8 @@ def taken_in(case: Case) -> Case:
             built.model.eval(), example_input=example if len(example) > 1 else example[0]
         )
         outputs = [run(model, *batch) for batch in batches]
-        given = [batch if len(batch) > 1 else batch[0] for batch in batches]
-        return Built(model, given, outputs)
+        feeds = [batch if len(batch) > 1 else batch[0] for batch in batches]
+        return Built(model, feeds, outputs)
 
     return replace(case, build=build)
 

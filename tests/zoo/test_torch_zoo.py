@@ -29,8 +29,8 @@ WITHOUT = {
 def test_every_class_of_torch_nn_has_a_case():
     classes = [
         name
-        for name, found in vars(nn).items()
-        if inspect.isclass(found) and issubclass(found, nn.Module)
+        for name, member in vars(nn).items()
+        if inspect.isclass(member) and issubclass(member, nn.Module)
     ]
     check_complete(CASES, classes, WITHOUT)
 

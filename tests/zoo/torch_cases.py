@@ -35,8 +35,8 @@ class Behind(nn.Module):
         self.stem = stem(width, width) if stem is nn.Linear else stem(width, width, 1)
         self.layer = layer
 
-    def forward(self, x: torch.Tensor, *others: Any) -> Any:
-        return self.layer(self.stem(x), *others)
+    def forward(self, x: torch.Tensor, *arguments: Any) -> Any:
+        return self.layer(self.stem(x), *arguments)
 
 
 def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Inputs:
@@ -82,20 +82,20 @@ def case(
     module: Callable[[], nn.Module],
     inputs: Inputs,
     options: Mapping[str, Any] | None = None,
-    **others: Any,
+    **settings: Any,
 ) -> Case:
     """A case of a whole module; other arguments go to `Case`."""
-    return Case(name, lambda: built(module(), inputs, options), **others)
+    return Case(name, lambda: built(module(), inputs, options), **settings)
 
 
-def layer(name: str, make: Callable[[], nn.Module], *shape: int, **others: Any) -> Case:
+def layer(name: str, make: Callable[[], nn.Module], *shape: int, **settings: Any) -> Case:
     """A case of a layer behind one that runs in INT8, for inputs of this shape."""
-    return case(name, lambda: Behind(make(), shape[0], len(shape) + 1), floats(*shape), **others)
+    return case(name, lambda: Behind(make(), shape[0], len(shape) + 1), floats(*shape), **settings)
 
 
 def loss(
-    name: str, make: Callable[[], nn.Module], width: int, *targets: Inputs, **others: Any
+    name: str, make: Callable[[], nn.Module], width: int, *targets: Inputs, **settings: Any
 ) -> Case:
     """A case of a loss of what an INT8 layer gives, and of targets."""
     inputs = several(floats(width), *targets)
-    return case(name, lambda: Behind(make(), width, 2), inputs, **others)
+    return case(name, lambda: Behind(make(), width, 2), inputs, **settings)

@@ -92,10 +92,10 @@ class Inputs(Net):
 
 
 def _nested(samples: int) -> dict[str, Any]:
-    one = floats(_W)
+    rows = floats(_W)
     return {
-        "pair": (one(samples), [one(samples)]),
-        "named": {"more": one(samples)},
+        "pair": (rows(samples), [rows(samples)]),
+        "named": {"more": rows(samples)},
         "scale": torch.tensor(2.0),
     }
 
@@ -135,8 +135,8 @@ class Tied(nn.Module):
         self.words, self.head = nn.Embedding(20, _W), nn.Linear(_W, 20)
         self.head.weight = self.words.weight
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        return self.head(self.words(words))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(tokens))
 
 
 class Listed(nn.Module):
@@ -196,10 +196,10 @@ class WritesInput(Net):
 
 
 class Index(Net):
-    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         hidden = self.first(x)
-        taken = hidden.gather(1, places).index_put((torch.tensor([0]),), torch.tensor(1.0))
-        return self.second(torch.zeros_like(hidden).scatter_add(1, places, taken))
+        values = hidden.gather(1, indices).index_put((torch.tensor([0]),), torch.tensor(1.0))
+        return self.second(torch.zeros_like(hidden).scatter_add(1, indices, values))
 
 
 class Selected(Net):

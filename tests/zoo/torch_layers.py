@@ -126,9 +126,9 @@ def _poolings() -> list[Case]:
             "LPPool": (2, 2),
             "MaxPool": (3, 2, 1),
         }
-        for name, given in arguments.items():
+        for name, values in arguments.items():
             kind = getattr(nn, f"{name}{axes}d")
-            make = lambda kind=kind, given=given: kind(*given)  # noqa: E731
+            make = lambda kind=kind, values=values: kind(*values)  # noqa: E731
             cases.append(layer(kind.__name__, make, *shape))
     return [
         *cases,
@@ -171,8 +171,8 @@ class _Unpooled(nn.Module):
         self.unpool = getattr(nn, f"MaxUnpool{axes}d")(2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        values, places = self.pool(self.stem(x))
-        return self.unpool(values, places)
+        values, indices = self.pool(self.stem(x))
+        return self.unpool(values, indices)
 
 
 def _unpooling(axes: int, shape: tuple[int, ...]) -> Case:
@@ -229,9 +229,9 @@ class _Bags(nn.Module):
         super().__init__()
         self.bags, self.head = nn.EmbeddingBag(30, 8, mode="mean"), nn.Linear(8, 4)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        starts = torch.arange(words.shape[0]) * words.shape[1]
-        return self.head(self.bags(words.flatten(), starts))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        starts = torch.arange(tokens.shape[0]) * tokens.shape[1]
+        return self.head(self.bags(tokens.flatten(), starts))
 
 
 def _embeddings() -> list[Case]:

@@ -25,8 +25,8 @@ class Tagger(nn.Module):
         self.head = nn.Linear(width * (2 if recurrent.bidirectional else 1), 3)
 
     def forward(self, x: torch.Tensor, *state: torch.Tensor) -> Any:
-        given = (state,) if len(state) > 1 else state
-        states, last = self.recurrent(self.stem(x), *given)
+        initial = (state,) if len(state) > 1 else state
+        states, last = self.recurrent(self.stem(x), *initial)
         return self.head(states), last
 
 
@@ -71,7 +71,7 @@ class Crossed(nn.Module):
         self.attention = nn.MultiheadAttention(_WIDTH, 2, kdim=6, vdim=5, add_bias_kv=True)
 
     def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        x, keys, values = (each.transpose(0, 1) for each in (x, keys, values))
+        x, keys, values = (tensor.transpose(0, 1) for tensor in (x, keys, values))
         return self.attention(x, keys, values)[0].transpose(0, 1)
 
 
@@ -95,8 +95,8 @@ class Padded(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        one = nn.TransformerEncoderLayer(_WIDTH, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(one, 2, enable_nested_tensor=False)
+        block = nn.TransformerEncoderLayer(_WIDTH, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
 
     def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
         return self.encoder(x, src_key_padding_mask=padding)
@@ -174,7 +174,7 @@ def _encoder_layer(**options: Any) -> nn.TransformerEncoderLayer:
 
 
 def _attention() -> list[Case]:
-    both = several(_SEQUENCE, _SEQUENCE)
+    pair = several(_SEQUENCE, _SEQUENCE)
     masked = several(_SEQUENCE, _padding)
     return [
         case("MultiheadAttention", lambda: Attended(True), masked),
@@ -196,16 +196,16 @@ def _attention() -> list[Case]:
         case(
             "TransformerDecoderLayer",
             lambda: nn.TransformerDecoderLayer(_WIDTH, 2, 16, batch_first=True),
-            both,
+            pair,
         ),
         case(
             "TransformerDecoder",
             lambda: nn.TransformerDecoder(
                 nn.TransformerDecoderLayer(_WIDTH, 2, 16, batch_first=True), 1
             ),
-            both,
+            pair,
         ),
-        case("Transformer", lambda: nn.Transformer(_WIDTH, 2, 1, 1, 16, batch_first=True), both),
+        case("Transformer", lambda: nn.Transformer(_WIDTH, 2, 1, 1, 16, batch_first=True), pair),
     ]
 
 

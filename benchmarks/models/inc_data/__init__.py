@@ -48,26 +48,26 @@ class MadeUp:
         self._folder = folder
         self._made: dict[str, Mapping[str, Any]] = {}
 
-    def options(self, name: str, given: Any) -> Any:
+    def options(self, name: str, requested: Any) -> Any:
         """The options of a dataset, a transform or a metric, with paths to made-up data in them.
 
         Args:
             name: what a file calls it.
-            given: its options there.
+            requested: its options there.
         """
-        known = {kind.lower(): make for kind, make in {**_DATASETS, **_OTHERS}.items()}
-        make = known.get(name.lower())
-        if make is None or not isinstance(given, Mapping):
-            return given
+        makers = {kind.lower(): make for kind, make in {**_DATASETS, **_OTHERS}.items()}
+        make = makers.get(name.lower())
+        if make is None or not isinstance(requested, Mapping):
+            return requested
         if name.lower() not in self._made:
-            place = self._folder / name.lower()
-            place.mkdir()
-            self._made[name.lower()] = make(place)
-        made = self._made[name.lower()]
-        kept = {option: value for option, value in given.items() if option not in made}
-        chosen = {option: value for option, value in made.items() if option in given}
+            folder = self._folder / name.lower()
+            folder.mkdir()
+            self._made[name.lower()] = make(folder)
+        paths = self._made[name.lower()]
+        remaining = {option: value for option, value in requested.items() if option not in paths}
+        chosen = {option: value for option, value in paths.items() if option in requested}
         for option, value in chosen.items():
             # What a tokenizer's files are like depends on its model.
             if isinstance(value, Mapping):
-                chosen[option] = value[str(given.get("model_type", "bert"))]
-        return {**kept, **{option: str(path) for option, path in chosen.items()}}
+                chosen[option] = value[str(requested.get("model_type", "bert"))]
+        return {**remaining, **{option: str(path) for option, path in chosen.items()}}

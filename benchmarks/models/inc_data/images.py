@@ -129,11 +129,11 @@ def _small_images() -> tuple[np.ndarray, np.ndarray]:
 
 def contents_and_styles(folder: Path) -> Mapping[str, Any]:
     """Two folders of images."""
-    places = {}
+    folders = {}
     for number, kind in enumerate(("content", "style")):
-        places[f"{kind}_folder"] = folder / kind
+        folders[f"{kind}_folder"] = folder / kind
         (folder / kind).mkdir()
         for index in range(2):
             file = folder / kind / f"{index}.jpg"
             file.write_bytes(encoded(pixels(10 * number + index)))
-    return places
+    return folders

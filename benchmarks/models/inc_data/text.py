@@ -28,24 +28,24 @@ def sentences(folder: Path) -> Mapping[str, Any]:
     ]
     for part in ("train", "dev"):
         (folder / f"{part}.tsv").write_text(header + "".join(rows))
-    places = {kind: _word_pieces(folder / kind, kind) for kind in _WORD_PIECES}
+    tokenizers = {kind: _word_pieces(folder / kind, kind) for kind in _WORD_PIECES}
     return {
         "data_dir": folder,
-        "model_name_or_path": {**places, "roberta": _byte_pairs(folder / "roberta")},
+        "model_name_or_path": {**tokenizers, "roberta": _byte_pairs(folder / "roberta")},
     }
 
 
 def questions(folder: Path) -> Mapping[str, Any]:
     """Questions in the form of SQuAD 1.1, and a vocabulary."""
     (folder / "dev-v1.1.json").write_text(json.dumps(squad()))
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in _vocabulary()))
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in _vocabulary()))
     return {"label_file": folder / "dev-v1.1.json", "vocab_file": folder / "vocab.txt"}
 
 
 def squad() -> dict[str, Any]:
     """Questions with their answers, in the form of SQuAD 1.1."""
     context = " ".join(_SENTENCES[:2])
-    asked = [
+    entries = [
         {
             "id": f"question{index}",
             "question": "Who sees the cat?",
@@ -53,7 +53,7 @@ def squad() -> dict[str, Any]:
         }
         for index in range(QUESTIONS)
     ]
-    paragraphs = [{"context": context, "qas": asked}]
+    paragraphs = [{"context": context, "qas": entries}]
     return {"version": "1.1", "data": [{"title": "animals", "paragraphs": paragraphs}]}
 
 
@@ -72,7 +72,7 @@ def _vocabulary() -> list[str]:
 
 def _word_pieces(folder: Path, kind: str) -> Path:
     folder.mkdir()
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in _vocabulary()))
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in _vocabulary()))
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
     return folder
 

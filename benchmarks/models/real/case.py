@@ -61,15 +61,15 @@ class Case:
     relative: float = 0.01
 
 
-def shipped(package: str, *place: str) -> Path:
+def shipped(package: str, *parts: str) -> Path:
     """A file that an installed package ships; the package is not imported.
 
     Raises:
         MissingPartError: the package is not installed.
     """
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         raise MissingPartError(
             f"the package {package!r} is not installed; pip install -e '.[bench]'"
         )
-    return Path(found.submodule_search_locations[0], *place)
+    return Path(spec.submodule_search_locations[0], *parts)

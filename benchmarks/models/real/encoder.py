@@ -26,30 +26,30 @@ def folder() -> Path:
 def _tokenizer() -> Any:
     from tokenizers import Tokenizer
 
-    made = Tokenizer.from_file(str(folder() / "tokenizer.json"))
-    made.enable_truncation(MOST_TOKENS)
-    made.enable_padding()
-    return made
+    tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
+    tokenizer.enable_truncation(MOST_TOKENS)
+    tokenizer.enable_padding()
+    return tokenizer
 
 
 def tokens(texts: list[str]) -> dict[str, np.ndarray]:
     """The inputs of the encoder, int64 [texts, tokens of the longest]."""
     encoded = _tokenizer().encode_batch(texts)
     return {
-        "input_ids": np.array([one.ids for one in encoded], np.int64),
-        "attention_mask": np.array([one.attention_mask for one in encoded], np.int64),
+        "input_ids": np.array([encoding.ids for encoding in encoded], np.int64),
+        "attention_mask": np.array([encoding.attention_mask for encoding in encoded], np.int64),
     }
 
 
 def batches(split: Split) -> Batches:
     pairs = described()[PAIRS[split]]
-    made = []
+    parts = []
     for first in range(0, len(pairs), BATCH):
         some = pairs[first : first + BATCH]
         numbers = np.arange(first, first + len(some))
-        made.append((tokens([query for query, _ in some]), numbers + QUERY))
-        made.append((tokens([text for _, text in some]), numbers))
-    return Batches(made, BATCH)
+        parts.append((tokens([query for query, _ in some]), numbers + QUERY))
+        parts.append((tokens([text for _, text in some]), numbers))
+    return Batches(parts, BATCH)
 
 
 class ReciprocalRank:
@@ -67,9 +67,11 @@ class ReciprocalRank:
     def result(self) -> float:
         queries = sorted(number for number in self.held if number >= QUERY)
         texts = sorted(number for number in self.held if number < QUERY)
-        near = np.stack([self.held[n] for n in queries]) @ np.stack([self.held[n] for n in texts]).T
-        own = near[np.arange(len(queries)), np.array(queries) - QUERY]
-        ranks = (near >= own[:, None]).sum(axis=1)
+        similarity = (
+            np.stack([self.held[n] for n in queries]) @ np.stack([self.held[n] for n in texts]).T
+        )
+        own = similarity[np.arange(len(queries)), np.array(queries) - QUERY]
+        ranks = (similarity >= own[:, None]).sum(axis=1)
         return float((1 / ranks).mean())
 
 
@@ -85,8 +87,8 @@ def torch_encoder() -> Any:
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
             states = self.bert(input_ids, attention_mask=attention_mask).last_hidden_state
-            kept = attention_mask.unsqueeze(-1).to(states.dtype)
-            pooled = (states * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
+            attended = attention_mask.unsqueeze(-1).to(states.dtype)
+            pooled = (states * attended).sum(1) / attended.sum(1).clamp(min=1e-9)
             return torch.nn.functional.normalize(pooled, dim=1)
 
     return Encoder().eval()
@@ -142,14 +144,14 @@ def keras_encoder() -> Any:
     def attention(x: Any, name: str) -> Any:
         layer = layers.MultiHeadAttention(heads, width // heads)
         result = layer(x, x, attention_mask=ops.cast(mask, "bool")[:, None, :])
-        given = []
+        parameters = []
         for part in ("query", "key", "value"):
             matrix = weights[f"{name}.self.{part}.weight"].T
-            given.append(matrix.reshape(width, heads, -1))
-            given.append(weights[f"{name}.self.{part}.bias"].reshape(heads, -1))
-        given.append(weights[f"{name}.output.dense.weight"].T.reshape(heads, -1, width))
-        given.append(weights[f"{name}.output.dense.bias"])
-        layer.set_weights(given)
+            parameters.append(matrix.reshape(width, heads, -1))
+            parameters.append(weights[f"{name}.self.{part}.bias"].reshape(heads, -1))
+        parameters.append(weights[f"{name}.output.dense.weight"].T.reshape(heads, -1, width))
+        parameters.append(weights[f"{name}.output.dense.bias"])
+        layer.set_weights(parameters)
         return result
 
     def embedded(numbers: Any, name: str) -> Any:
@@ -159,8 +161,8 @@ def keras_encoder() -> Any:
         layer.set_weights([table])
         return result
 
-    places = ops.cumsum(ops.ones_like(ids), axis=1) - 1
-    x = embedded(ids, "word") + embedded(places, "position")
+    positions = ops.cumsum(ops.ones_like(ids), axis=1) - 1
+    x = embedded(ids, "word") + embedded(positions, "position")
     x = x + embedded(ops.zeros_like(ids), "token_type")
     x = normalized(x, "embeddings.LayerNorm")
     for number in range(config["num_hidden_layers"]):
@@ -173,8 +175,8 @@ def keras_encoder() -> Any:
             lambda y: ops.gelu(y, approximate=False),
         )
         x = normalized(x + dense(hidden, width, f"{stem}.output.dense"), f"{stem}.output.LayerNorm")
-    kept = ops.cast(mask, "float32")[:, :, None]
-    pooled = ops.sum(x * kept, axis=1) / ops.maximum(ops.sum(kept, axis=1), 1e-9)
+    attended = ops.cast(mask, "float32")[:, :, None]
+    pooled = ops.sum(x * attended, axis=1) / ops.maximum(ops.sum(attended, axis=1), 1e-9)
     return keras.Model([ids, mask], pooled / ops.norm(pooled, axis=1, keepdims=True))
 
 

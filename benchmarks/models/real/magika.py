@@ -75,17 +75,19 @@ def features(content: bytes) -> list[int]:
 @cache
 def _samples() -> tuple[np.ndarray, np.ndarray]:
     labels = _config()["target_labels_space"]
-    held: dict[str, list[list[int]]] = {ending: [] for ending in TYPES}
+    by_type: dict[str, list[list[int]]] = {ending: [] for ending in TYPES}
     for path in _files():
-        if all(len(found) >= MOST_PER_TYPE for found in held.values()):
+        if all(len(samples) >= MOST_PER_TYPE for samples in by_type.values()):
             break
-        of_type = held.get(path.suffix)
+        of_type = by_type.get(path.suffix)
         if of_type is None or len(of_type) >= MOST_PER_TYPE or not path.is_file():
             continue
         content = path.read_bytes()
         if len(content) >= LEAST_BYTES:
             of_type.append(features(content))
-    numbered = [(row, labels.index(TYPES[ending])) for ending, rows in held.items() for row in rows]
+    numbered = [
+        (row, labels.index(TYPES[ending])) for ending, rows in by_type.items() for row in rows
+    ]
     order = np.random.default_rng(0).permutation(len(numbered))
     rows, targets = zip(*(numbered[i] for i in order), strict=True)
     return np.asarray(rows, np.int32), np.asarray(targets)
@@ -93,8 +95,8 @@ def _samples() -> tuple[np.ndarray, np.ndarray]:
 
 def batches(split: Split) -> Batches:
     rows, targets = _samples()
-    kept = slice(0, 64) if split == "calibration" else slice(64, None)
-    rows, targets = rows[kept], targets[kept]
+    chosen = slice(0, 64) if split == "calibration" else slice(64, None)
+    rows, targets = rows[chosen], targets[chosen]
     parts = (slice(i, i + BATCH) for i in range(0, len(rows) - BATCH + 1, BATCH))
     return Batches([(rows[part], targets[part]) for part in parts], BATCH)
 

@@ -17,34 +17,34 @@ THRESHOLD, SHRUNK = 0.3, 1.6
 
 def batches(split: Split) -> Batches:
     start = 40_000 if split == "calibration" else 50_000
-    made = []
+    pages = []
     for seed in range(start, start + PAGES[split]):
         shown, boxes = page(seed, HEIGHT, WIDTH)
         pixels = (shown / 255 - MEAN) / DEVIATION
-        made.append((pixels.transpose(2, 0, 1)[None].astype(np.float32), boxes[None]))
-    return Batches(made, BATCH)
+        pages.append((pixels.transpose(2, 0, 1)[None].astype(np.float32), boxes[None]))
+    return Batches(pages, BATCH)
 
 
 def boxes_in(scores: np.ndarray) -> np.ndarray:
     """The boxes [found, 4] that a map of scores [height, width] shows."""
     labelled, _ = ndimage.label(scores > THRESHOLD)
-    found = []
+    boxes = []
     for rows, columns in ndimage.find_objects(labelled):
         height, width = rows.stop - rows.start, columns.stop - columns.start
         if min(height, width) < 3:
             continue
         grown = SHRUNK * height * width / (2 * (height + width))
-        found.append(
+        boxes.append(
             (columns.start - grown, rows.start - grown, columns.stop + grown, rows.stop + grown)
         )
-    return np.asarray(found, np.float32).reshape(-1, 4)
+    return np.asarray(boxes, np.float32).reshape(-1, 4)
 
 
-def overlap(one: np.ndarray, other: np.ndarray) -> float:
+def overlap(first: np.ndarray, second: np.ndarray) -> float:
     """Intersection over union of two boxes."""
-    low, high = np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])
+    low, high = np.maximum(first[:2], second[:2]), np.minimum(first[2:], second[2:])
     shared = float(np.prod(np.maximum(high - low, 0)))
-    areas = float(np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2]))
+    areas = float(np.prod(first[2:] - first[:2]) + np.prod(second[2:] - second[:2]))
     return shared / (areas - shared)
 
 
@@ -59,9 +59,11 @@ class HarmonicMean:
 
     def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
         for scores, truth in zip(preds[:, 0], labels, strict=True):
-            found = boxes_in(scores)
-            self.matched += sum(any(overlap(box, one) >= 0.5 for one in found) for box in truth)
-            self.found += len(found)
+            detected = boxes_in(scores)
+            self.matched += sum(
+                any(overlap(box, candidate) >= 0.5 for candidate in detected) for box in truth
+            )
+            self.found += len(detected)
             self.there += len(truth)
 
     def result(self) -> float:

@@ -14,13 +14,13 @@ LINES = {"calibration": 64, "test": 480}
 
 def batches(split: Split) -> Batches:
     start = 20_000 if split == "calibration" else 30_000
-    shown, turned = [], np.random.default_rng(start).integers(0, 2, LINES[split])
+    shown, rotated = [], np.random.default_rng(start).integers(0, 2, LINES[split])
     for index, text in enumerate(phrases(LINES[split], start)):
         upright = line(text, start + index, HEIGHT, WIDTH)
-        shown.append(upright[::-1, ::-1] if turned[index] else upright)
+        shown.append(upright[::-1, ::-1] if rotated[index] else upright)
     pixels = normalized(shown, WIDTH)
     parts = (slice(i, i + BATCH) for i in range(0, len(pixels), BATCH))
-    return Batches([(pixels[part], turned[part]) for part in parts], BATCH)
+    return Batches([(pixels[part], rotated[part]) for part in parts], BATCH)
 
 
 CASE = Case(

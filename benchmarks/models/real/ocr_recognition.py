@@ -31,21 +31,23 @@ def characters() -> list[str]:
 def batches(split: Split) -> Batches:
     start = 0 if split == "calibration" else 10_000
     texts = list(phrases(LINES[split], start))
-    made = []
+    groups = []
     for first in range(0, len(texts), BATCH):
         some = texts[first : first + BATCH]
         shown = [line(text, start + first + i, HEIGHT, WIDTH) for i, text in enumerate(some)]
-        made.append((normalized(shown, WIDTH), np.array(some)))
-    return Batches(made, BATCH)
+        groups.append((normalized(shown, WIDTH), np.array(some)))
+    return Batches(groups, BATCH)
 
 
 class WholeLines(Share):
     """The share of lines of which every character is right, spaces aside."""
 
     def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        read = (_text_of(scores) for scores in preds)
-        pairs = zip(read, labels, strict=True)
-        self.count(np.array([one.replace(" ", "") == str(b).replace(" ", "") for one, b in pairs]))
+        recognized = (_text_of(scores) for scores in preds)
+        pairs = zip(recognized, labels, strict=True)
+        self.count(
+            np.array([text.replace(" ", "") == str(b).replace(" ", "") for text, b in pairs])
+        )
 
 
 def _text_of(scores: np.ndarray) -> str:

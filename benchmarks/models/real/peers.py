@@ -22,7 +22,7 @@ def session_run(path: str | Path) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [given.name for given in session.get_inputs()]
+    names = [entry.name for entry in session.get_inputs()]
 
     def run(inputs: Any) -> Any:
         fed = inputs if isinstance(inputs, dict) else {names[0]: inputs}
@@ -94,9 +94,11 @@ def graph_run(path: str) -> Run:
         (name,) = served.structured_input_signature[1]
         return lambda inputs: next(iter(served(**{name: tf.constant(inputs)}).values())).numpy()
     definition = tf.compat.v1.GraphDef.FromString(Path(path).read_bytes())
-    read = {given.split(":")[0].lstrip("^") for node in definition.node for given in node.input}
+    consumed = {
+        source.split(":")[0].lstrip("^") for node in definition.node for source in node.input
+    }
     (first,) = (node.name for node in definition.node if node.op == "Placeholder")
-    last = next(n.name for n in reversed(definition.node) if n.name not in read)
+    last = next(n.name for n in reversed(definition.node) if n.name not in consumed)
     # A session of its own: eager functions of the same name that this process made would clash.
     graph = tf.Graph()
     with graph.as_default():
@@ -111,12 +113,12 @@ def torch_dynamic(case: Case, folder: Path) -> tuple[Run, Path]:
     import torch
     from torch import nn
 
-    made = torch.ao.quantization.quantize_dynamic(
+    quantized = torch.ao.quantization.quantize_dynamic(
         case.source(folder), {nn.Linear, nn.LSTM, nn.GRU}, dtype=torch.qint8
     )
     target = folder / "dynamic.pt"
-    torch.save(made.state_dict(), target)
-    return module_run(made), target
+    torch.save(quantized.state_dict(), target)
+    return module_run(quantized), target
 
 
 def torchao_pt2e(case: Case, folder: Path) -> tuple[Run, Path]:
@@ -129,10 +131,10 @@ def torchao_pt2e(case: Case, folder: Path) -> tuple[Run, Path]:
         for inputs, _ in case.batches("calibration")
         if len(next(iter(inputs.values()))) == case.batches("test").batch_size
     ]
-    made = pt2e.converted(case.source(folder), calibration)
+    quantized = pt2e.converted(case.source(folder), calibration)
     target = folder / "pt2e.pt"
-    torch.save(made.state_dict(), target)
-    return module_run(torch.compile(made)), target
+    torch.save(quantized.state_dict(), target)
+    return module_run(torch.compile(quantized)), target
 
 
 PEERS: dict[str, Callable[[Case, Path], tuple[Run, Path]]] = {

@@ -17,10 +17,10 @@ def phrases(count: int, seed: int) -> Iterator[str]:
     """Two or three words and a number."""
     draw = np.random.default_rng(seed)
     for _ in range(count):
-        words = list(draw.choice(WORDS, draw.integers(1, 3)))
+        tokens = list(draw.choice(WORDS, draw.integers(1, 3)))
         if draw.random() < 0.5:
-            words[0] = words[0].capitalize()
-        yield " ".join([*words, str(draw.integers(0, 1000))])
+            tokens[0] = tokens[0].capitalize()
+        yield " ".join([*tokens, str(draw.integers(0, 1000))])
 
 
 def line(text: str, seed: int, height: int, width: int) -> np.ndarray:
@@ -46,10 +46,10 @@ def normalized(lines: Sequence[np.ndarray], width: int) -> np.ndarray:
 
     Colours lie between -1 and 1; what a line leaves of the width is 0.
     """
-    found = np.zeros((len(lines), 3, len(lines[0]), width), np.float32)
-    for room, shown in zip(found, lines, strict=True):
+    result = np.zeros((len(lines), 3, len(lines[0]), width), np.float32)
+    for room, shown in zip(result, lines, strict=True):
         room[..., : shown.shape[1]] = shown.transpose(2, 0, 1) / np.float32(127.5) - 1
-    return found
+    return result
 
 
 def page(seed: int, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:

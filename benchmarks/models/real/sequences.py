@@ -27,8 +27,8 @@ def digit_rows(part: str) -> Arrays:
     train, test = digits()
     if part == "test":
         return test.images[:, 0], test.labels
-    kept = slice(64) if part == "calibration" else slice(None)
-    return train.images[kept, 0], train.labels[kept]
+    rows = slice(64) if part == "calibration" else slice(None)
+    return train.images[rows, 0], train.labels[rows]
 
 
 def unspaced_text(part: str) -> Arrays:
@@ -40,11 +40,11 @@ def unspaced_text(part: str) -> Arrays:
     whole = " ".join(texts[i] for i in draw.permutation(len(texts)))
     spaces = np.array([c == " " for c in whole[1:]] + [True])
     characters = np.frombuffer(whole.encode("ascii", "replace"), np.uint8) & 127
-    kept = characters != ord(" ")
-    characters, ends = characters[kept].astype(np.int32), spaces[kept].astype(np.int64)
+    visible = characters != ord(" ")
+    characters, ends = characters[visible].astype(np.int32), spaces[visible].astype(np.int64)
     starts = draw.integers(0, len(characters) - TEXT_LENGTH, COUNTS[part])
-    places = starts[:, None] + np.arange(TEXT_LENGTH)
-    return characters[places], ends[places]
+    positions = starts[:, None] + np.arange(TEXT_LENGTH)
+    return characters[positions], ends[positions]
 
 
 def reversed_digits(part: str) -> Arrays:

@@ -63,12 +63,12 @@ def clip(seed: int, chunks: int) -> tuple[np.ndarray, np.ndarray]:
     while sum(map(len, parts)) < chunks * CHUNK:
         silent = other_sound(draw, int(draw.uniform(0.4, 1.5) * RATE))
         text = str(texts[draw.integers(len(texts))])[:80]
-        said = spoken(text, str(draw.choice(VOICES)), int(draw.integers(120, 220)))
-        said = said * draw.uniform(0.3, 1.0)
-        parts += [silent, said]
+        voice = spoken(text, str(draw.choice(VOICES)), int(draw.integers(120, 220)))
+        voice = voice * draw.uniform(0.3, 1.0)
+        parts += [silent, voice]
         voiced += [
             np.zeros(len(silent)),
-            signal.convolve(np.abs(said) > 0.01, np.ones(2400), "same"),
+            signal.convolve(np.abs(voice) > 0.01, np.ones(2400), "same"),
         ]
     count = chunks * CHUNK
     sound = np.concatenate(parts)[:count] + draw.normal(0, draw.uniform(0.001, 0.01), count)

@@ -60,7 +60,7 @@ def tune(name: str, folder: Path, runtime: str = SOURCE_RUNTIME) -> dict[str, An
     if in_source:
         check_plan(case, converter.model, result)
     return {
-        "runtimes": [found.framework for found in result.report.runtimes if found.latency],
+        "runtimes": [entry.framework for entry in result.report.runtimes if entry.latency],
         "framework": result.framework,
         "accuracy": result.report.accuracy,
         "met": meets(result.report.accuracy, folder),
@@ -85,12 +85,12 @@ def _runnable(case: Case, folder: Path, result: Any) -> Any:
 
 def check_plan(case: Case, model: Any, result: Any) -> None:
     """What the plan says of an op is what the op is counted as."""
-    said: dict[str, dict[str, int]] = {}
+    planned: dict[str, dict[str, int]] = {}
     graph = result.adaptor.graph(result.adaptor.load(model, example=first_inputs(case)))
     for op, config in result.plan.items():
-        by = said.setdefault(graph[op].type, {})
+        by = planned.setdefault(graph[op].type, {})
         by[config.precision.value] = by.get(config.precision.value, 0) + 1
-    for kind, by in said.items():
+    for kind, by in planned.items():
         counted = result.report.op_counts[kind]
         for precision, count in by.items():
             if precision != "fp32" and counted.get(precision, 0) < count:
@@ -101,18 +101,18 @@ def load_again(name: str, folder: Path, runtime: str = SOURCE_RUNTIME) -> dict[s
     """The saved model in this fresh process: the same numbers, bit by bit."""
     inputs, _ = case_named(name).batches("test").made[0]
     saved = folder / f"{SAVED}-{runtime}"
-    given = arrays(load(saved)(inputs))
+    outputs = arrays(load(saved)(inputs))
     expected = list(np.load(saved / REFERENCE).values())
-    if [a.tobytes() for a in given] != [a.tobytes() for a in expected]:
+    if [a.tobytes() for a in outputs] != [a.tobytes() for a in expected]:
         raise SystemExit("loaded in a fresh process, the model gives other numbers")
     return {}
 
 
-def peer(name: str, folder: Path, way: str) -> dict[str, Any]:
+def peer(name: str, folder: Path, tool: str) -> dict[str, Any]:
     """What another tool makes of the model."""
     started = time.perf_counter()
     case = case_named(name)
-    run, file = PEERS[way](case, folder)
+    run, file = PEERS[tool](case, folder)
     accuracy = measured(case, run)
     return {
         "accuracy": accuracy,
@@ -124,36 +124,36 @@ def peer(name: str, folder: Path, way: str) -> dict[str, Any]:
     }
 
 
-def timed(name: str, folder: Path, *ways: str) -> dict[str, Any]:
+def timed(name: str, folder: Path, *contenders: str) -> dict[str, Any]:
     """Way → its speed over FP32, and between which its quartiles lie."""
     case = case_named(name)
     runs = {FP32: fp32(case, folder)[0]}
-    for way in ways:
-        runs[way] = _run_of(case, folder, way)
+    for contender in contenders:
+        runs[contender] = _run_of(case, folder, contender)
     inputs = first_inputs(case)
     began = time.perf_counter()
     runs[FP32](inputs)
     rounds = int(np.clip(12 / (len(runs) * (time.perf_counter() - began)), 11, 201))
-    taken = interleaved_rounds(
+    timings = interleaved_rounds(
         [partial(run, inputs) for run in runs.values()], warmup=3, iterations=rounds
     )
-    reference = np.asarray(taken[0])
+    reference = np.asarray(timings[0])
     shares = {
-        way: np.quantile(reference / np.asarray(seconds), [0.5, 0.25, 0.75])
-        for way, seconds in zip(runs, taken, strict=True)
+        contender: np.quantile(reference / np.asarray(seconds), [0.5, 0.25, 0.75])
+        for contender, seconds in zip(runs, timings, strict=True)
     }
-    return {way: list(map(float, found)) for way, found in shares.items()}
+    return {contender: list(map(float, quartiles)) for contender, quartiles in shares.items()}
 
 
-def _run_of(case: Case, folder: Path, way: str) -> Run:
-    if way == OURS:
+def _run_of(case: Case, folder: Path, contender: str) -> Run:
+    if contender == OURS:
         return ours(case, folder)
-    if way.startswith(CHOSEN):
-        return load(folder / f"{SAVED}-{way.removeprefix(CHOSEN)}")
-    if way.startswith(ELSEWHERE):
+    if contender.startswith(CHOSEN):
+        return load(folder / f"{SAVED}-{contender.removeprefix(CHOSEN)}")
+    if contender.startswith(ELSEWHERE):
         source = load_source(case.source(folder), None, None, example=first_inputs(case))
-        return transferred(source, way.removeprefix(ELSEWHERE))
-    run: Run = PEERS[way](case, folder)[0]
+        return transferred(source, contender.removeprefix(ELSEWHERE))
+    run: Run = PEERS[contender](case, folder)[0]
     return run
 
 
@@ -171,8 +171,8 @@ def fp32(case: Case, folder: Path) -> tuple[Run, Path | int]:
     function = tf.function(source, reduce_retracing=True)
 
     def run(inputs: Any) -> np.ndarray:
-        given = list(inputs.values()) if isinstance(inputs, dict) else inputs
-        return function(given, training=False).numpy()
+        arguments = list(inputs.values()) if isinstance(inputs, dict) else inputs
+        return function(arguments, training=False).numpy()
 
     return run, sum(np.asarray(weight).nbytes for weight in source.weights)
 

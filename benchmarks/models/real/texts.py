@@ -27,14 +27,14 @@ def _documented() -> Iterator[str]:
         module = importlib.import_module(name)
         members = [getattr(module, member) for member in sorted(vars(module))]
         inner = [
-            getattr(one, name, None)
-            for one in members
-            if inspect.isclass(one)
-            for name in sorted(vars(one))
+            getattr(value, name, None)
+            for value in members
+            if inspect.isclass(value)
+            for name in sorted(vars(value))
         ]
-        for one in (*members, *inner):
-            if inspect.isroutine(one) or inspect.isclass(one):
-                yield inspect.getdoc(one) or ""
+        for value in (*members, *inner):
+            if inspect.isroutine(value) or inspect.isclass(value):
+                yield inspect.getdoc(value) or ""
 
 
 def _plain(text: str) -> str:
@@ -44,14 +44,14 @@ def _plain(text: str) -> str:
 @cache
 def described() -> tuple[tuple[str, str], ...]:
     """What a thing is in one sentence, and what is said of it beyond that: pairs of texts."""
-    found: dict[str, str] = {}
+    summaries: dict[str, str] = {}
     for text in _documented():
         first, _, rest = text.partition("\n\n")
         first, rest = _plain(first), _plain(rest)
-        told = re.match(r"[A-Z][a-z]+ [a-z].{20,120}\.$", first)
-        if told and len(rest) > 60 and not rest.startswith((">>>", "|", "-")):
-            found.setdefault(rest[:300], first)
-    pairs = {first: rest for rest, first in found.items()}
+        matched = re.match(r"[A-Z][a-z]+ [a-z].{20,120}\.$", first)
+        if matched and len(rest) > 60 and not rest.startswith((">>>", "|", "-")):
+            summaries.setdefault(rest[:300], first)
+    pairs = {first: rest for rest, first in summaries.items()}
     return tuple(pairs.items())
 
 

@@ -26,11 +26,11 @@ def _clips(split: Split) -> list[tuple[np.ndarray, np.ndarray]]:
 def whole_clips(split: Split) -> Batches:
     """A clip a batch, its chunks one after the other."""
     state = np.zeros((1, 1, 128), np.float32)
-    made = [
+    clips = [
         ({"input": frames(sound), "h": state, "c": state}, speech)
         for sound, speech in _clips(split)
     ]
-    return Batches(made, CHUNKS)
+    return Batches(clips, CHUNKS)
 
 
 def chunks(split: Split) -> Batches:
@@ -41,12 +41,12 @@ def chunks(split: Split) -> Batches:
     sounds, speech = zip(*_clips(split), strict=True)
     heard = np.stack([frames(sound) for sound in sounds])
     state, rate = np.zeros((2, len(heard), 128), np.float32), np.array(RATE)
-    made = []
+    parts = []
     for i in range(CHUNKS):
         inputs = {"input": heard[:, i], "state": state, "sr": rate}
-        made.append((inputs, np.array([one[i] for one in speech])))
+        parts.append((inputs, np.array([labels[i] for labels in speech])))
         _, state = session.run(None, inputs)
-    return Batches(made, len(heard))
+    return Batches(parts, len(heard))
 
 
 def _case(name: str, batches: object) -> Case:

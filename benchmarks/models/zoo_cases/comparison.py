@@ -53,12 +53,14 @@ def difference(expected: Any, actual: Any, path: str = "output") -> str:
         return "" if expected == actual else f"{path} is {_shown(actual)}, not {_shown(expected)}"
     if expected[0] != actual[0]:
         return f"{path} is of class {actual[0]}, not {expected[0]}"
-    names, others = ([name for name, _ in parts] for parts in (expected[1], actual[1]))
-    if names != others:
-        return f"{path} has the names {', '.join(others)}, not {', '.join(names)}"
+    names, actual_names = ([name for name, _ in parts] for parts in (expected[1], actual[1]))
+    if names != actual_names:
+        return f"{path} has the names {', '.join(actual_names)}, not {', '.join(names)}"
     pairs = zip(expected[1], actual[1], strict=True)
-    found = (difference(mine[1], other[1], f"{path}.{mine[0]}") for mine, other in pairs)
-    return next(filter(None, found), "")
+    differences = (
+        difference(mine[1], counterpart[1], f"{path}.{mine[0]}") for mine, counterpart in pairs
+    )
+    return next(filter(None, differences), "")
 
 
 def _shown(structure: Any) -> str:
@@ -80,8 +82,8 @@ def noise(reference: np.ndarray, values: np.ndarray) -> float:
     if not np.array_equal(np.isfinite(values), finite):
         return -np.inf
     kind = np.complex128 if np.iscomplexobj(reference) else np.float64
-    real, other = reference[finite].astype(kind), values[finite].astype(kind)
-    error, signal = float(np.linalg.norm(real - other)), float(np.linalg.norm(real))
+    real, approximate = reference[finite].astype(kind), values[finite].astype(kind)
+    error, signal = float(np.linalg.norm(real - approximate)), float(np.linalg.norm(real))
     if error == 0:
         return EQUAL_DB
     return min(20 * float(np.log10(signal / error)), EQUAL_DB) if signal else -np.inf

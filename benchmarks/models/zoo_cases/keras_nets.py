@@ -20,7 +20,7 @@ def names() -> list[str]:
     """Return the names of the functions that build a net."""
     from keras import applications
 
-    return sorted(name for name, made in vars(applications).items() if inspect.isfunction(made))
+    return sorted(name for name, value in vars(applications).items() if inspect.isfunction(value))
 
 
 def build(name: str, seed: int, batches: int, folder: Path | None = None) -> ZooCase:

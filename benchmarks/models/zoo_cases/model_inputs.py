@@ -28,12 +28,14 @@ def input_candidates(model: nn.Module, seed: int) -> Iterator[tuple[str, Inputs]
         if parameter.default is inspect.Parameter.empty
         and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
-    known = [name for name in parameters if name in RULES]
-    pictured = maker.pictured_text() if "pixel_values" in known and "input_ids" in known else None
+    supported = [name for name in parameters if name in RULES]
+    pictured = (
+        maker.pictured_text() if "pixel_values" in supported and "input_ids" in supported else None
+    )
     if pictured:
         yield "text with pictures", pictured
     choices = {
-        "all": [name for name in known if name not in _RARE or name in needed],
+        "all": [name for name in supported if name not in _RARE or name in needed],
         "main": [name for name in parameters if name in (main, *needed, *_COMPANIONS)],
         "needed": [name for name in parameters if name in (main, *needed)],
         "text": [name for name in parameters if name in ("input_ids", "attention_mask", *needed)],
@@ -41,18 +43,18 @@ def input_candidates(model: nn.Module, seed: int) -> Iterator[tuple[str, Inputs]
             name for name in parameters if name in ("input_ids", "decoder_input_ids", *needed)
         ],
     }
-    seen: list[list[str]] = []
+    previous: list[list[str]] = []
     for side in _SIDES:
         maker.side = side
         for kind, names in choices.items():
             if any("pixel" in name or "image" in name for name in names) or side == _SIDES[0]:
-                made = maker.inputs(names)
-                shapes = [f"{name} {tuple(value.shape)}" for name, value in made.items()]
-                if made and shapes not in seen:
-                    seen.append(shapes)
-                    yield f"{kind}, side {side}" if side != _SIDES[0] else kind, made
+                inputs = maker.inputs(names)
+                shapes = [f"{name} {tuple(value.shape)}" for name, value in inputs.items()]
+                if inputs and shapes not in previous:
+                    previous.append(shapes)
+                    yield f"{kind}, side {side}" if side != _SIDES[0] else kind, inputs
     maker.side = _SIDES[0]
-    if "input_features" in known or "input_values" in known:
+    if "input_features" in supported or "input_values" in supported:
         for longer in (1, 3):
             maker.audio = longer
             yield f"audio, form {longer}", maker.inputs(choices["main"])
@@ -97,9 +99,13 @@ class _Maker:
         return torch.randn(*shape, generator=self.generator)
 
     def ids(self, limit: int = 0, tokens: int = TOKENS) -> torch.Tensor:
-        words = limit or self.size("vocab_size", "text_vocab_size", "vocabulary_size", default=64)
+        vocabulary_size = limit or self.size(
+            "vocab_size", "text_vocab_size", "vocabulary_size", default=64
+        )
         special = {value for part in _parts(self.config) for value in _special(part)}
-        free = torch.tensor([word for word in range(words) if word not in special] or [0])
+        free = torch.tensor(
+            [token for token in range(vocabulary_size) if token not in special] or [0]
+        )
         chosen = torch.randint(0, len(free), (SAMPLES, tokens), generator=self.generator)
         return free[chosen]
 
@@ -164,11 +170,11 @@ class _Maker:
         pixels = self.pixels()
         try:
             with torch.no_grad():
-                made = features(pixel_values=pixels)
+                embeddings = features(pixel_values=pixels)
         except Exception:  # noqa: BLE001 - models raise any type for inputs of another form
             return None
-        made = getattr(made, "pooler_output", made)
-        parts = list(made) if isinstance(made, list | tuple) else [made]
+        embeddings = getattr(embeddings, "pooler_output", embeddings)
+        parts = list(embeddings) if isinstance(embeddings, list | tuple) else [embeddings]
         width = parts[0].shape[-1]
         count = sum(part.numel() for part in parts) // width // SAMPLES
         ids = self.ids()

@@ -37,8 +37,8 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
         model, data_sets = _model_and_data(test)
         content = model.SerializeToString()
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        taken = [value.name for value in session.get_inputs()]
-        data = [dict(zip(taken, values, strict=True)) for values in data_sets]
+        input_names = [value.name for value in session.get_inputs()]
+        data = [dict(zip(input_names, values, strict=True)) for values in data_sets]
         outputs = [session.run(None, batch) for batch in data]
     except Exception as error:
         line = " ".join(str(error).split())

@@ -52,7 +52,7 @@ def verdict(row: dict[str, Any]) -> str:
     if row["unlike"]:
         return "unlike"
     if row["sqnr_db"] is not None and row["sqnr_db"] < LEAST_SQNR_DB:
-        is_said = any(word in text for text in row["warnings"] for word in _SAID)
+        is_said = any(phrase in text for text in row["warnings"] for phrase in _SAID)
         return "said" if is_said else "wrong"
     return "converted" if set(row["precisions"]) - {"fp32"} else "float"
 
@@ -119,11 +119,11 @@ def _in_float(rows: list[dict[str, Any]]) -> str:
 
 
 def _reasons(rows: list[dict[str, Any]]) -> str:
-    others = [row for row in rows if "precisions" not in row or row["unlike"]]
-    if not others:
+    failures = [row for row in rows if "precisions" not in row or row["unlike"]]
+    if not failures:
         return ""
     lines = ["| architecture | outcome | reason |", "|---|---|---|"]
-    for row in others:
+    for row in failures:
         kind = verdict(row)
         reason = row.get(kind) or row.get("unlike") or ""
         lines.append(f"| {row['name']} | {kind.replace('_', ' ')} | {_short(reason)} |")

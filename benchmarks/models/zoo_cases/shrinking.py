@@ -88,11 +88,11 @@ SHRINKINGS = (
 )
 
 
-def shrunk(config: Any, way: Shrinking) -> dict[str, Any]:
+def shrunk(config: Any, shrinking: Shrinking) -> dict[str, Any]:
     """Return the arguments of a smaller configuration of the same class."""
     plain = {key: value for key, value in vars(config).items() if not key.startswith("_")}
     stack = next((v for k, v in plain.items() if _LAYERS.search(k) and isinstance(v, int)), 0)
-    sizes = _Sizes(way, _patch_of(plain), stack)
+    sizes = _Sizes(shrinking, _patch_of(plain), stack)
     changed: dict[str, Any] = {}
     ids = iter(range(MAX_VOCABULARY - 1, 0, -1))
     for key, value in plain.items():
@@ -100,7 +100,7 @@ def shrunk(config: Any, way: Shrinking) -> dict[str, Any]:
             own = value.to_diff_dict() if hasattr(value, "to_diff_dict") else {}
             if value.model_type != "timm_backbone":  # stages are cut, so the chosen ones change
                 own = {name: part for name, part in own.items() if not _CHOSEN_STAGES.search(name)}
-            changed[key] = own | {"model_type": value.model_type} | shrunk(value, way)
+            changed[key] = own | {"model_type": value.model_type} | shrunk(value, shrinking)
             continue
         smaller = _REQUIRED.get(key) if value is None else sizes.of(key, value)
         if smaller is None and _TOKEN.search(key):
@@ -216,5 +216,5 @@ def _fixed(key: str, value: int) -> int | None:
 def _covering(values: list[Any], count: int) -> list[Any]:
     """Return some values of a list in order, of as many kinds as possible."""
     first = [index for index, value in enumerate(values) if value not in values[:index]][-count:]
-    others = [index for index in range(len(values)) if index not in first]
-    return [values[index] for index in sorted((*first, *others[: count - len(first)]))]
+    rest = [index for index in range(len(values)) if index not in first]
+    return [values[index] for index in sorted((*first, *rest[: count - len(first)]))]

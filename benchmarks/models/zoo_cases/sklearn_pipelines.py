@@ -73,7 +73,7 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
         raise NotBuiltError(f"skl2onnx: {error}") from error
     content = model.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    (taken,) = (value.name for value in session.get_inputs())
+    (input_name,) = (value.name for value in session.get_inputs())
     data = [numbers.standard_normal((16, FEATURES)).astype(np.float32) for _ in range(batches)]
     single = len(session.get_outputs()) == 1
 
@@ -81,4 +81,4 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
         results = session.run(None, batch)
         return results[0] if single else results
 
-    return ZooCase(model, [{taken: batch} for batch in data], run, "fitted to random samples")
+    return ZooCase(model, [{input_name: batch} for batch in data], run, "fitted to random samples")

@@ -51,8 +51,8 @@ def _converted(case: ZooCase, folder: Path, full: bool) -> dict[str, Any]:
     begun = time.process_time()
     try:
         expected = [case.run(batch) for batch in case.batches]
-        result, way = _tuned_somehow(case, folder, full)
-        row = {"convert_seconds": _seconds_since(begun), "memory": peak_memory(), **way}
+        result, settings = _tuned_somehow(case, folder, full)
+        row = {"convert_seconds": _seconds_since(begun), "memory": peak_memory(), **settings}
         row |= _compared(case, expected, result)
         begun = time.process_time()
         result.save(folder / SAVED)

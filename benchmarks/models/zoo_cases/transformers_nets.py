@@ -44,11 +44,11 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
     """
     reasons: list[str] = []
     end = time.process_time() + MAX_BUILD_SECONDS
-    for way, model in _models(name, seed, reasons):
-        kind = _running_kind(model, seed, reasons, way)
+    for shrinking, model in _models(name, seed, reasons):
+        kind = _running_kind(model, seed, reasons, shrinking)
         if kind is not None:
             repeated = [dict(input_candidates(model, seed + 1 + i))[kind] for i in range(batches)]
-            return ZooCase(model, repeated, _runner(model), f"{way.name}; {kind}")
+            return ZooCase(model, repeated, _runner(model), f"{shrinking.name}; {kind}")
         if time.process_time() > end:
             break
     raise NotBuiltError("; ".join(dict.fromkeys(reasons)) or "no model class")
@@ -56,30 +56,32 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
 
 def _models(name: str, seed: int, reasons: list[str]) -> Iterator[tuple[Shrinking, nn.Module]]:
     kind: Any = CONFIG_MAPPING[name]
-    for way in SHRINKINGS:
+    for shrinking in SHRINKINGS:
         try:
-            config = kind(**shrunk(kind(), way))
+            config = kind(**shrunk(kind(), shrinking))
             architecture = MODEL_MAPPING[kind]
             if isinstance(architecture, tuple):
                 architecture = architecture[0]
             with torch.device("meta"):
                 count = sum(p.numel() for p in architecture(config).parameters())
             if count > MAX_PARAMETERS:
-                reasons.append(f"{way.name}: {count / 1e6:.0f} million parameters")
+                reasons.append(f"{shrinking.name}: {count / 1e6:.0f} million parameters")
                 continue
             torch.manual_seed(seed)
             model = architecture(config).eval()
         except Exception as error:  # noqa: BLE001 - configurations check their values with any type
-            reasons.append(f"{way.name}: {_line(error)}")
+            reasons.append(f"{shrinking.name}: {_line(error)}")
             continue
-        yield way, model
+        yield shrinking, model
         if getattr(config, "use_cache", False):
             # A stack cut to layers without attention has no cache of keys and values.
             config.use_cache = False
-            yield replace(way, name=f"{way.name}, no cache"), model
+            yield replace(shrinking, name=f"{shrinking.name}, no cache"), model
 
 
-def _running_kind(model: nn.Module, seed: int, reasons: list[str], way: Shrinking) -> str | None:
+def _running_kind(
+    model: nn.Module, seed: int, reasons: list[str], shrinking: Shrinking
+) -> str | None:
     """Return the first kind of inputs that a model runs on."""
     for kind, inputs in input_candidates(model, seed):
         try:
@@ -87,10 +89,10 @@ def _running_kind(model: nn.Module, seed: int, reasons: list[str], way: Shrinkin
                 begun = time.process_time()
                 model(**inputs)
                 if time.process_time() - begun > MAX_FORWARD_SECONDS:
-                    reasons.append(f"{way.name}: a forward takes too long")
+                    reasons.append(f"{shrinking.name}: a forward takes too long")
                     return None
         except Exception as error:  # noqa: BLE001 - models raise any type for unsuitable inputs
-            reasons.append(f"{way.name}, {kind}: {_line(error)}")
+            reasons.append(f"{shrinking.name}, {kind}: {_line(error)}")
             continue
         return kind
     return None

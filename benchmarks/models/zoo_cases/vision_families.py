@@ -57,7 +57,7 @@ def timm_names() -> list[str]:
 
 
 def _size_of_name(name: str) -> tuple[int, int, str]:
-    rank = next((number for number, word in enumerate(_SMALL) if word in name), len(_SMALL))
+    rank = next((number for number, part in enumerate(_SMALL) if part in name), len(_SMALL))
     return rank, len(name), name
 
 

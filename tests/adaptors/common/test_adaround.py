@@ -43,13 +43,13 @@ def layer():
 def test_every_weight_is_rounded_up_or_down(layer, limit, per_channel):
     rows, weight = layer
     grid = WeightGrid(limit, per_channel)
-    found = reconstructed_layer(
+    result = reconstructed_layer(
         weight, grid, error_of(rows, weight), OPTIONS, rounding=True, scales=False
     )
-    np.testing.assert_array_equal(found.scales, grid.full(weight))
-    position = weight / found.scales
-    assert np.all(np.abs(found.codes - position) < 1)
-    assert np.abs(found.codes).max() == limit
+    np.testing.assert_array_equal(result.scales, grid.full(weight))
+    position = weight / result.scales
+    assert np.all(np.abs(result.codes - position) < 1)
+    assert np.abs(result.codes).max() == limit
 
 
 class Steps(TimeLimit):
@@ -70,8 +70,8 @@ def test_a_time_limit_ends_learning_at_a_step_and_the_best_so_far_counts(layer):
         limit = Steps()
         limit.left = steps
         options = LearnOptions(limit=limit)
-        found = reconstructed_layer(weight, grid, error, options, rounding=True, scales=False)
-        return float(errors(rows, weight, found.floats()).sum())
+        result = reconstructed_layer(weight, grid, error, options, rounding=True, scales=False)
+        return float(errors(rows, weight, result.floats()).sum())
 
     nearest = grid.nearest(weight, grid.full(weight)).floats()
     at_once, late = lost(0), lost(10**6)
@@ -85,10 +85,10 @@ def test_the_error_is_smaller_than_that_of_rounding_to_nearest_with_a_corrected_
     nearest = grid.nearest(weight, grid.full(weight)).floats()
     shift = (rows @ (nearest - weight).swapaxes(1, 2)).mean(axis=1, keepdims=True)
     corrected = ((rows @ (nearest - weight).swapaxes(1, 2) - shift) ** 2).mean(axis=1)
-    found = reconstructed_layer(
+    result = reconstructed_layer(
         weight, grid, error_of(rows, weight), OPTIONS, rounding=True, scales=False
     )
-    learned = errors(rows, weight, found.floats())
+    learned = errors(rows, weight, result.floats())
     assert np.all(learned <= errors(rows, weight, nearest) * (1 + 1e-3))
     assert learned.mean() < 0.85 * corrected.mean()
 
@@ -98,11 +98,11 @@ def test_most_of_what_the_best_of_all_roundings_gains_is_gained():
     weight = rng.normal(size=(GROUPS, OUTPUTS, 8)).astype(np.float32)
     rows, grid = inputs_of(rng, 8), WeightGrid(7)
     error = error_of(rows, weight)
-    found = reconstructed_layer(weight, grid, error, OPTIONS, rounding=True, scales=False)
-    low = np.floor(weight / found.scales)
-    every = [error.of(np.minimum(low + up, 7) * found.scales) for up in product((0, 1), repeat=8)]
-    nearest = error.of(grid.nearest(weight, found.scales).floats())
-    best, learned = np.min(every, axis=0), error.of(found.floats())
+    result = reconstructed_layer(weight, grid, error, OPTIONS, rounding=True, scales=False)
+    low = np.floor(weight / result.scales)
+    every = [error.of(np.minimum(low + up, 7) * result.scales) for up in product((0, 1), repeat=8)]
+    nearest = error.of(grid.nearest(weight, result.scales).floats())
+    best, learned = np.min(every, axis=0), error.of(result.floats())
     assert (nearest - learned).mean() > 0.75 * (nearest - best).mean()
 
 
@@ -128,20 +128,20 @@ def test_a_learned_scale_gives_up_an_outlier_that_hardly_counts(layer, rounding)
 def test_a_kernel_finds_the_same_codes_in_the_learned_weight(layer, scales, per_channel):
     rows, weight = layer
     grid = WeightGrid(63, per_channel)
-    found = reconstructed_layer(
+    result = reconstructed_layer(
         weight, grid, error_of(rows, weight), OPTIONS, rounding=True, scales=scales
     )
     axes = (2,) if per_channel else (0, 1, 2)
-    again = weight_scales(found.floats(), axes, grid.limit)
-    np.testing.assert_array_equal(round_to_int8(found.floats(), again, grid.limit), found.codes)
+    again = weight_scales(result.floats(), axes, grid.limit)
+    np.testing.assert_array_equal(round_to_int8(result.floats(), again, grid.limit), result.codes)
 
 
 def test_learning_is_repeatable_bit_for_bit(layer):
     rows, weight = layer
-    made = [
+    weights = [
         reconstructed_layer(
             weight, WeightGrid(63), error_of(rows, weight), OPTIONS, rounding=True, scales=True
         ).floats()
         for _ in range(2)
     ]
-    np.testing.assert_array_equal(*made)
+    np.testing.assert_array_equal(*weights)

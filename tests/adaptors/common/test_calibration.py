@@ -21,9 +21,9 @@ def observed(*batches: np.ndarray) -> Observer:
     """Statistics of batches shaped [samples, channels]."""
     statistics = Observer()
     for batch in batches:
-        seen = summarized(batch)
-        assert seen is not None
-        statistics.update(seen)
+        summary = summarized(batch)
+        assert summary is not None
+        statistics.update(summary)
     return statistics
 
 
@@ -107,13 +107,15 @@ def test_the_clipping_by_kl_is_the_one_of_least_relative_entropy(seed, distribut
 
     def divergence(share: float) -> float:
         limit = share * max(-low, high)
-        places = np.flatnonzero(np.abs((edges[:-1] + edges[1:]) / 2) <= limit)
-        if len(places) < 256:
+        indices = np.flatnonzero(np.abs((edges[:-1] + edges[1:]) / 2) <= limit)
+        if len(indices) < 256:
             return np.inf
-        inside = np.searchsorted(edges, np.clip(bins, *edges[places[[0, -1]]] + 1e-9), "right") - 1
-        reference = np.bincount(inside, minlength=2048)[places].astype(float)
-        level, filled = np.arange(len(places)) * 256 // len(places), counts[places] > 0
-        values_in, filled_in = (np.bincount(level, each) for each in (counts[places], filled))
+        inside = np.searchsorted(edges, np.clip(bins, *edges[indices[[0, -1]]] + 1e-9), "right") - 1
+        reference = np.bincount(inside, minlength=2048)[indices].astype(float)
+        level, filled = np.arange(len(indices)) * 256 // len(indices), counts[indices] > 0
+        values_in, filled_in = (
+            np.bincount(level, weights) for weights in (counts[indices], filled)
+        )
         coarse = np.where(filled, (values_in / np.maximum(filled_in, 1))[level], 0)
         filled_up = np.maximum(coarse, 1e-12 * coarse.sum())
         return float(rel_entr(reference / reference.sum(), filled_up / filled_up.sum()).sum())
@@ -128,9 +130,9 @@ def test_the_noise_with_a_scale_per_channel_is_that_of_each_channel_alone():
     random = np.random.default_rng(0)
     values = random.normal(size=(512, 6)).astype(np.float32) * np.array([1, 80, 0, 1e-3, 5, 1])
     values[:, 4] += 40  # never 0, which the range includes
-    alone = [observed(values[:, channel : channel + 1]).noise for channel in range(6)]
-    assert observed(values).channel_noise == pytest.approx(np.mean(alone))
-    assert observed(values).noise > 100 * max(alone)
+    noises = [observed(values[:, channel : channel + 1]).noise for channel in range(6)]
+    assert observed(values).channel_noise == pytest.approx(np.mean(noises))
+    assert observed(values).noise > 100 * max(noises)
 
 
 def test_one_channel_that_drowns_the_others_is_seen():
@@ -164,10 +166,10 @@ def test_the_channels_of_the_noisiest_tensors_are_kept_and_of_no_more_than_32():
     for index in range(40):
         values = random.normal(size=(256, 8)) * np.array([1.0 + 10 * index, *[1.0] * 7])
         statistics[f"t{index:02}"] = observed(values)
-    found = summarize(statistics, 256)
-    kept = sorted(found.nsr, key=found.nsr.__getitem__)[-32:]
-    assert set(found.channels) == set(kept)
-    assert "t00" not in found.channels  # nothing drowns there
+    observations = summarize(statistics, 256)
+    noisiest = sorted(observations.nsr, key=observations.nsr.__getitem__)[-32:]
+    assert set(observations.channels) == set(noisiest)
+    assert "t00" not in observations.channels  # nothing drowns there
 
 
 @pytest.mark.parametrize(
@@ -185,18 +187,18 @@ def test_the_channels_of_the_noisiest_tensors_are_kept_and_of_no_more_than_32():
 )
 def test_what_is_taken_of_a_tensor_is_what_numpy_says_of_each_channel(shape, axis):
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    seen = summarized(values, axis)
+    summary = summarized(values, axis)
     channels = (
         np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
         if len(shape) > 1
         else values.reshape(1, -1)
     )
-    np.testing.assert_allclose(seen.low, channels.min(1))
-    np.testing.assert_allclose(seen.high, channels.max(1))
-    np.testing.assert_allclose(seen.mean, channels.mean(1), atol=1e-6)
-    np.testing.assert_allclose(seen.power, np.square(channels).mean(1), rtol=1e-5)
-    assert seen.count == channels.shape[1]
-    assert set(np.unique(seen.sample)) <= set(np.unique(values))
+    np.testing.assert_allclose(summary.low, channels.min(1))
+    np.testing.assert_allclose(summary.high, channels.max(1))
+    np.testing.assert_allclose(summary.mean, channels.mean(1), atol=1e-6)
+    np.testing.assert_allclose(summary.power, np.square(channels).mean(1), rtol=1e-5)
+    assert summary.count == channels.shape[1]
+    assert set(np.unique(summary.sample)) <= set(np.unique(values))
     assert summarized(np.zeros((0, 3), np.float32)) is None
 
 
@@ -205,17 +207,17 @@ def test_images_with_channels_last_in_memory_are_summarized_where_they_lie():
     image = np.moveaxis(stored, -1, 1)
     tracemalloc.start()
     try:
-        seen = summarized(image, 1)
+        summary = summarized(image, 1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < image.nbytes / 4
     expected = summarized(np.ascontiguousarray(image), 1)
-    assert seen is not None
+    assert summary is not None
     assert expected is not None
-    np.testing.assert_array_equal(seen.sample, expected.sample)
-    np.testing.assert_array_equal(seen.low, expected.low)
-    np.testing.assert_array_equal(seen.high, expected.high)
-    np.testing.assert_allclose(seen.mean, expected.mean, atol=1e-5)
-    np.testing.assert_allclose(seen.power, expected.power, rtol=1e-5)
-    assert seen.count == expected.count
+    np.testing.assert_array_equal(summary.sample, expected.sample)
+    np.testing.assert_array_equal(summary.low, expected.low)
+    np.testing.assert_array_equal(summary.high, expected.high)
+    np.testing.assert_allclose(summary.mean, expected.mean, atol=1e-5)
+    np.testing.assert_allclose(summary.power, expected.power, rtol=1e-5)
+    assert summary.count == expected.count

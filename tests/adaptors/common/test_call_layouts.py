@@ -28,15 +28,15 @@ def rows(value: float, dtype: Any = FLOAT, count: int = 2) -> np.ndarray:
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The batches that were checked."""
-    seen: list[object] = []
+    batches: list[object] = []
     checked = Signature.assigned
 
     def assigned(self: Signature, inputs: object) -> list[Any]:
-        seen.append(inputs)
+        batches.append(inputs)
         return checked(self, inputs)
 
     monkeypatch.setattr(Signature, "assigned", assigned)
-    return seen
+    return batches
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: [x], lambda x: {"a": x}])
@@ -52,11 +52,11 @@ def test_a_layout_is_checked_once(checks: list[object], wrap: Any) -> None:
 def test_names_decide_not_the_order(checks: list[object]) -> None:
     model = signature("a", "b")
     for _ in range(2):
-        found = model.bind({"b": rows(2), "a": rows(1), "labels": rows(3)})
-        assert {name: array[0, 0] for name, array in found.items()} == {"t_a": 1, "t_b": 2}
+        feeds = model.bind({"b": rows(2), "a": rows(1), "labels": rows(3)})
+        assert {name: array[0, 0] for name, array in feeds.items()} == {"t_a": 1, "t_b": 2}
     assert len(checks) == 1
-    found = model.bind({"labels": rows(3), "a": rows(1), "b": rows(2)})
-    assert {name: array[0, 0] for name, array in found.items()} == {"t_a": 1, "t_b": 2}
+    feeds = model.bind({"labels": rows(3), "a": rows(1), "b": rows(2)})
+    assert {name: array[0, 0] for name, array in feeds.items()} == {"t_a": 1, "t_b": 2}
 
 
 def test_an_array_given_twice_tells_nothing_about_the_next_batch() -> None:
@@ -68,9 +68,9 @@ def test_an_array_given_twice_tells_nothing_about_the_next_batch() -> None:
 def test_other_dtypes_are_converted_in_every_call(checks: list[object]) -> None:
     model = signature("a")
     for value in range(3):
-        found = model.bind(rows(value, np.float64))["t_a"]
-        assert found.dtype == FLOAT
-        assert found[0, 0] == value
+        array = model.bind(rows(value, np.float64))["t_a"]
+        assert array.dtype == FLOAT
+        assert array[0, 0] == value
     assert len(checks) == 1
 
 
@@ -103,9 +103,9 @@ def test_the_number_of_layouts_is_bounded(checks: list[object]) -> None:
 
 def test_a_signature_with_known_layouts_is_the_same() -> None:
     model = signature("a")
-    before = model.to_dict()
+    expected = model.to_dict()
     model.bind(rows(1))
-    assert model.to_dict() == before
+    assert model.to_dict() == expected
     assert model == signature("a") == pickle.loads(pickle.dumps(model))
 
 

@@ -26,13 +26,13 @@ def _layer(bits: int, symmetric: bool, groups: int) -> IntegerLayer:
 def test_layers_survive_writing_and_reading(form, bits, symmetric):
     layer = _layer(bits, symmetric, groups=2)
     tensors, config = FORMATS[form]({"a.fc": layer}, [])
-    found, used = integer_layers(config, {**tensors, "norm.weight": np.ones(3)})
+    layers, used = integer_layers(config, {**tensors, "norm.weight": np.ones(3)})
     assert used >= tensors.keys()
     assert "norm.weight" not in used
-    assert np.array_equal(found["a.fc"].codes, layer.codes)
-    assert np.array_equal(found["a.fc"].scales, layer.scales)
-    assert np.array_equal(found["a.fc"].zero_points, layer.zero_points)
-    assert np.array_equal(found["a.fc"].floats(), layer.floats())
+    assert np.array_equal(layers["a.fc"].codes, layer.codes)
+    assert np.array_equal(layers["a.fc"].scales, layer.scales)
+    assert np.array_equal(layers["a.fc"].zero_points, layer.zero_points)
+    assert np.array_equal(layers["a.fc"].floats(), layer.floats())
 
 
 def test_words_hold_the_first_code_in_the_lowest_bits():
@@ -44,10 +44,10 @@ def test_words_hold_the_first_code_in_the_lowest_bits():
 def test_every_missing_or_cut_tensor_is_an_error_of_the_layer(form):
     tensors, config = FORMATS[form]({"fc": _layer(4, False, 2)}, [])
     for name in tensors:
-        left = {key: value for key, value in tensors.items() if key != name}
+        remaining = {key: value for key, value in tensors.items() if key != name}
         cut = {**tensors, name: tensors[name][:1]}
-        for damaged in (left, cut):
-            if name.endswith(("zero_point", "g_idx")) and damaged is left:
+        for damaged in (remaining, cut):
+            if name.endswith(("zero_point", "g_idx")) and damaged is remaining:
                 continue  # optional
             with pytest.raises(ModelLoadError):
                 integer_layers(config, damaged)

@@ -58,6 +58,6 @@ def test_words_hold_the_first_code_in_the_lowest_bits(bits):
     words = packed_words(codes, bits).view(np.uint32).astype(np.uint64)
     per_word = 32 // bits
     assert words.shape == (2, -(-9 // per_word))
-    for place in range(9):
-        field = words[:, place // per_word] >> np.uint64(bits * (place % per_word))
-        assert (field % 2**bits == codes[:, place]).all()
+    for position in range(9):
+        field = words[:, position // per_word] >> np.uint64(bits * (position % per_word))
+        assert (field % 2**bits == codes[:, position]).all()

@@ -15,8 +15,8 @@ def test_the_runs_of_an_op_are_those_after_the_warm_up():
             assert runs == 7
             return {"conv": [50.0, 40.0, 1.0, 1.0, 2.0, 3.0, 90.0], "folded": [0.0]}
 
-    found = conversion.profile(Timed(), None, None)
-    assert found == {"conv": (1.0, 1.0, 2.0, 3.0, 90.0), "folded": (0.0,)}
+    times = conversion.profile(Timed(), None, None)
+    assert times == {"conv": (1.0, 1.0, 2.0, 3.0, 90.0), "folded": (0.0,)}
 
 
 class Once(Strategy):
@@ -36,9 +36,9 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
     followed, checked = [], []
     follow, check = resolution.propagate_quantization, resolution.Resolver._checked
 
-    def following(graph, chosen, alone=frozenset()):
+    def following(graph, chosen, internal=frozenset()):
         followed.append(dict(chosen))
-        return follow(graph, chosen, alone)
+        return follow(graph, chosen, internal)
 
     def checking(resolver, plan):
         checked.append(plan)

@@ -17,7 +17,7 @@ def target(*ops: Op) -> KnownKinds:
 
 
 def test_a_chain_is_read_backwards_and_folded_and_moved_ops_are_passed_over():
-    here = source(
+    original = source(
         Op("conv", "Conv2D", ("x",)),
         Op("bias", "BiasAdd", ("conv",)),
         Op("norm/mul", "Mul", ("bias",)),
@@ -27,7 +27,7 @@ def test_a_chain_is_read_backwards_and_folded_and_moved_ops_are_passed_over():
         Op("head", "MatMul", ("flat",)),
         Op("out", "Identity", ("head",)),
     )
-    there = target(
+    converted = target(
         Op("Transpose_1", "Transpose", ("x",)),
         Op("Convolution_2", "Convolution", ("Transpose_1",)),
         Op("Add_3", "Add", ("Convolution_2",)),
@@ -36,7 +36,7 @@ def test_a_chain_is_read_backwards_and_folded_and_moved_ops_are_passed_over():
         Op("Reshape_6", "Reshape", ("Transpose_5",)),
         Op("head", "MatMul", ("Reshape_6",)),
     )
-    assert counterparts(here, there) == {
+    assert counterparts(original, converted) == {
         "Convolution_2": "conv",
         "Add_3": "norm/add",
         "Relu_4": "relu",
@@ -44,42 +44,44 @@ def test_a_chain_is_read_backwards_and_folded_and_moved_ops_are_passed_over():
 
 
 def test_branches_are_told_apart_by_the_place_at_which_they_are_read():
-    here = source(
+    original = source(
         Op("left", "Conv2D", ("x",)),
         Op("right", "Conv2D", ("x",)),
         Op("sum", "AddV2", ("left", "right")),
     )
-    there = target(
+    converted = target(
         Op("b", "Convolution", ("x",)),
         Op("a", "Convolution", ("x",)),
         Op("c", "Add", ("a", "b")),
     )
-    assert counterparts(here, there) == {"a": "left", "b": "right", "c": "sum"}
+    assert counterparts(original, converted) == {"a": "left", "b": "right", "c": "sum"}
 
 
 def test_a_contraction_is_never_passed_over():
-    here = source(Op("first", "MatMul", ("x",)), Op("second", "MatMul", ("first",)))
-    there = target(Op("Relu_1", "Relu", ("x",)), Op("second", "MatMul", ("Relu_1",)))
-    assert counterparts(here, there) == {}
+    original = source(Op("first", "MatMul", ("x",)), Op("second", "MatMul", ("first",)))
+    converted = target(Op("Relu_1", "Relu", ("x",)), Op("second", "MatMul", ("Relu_1",)))
+    assert counterparts(original, converted) == {}
 
 
 def test_an_op_with_two_pairs_has_none():
-    here = source(
+    original = source(
         Op("one", "Relu", ("x",)),
         Op("two", "Relu", ("x",)),
         Op("sum", "AddV2", ("one", "two")),
     )
-    there = target(Op("Relu_1", "Relu", ("x",)), Op("sum", "Add", ("Relu_1", "Relu_1")))
-    assert counterparts(here, there) == {}
+    converted = target(Op("Relu_1", "Relu", ("x",)), Op("sum", "Add", ("Relu_1", "Relu_1")))
+    assert counterparts(original, converted) == {}
 
 
 def test_names_of_the_source_stay_where_they_are():
     """An op that was split has its name and a part: no other op of the source is meant."""
-    here = source(Op("a", "AddV2", ("x",)), Op("fc", "MatMul", ("a",)), Op("act", "Relu", ("fc",)))
-    there = target(
+    original = source(
+        Op("a", "AddV2", ("x",)), Op("fc", "MatMul", ("a",)), Op("act", "Relu", ("fc",))
+    )
+    converted = target(
         Op("a", "Add", ("x",)),
         Op("fc", "MatMul", ("a",)),
         Op("fc/Add", "Add", ("fc",)),
         Op("act", "Relu", ("fc/Add",)),
     )
-    assert counterparts(here, there) == {}
+    assert counterparts(original, converted) == {}

@@ -54,17 +54,17 @@ class SharedCases:
         """Every place in the weight, with its output channel and its input channel."""
         assert layer.inputs is not None
         shape = layer.weight().shape
-        found = []
-        for place in np.ndindex(shape):
-            output = place[layer.outputs]
+        entries = []
+        for index in np.ndindex(shape):
+            output = index[layer.outputs]
             group = output * layer.groups // shape[layer.outputs]
-            found.append((place, output, group * shape[layer.inputs] + place[layer.inputs]))
-        return found
+            entries.append((index, output, group * shape[layer.inputs] + index[layer.inputs]))
+        return entries
 
     def channels(self, layer: LayerParams) -> tuple[int, int]:
         """How many outputs and inputs it has."""
-        places = self.places(layer)
-        return max(output for _, output, _ in places) + 1, max(i for *_, i in places) + 1
+        entries = self.places(layer)
+        return max(output for _, output, _ in entries) + 1, max(i for *_, i in entries) + 1
 
 
 class TestChange(SharedCases):
@@ -73,18 +73,18 @@ class TestChange(SharedCases):
         outputs, inputs = (drawn.uniform(0.1, 9, count) for count in self.channels(layer))
         changed = LayerRescale(outputs=outputs, inputs=inputs).weight(layer)
         expected = np.array(layer.weight())
-        for place, output, read in self.places(layer):
-            expected[place] *= outputs[output] * inputs[read]
+        for index, output, in_channel in self.places(layer):
+            expected[index] *= outputs[output] * inputs[in_channel]
         np.testing.assert_allclose(changed, expected, rtol=1e-5)
         assert changed.dtype == layer.weight().dtype
 
     def test_the_limits_are_the_largest_weights_of_a_channel(self, layer):
-        weight, places = np.abs(layer.weight()), self.places(layer)
+        weight, entries = np.abs(layer.weight()), self.places(layer)
         outputs, inputs = (np.zeros(count) for count in self.channels(layer))
-        for place, output, _ in places:
-            outputs[output] = max(outputs[output], weight[place])
-        for place, output, read in places:  # as shares: every output has steps of its own
-            inputs[read] = max(inputs[read], weight[place] / outputs[output])
+        for index, output, _ in entries:
+            outputs[output] = max(outputs[output], weight[index])
+        for index, output, in_channel in entries:  # as shares: every output has steps of its own
+            inputs[in_channel] = max(inputs[in_channel], weight[index] / outputs[output])
         np.testing.assert_allclose(layer.output_limits(), outputs, rtol=1e-6)
         np.testing.assert_allclose(layer.input_limits(), inputs, rtol=1e-6)
 
@@ -100,10 +100,10 @@ class TestChange(SharedCases):
         groups = layer.groups
         assert matrix.shape[:3] == (groups, outputs // groups, inputs // groups)
         taps: dict[tuple[int, int], list[float]] = {}
-        for place, output, read in self.places(layer):
-            taps.setdefault((output, read), []).append(layer.weight()[place])
-        for (output, read), values in taps.items():
-            group, column = divmod(read, inputs // groups)
+        for index, output, in_channel in self.places(layer):
+            taps.setdefault((output, in_channel), []).append(layer.weight()[index])
+        for (output, in_channel), values in taps.items():
+            group, column = divmod(in_channel, inputs // groups)
             row = matrix[group, output % (outputs // groups), column]
             np.testing.assert_array_equal(np.sort(row), np.sort(values))
 
@@ -150,11 +150,11 @@ def links(text: str, outputs: str, layers: Mapping[str, LayerParams], keepers: A
     ops = []
     for line in text.split(","):
         name, _, rest = line.strip().partition(": ")
-        kind, _, read = rest.partition(" of ")
-        ops.append(Op(name, kind, tuple(read.split()), quantize_agnostic=kind.endswith("pool")))
+        kind, _, inputs = rest.partition(" of ")
+        ops.append(Op(name, kind, tuple(inputs.split()), quantize_agnostic=kind.endswith("pool")))
     graph = OpGraph(ops, ["x"], outputs.split())
-    found = find_scaling_groups(graph, KINDS, layers, keepers)
-    return [(link.producer, set(link.consumers), set(link.tensors)) for link in found]
+    groups = find_scaling_groups(graph, KINDS, layers, keepers)
+    return [(link.producer, set(link.consumers), set(link.tensors)) for link in groups]
 
 
 A_AND_B = {"a": dense("a"), "b": dense("b")}
@@ -162,8 +162,8 @@ A_AND_B = {"a": dense("a"), "b": dense("b")}
 
 @pytest.mark.parametrize("kind", ["relu", "leaky", "same"])
 def test_what_gives_twice_as_much_for_twice_the_input_is_passed(kind):
-    found = links(f"a: dense of x, r: {kind} of a, b: dense of r", "b", A_AND_B)
-    assert found == [("a", {"b"}, {"a", "r"})]
+    groups = links(f"a: dense of x, r: {kind} of a, b: dense of r", "b", A_AND_B)
+    assert groups == [("a", {"b"}, {"a", "r"})]
 
 
 @pytest.mark.parametrize("kind", ["tanh", "threshold", "unheard_of"])
@@ -173,10 +173,10 @@ def test_what_does_not_is_not(kind):
 
 def test_all_readers_are_scaled_together():
     layers = {**A_AND_B, "c": dense("c")}
-    found = links("a: dense of x, r: relu of a, b: dense of r, c: dense of r", "b c", layers)
-    assert found == [("a", {"b", "c"}, {"a", "r"})]
-    found = links("a: dense of x, r: relu of a, b: dense of r, c: dense of a", "b c", layers)
-    assert found == [("a", {"b", "c"}, {"a", "r"})]
+    groups = links("a: dense of x, r: relu of a, b: dense of r, c: dense of r", "b c", layers)
+    assert groups == [("a", {"b", "c"}, {"a", "r"})]
+    groups = links("a: dense of x, r: relu of a, b: dense of r, c: dense of a", "b c", layers)
+    assert groups == [("a", {"b", "c"}, {"a", "r"})]
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_what_leaves_the_graph_stays_as_it_is(output):
 
 def test_layers_in_a_row_are_linked_one_by_one():
     layers = {**A_AND_B, "c": dense("c")}
-    found = links("a: dense of x, b: dense of a, r: relu of b, c: dense of r", "c", layers)
-    assert found == [("a", {"b"}, {"a"}), ("b", {"c"}, {"b", "r"})]
+    groups = links("a: dense of x, b: dense of a, r: relu of b, c: dense of r", "c", layers)
+    assert groups == [("a", {"b"}, {"a"}), ("b", {"c"}, {"b", "r"})]
 
 
 def test_the_addition_of_a_bias_belongs_to_the_layer():

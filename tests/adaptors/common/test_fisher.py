@@ -59,21 +59,21 @@ def _rounded(weight: np.ndarray, spec: QuantSpec) -> np.ndarray:
 def _divergence(net: nn.Module, data: torch.Tensor, name: str, spec: QuantSpec) -> float:
     """Return the mean KL divergence with one weight rounded, in float64."""
     weight = net.get_submodule(name).weight
-    before = weight.detach().clone()
+    original = weight.detach().clone()
     with torch.no_grad():
         truth = log_softmax(net(data)["logits"].double().numpy(), -1)
-        weight.copy_(torch.from_numpy(_rounded(before.numpy(), spec)))
-        found = log_softmax(net(data)["logits"].double().numpy(), -1)
-        weight.copy_(before)
-    return float((np.exp(truth) * (truth - found)).sum(-1).mean())
+        weight.copy_(torch.from_numpy(_rounded(original.numpy(), spec)))
+        quantized = log_softmax(net(data)["logits"].double().numpy(), -1)
+        weight.copy_(original)
+    return float((np.exp(truth) * (truth - quantized)).sum(-1).mean())
 
 
 def test_scores_rank_layers_and_forms_as_exact_divergences_do(scored):
     net, data, scores = scored
     pairs = [
         (score, _divergence(net, data, op, QuantSpec.parse(text)))
-        for op, found in scores.items()
-        for text, score in found.items()
+        for op, forms in scores.items()
+        for text, score in forms.items()
     ]
     assert len(pairs) >= 12
     ranks = np.argsort(np.argsort(pairs, axis=0), axis=0)
@@ -83,9 +83,9 @@ def test_scores_rank_layers_and_forms_as_exact_divergences_do(scored):
 def test_a_score_is_the_divergence_of_a_prediction(scored):
     net, data, scores = scored
     ratios = [
-        found[text] / _divergence(net, data, op, QuantSpec.parse(text))
-        for op, found in scores.items()
-        for text in found
+        forms[text] / _divergence(net, data, op, QuantSpec.parse(text))
+        for op, forms in scores.items()
+        for text in forms
     ]
     assert 0.6 < np.median(ratios) < 1.6
 
@@ -97,16 +97,16 @@ def test_scores_do_not_depend_on_the_memory_for_rounding_errors(scored, monkeypa
     model = adaptor.load(net, example=data[:2])
     space = adaptor.space(model, MACHINE).without_data()
     again = weight_noise(adaptor, model, data.split(12), space)
-    assert again == {op: pytest.approx(found) for op, found in scores.items()}
+    assert again == {op: pytest.approx(forms) for op, forms in scores.items()}
 
 
 def test_the_direction_at_logits_is_the_mean_zero_gradient_of_a_drawn_class():
     logits = np.random.default_rng(0).normal(size=(2000, 5)).astype(np.float32)[:1].repeat(4000, 0)
-    (found,) = direction([logits], True, np.random.default_rng(1))
+    (gradient,) = direction([logits], True, np.random.default_rng(1))
     chances = np.exp(log_softmax(logits[0].astype(np.float64)))
-    np.testing.assert_allclose(found.sum(axis=1), 0, atol=1e-6)
-    np.testing.assert_allclose(found.mean(axis=0), 0, atol=0.03)
-    np.testing.assert_allclose((found.argmax(1) == 0).mean(), chances[0], atol=0.03)
+    np.testing.assert_allclose(gradient.sum(axis=1), 0, atol=1e-6)
+    np.testing.assert_allclose(gradient.mean(axis=0), 0, atol=0.03)
+    np.testing.assert_allclose((gradient.argmax(1) == 0).mean(), chances[0], atol=0.03)
 
 
 def test_other_outputs_are_scored_by_the_noise_they_receive():
@@ -115,13 +115,13 @@ def test_other_outputs_are_scored_by_the_noise_they_receive():
     net, data = nn.Sequential(layer).eval(), torch.randn(48, 64)
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=data[:2])
-    ((_, found),) = weight_noise(
+    ((_, forms),) = weight_noise(
         adaptor, model, data.split(16), adaptor.space(model, MACHINE).without_data()
     ).items()
     text = "uint4 asymmetric per_group 64 minmax"
     weight = layer.weight.detach().numpy()
     moved = (_rounded(weight, QuantSpec.parse(text)) - weight) @ data.numpy().T
-    assert found[text] == pytest.approx(np.square(moved).sum(0).mean() / 2, rel=0.4)
+    assert forms[text] == pytest.approx(np.square(moved).sum(0).mean() / 2, rel=0.4)
 
 
 def test_a_framework_without_gradients_is_named():

@@ -20,7 +20,7 @@ class Chain(FusionRules[str, str]):
         self.reads = reads
 
     def _reader(self, group, start):
-        readers = [op for op, read in self.reads.items() if group.tail in read]
+        readers = [op for op, inputs in self.reads.items() if group.tail in inputs]
         return readers[0] if len(readers) == 1 and readers[0].startswith(start) else None
 
     def bias(self, group):
@@ -31,8 +31,8 @@ class Chain(FusionRules[str, str]):
         op = self._reader(group, "sum")
         if op is None:
             return None
-        (other,) = {*self.reads[op]} - {group.tail}
-        return Step(SUM, (op,), other)
+        (operand,) = {*self.reads[op]} - {group.tail}
+        return Step(SUM, (op,), operand)
 
     def activation(self, group):
         op = self._reader(group, "relu")

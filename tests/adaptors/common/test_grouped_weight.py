@@ -49,12 +49,12 @@ def test_codes_less_zero_points_times_scales_are_the_weight(bits, scheme, inputs
     assert stored.codes.max() < 2**bits
     steps = np.repeat(stored.scales, 32, axis=1)[:, :inputs]
     zeros = np.repeat(stored.zero_points, 32, axis=1)[:, :inputs].astype(np.float32)
-    found = (stored.codes - zeros) * steps
-    np.testing.assert_allclose(stored.floats(), found, atol=1e-5)
+    dequantized = (stored.codes - zeros) * steps
+    np.testing.assert_allclose(stored.floats(), dequantized, atol=1e-5)
     # A zero point is rounded, too: the ends of a range may lie half a step beyond the codes.
-    assert (np.abs(found - weight) <= steps * 1.0001).all()
+    assert (np.abs(dequantized - weight) <= steps * 1.0001).all()
     if bits > 2:
-        assert (np.abs(found - weight) <= steps * 0.5001).mean() > 0.95
+        assert (np.abs(dequantized - weight) <= steps * 0.5001).mean() > 0.95
     if scheme == "symmetric":
         assert (stored.zero_points == 2 ** (bits - 1)).all()
 
@@ -105,17 +105,17 @@ def test_scales_and_offsets_are_rounded_as_bfloat16_is():
 
 def test_free_offsets_of_2_bits_fit_in_a_byte_and_cost_no_accuracy():
     weight = GENERATOR.normal(0.1, 1, (64, 256)).astype(np.float32)
-    found = _quantizer("uint2 asymmetric per_group 32").nearest(weight)
-    parts = (found.offsets / found.scales - 0.5) * 64
+    nearest = _quantizer("uint2 asymmetric per_group 32").nearest(weight)
+    parts = (nearest.offsets / nearest.scales - 0.5) * 64
     assert np.abs(parts).max() < 127
     assert np.abs(parts - np.rint(parts)).max() < 0.5  # offsets are rounded to bfloat16, too
     low, high = weight.reshape(64, 8, 32).min(2), weight.reshape(64, 8, 32).max(2)
-    free = to_bfloat16((low + high) / 2 + found.scales / 2)
+    free = to_bfloat16((low + high) / 2 + nearest.scales / 2)
     error, least = (
-        np.square(each.floats() - weight).mean()
-        for each in (
-            found,
-            _quantizer("uint2 asymmetric per_group 32").on_grid(weight, found.scales, free),
+        np.square(candidate.floats() - weight).mean()
+        for candidate in (
+            nearest,
+            _quantizer("uint2 asymmetric per_group 32").on_grid(weight, nearest.scales, free),
         )
     )
     assert error < 1.001 * least
@@ -123,8 +123,8 @@ def test_free_offsets_of_2_bits_fit_in_a_byte_and_cost_no_accuracy():
 
 def test_a_group_far_from_zero_keeps_its_offset():
     weight = GENERATOR.normal(50, 0.1, (4, 32)).astype(np.float32)
-    found = _quantizer("uint2 asymmetric per_group 32").nearest(weight)
-    assert np.abs(found.floats() - weight).max() < 0.4
+    nearest = _quantizer("uint2 asymmetric per_group 32").nearest(weight)
+    assert np.abs(nearest.floats() - weight).max() < 0.4
 
 
 def test_a_group_size_divides_the_inputs():
@@ -136,10 +136,10 @@ def test_a_group_size_divides_the_inputs():
 def test_inputs_are_rounded_to_127_steps_of_each_row_and_group():
     rows = GENERATOR.normal(size=(3, 70)).astype(np.float32)
     rows[1, :32] = 0
-    found = rounded_inputs(rows, 32)
+    rounded = rounded_inputs(rows, 32)
     for row in range(3):
         for start in (0, 32, 64):
-            part, kept = rows[row, start : start + 32], found[row, start : start + 32]
+            part, rounded_part = rows[row, start : start + 32], rounded[row, start : start + 32]
             step = np.abs(part).max() / 127
-            assert np.abs(part - kept).max() <= step * 0.5001
-            assert np.allclose(np.abs(kept).max(), np.abs(part).max())
+            assert np.abs(part - rounded_part).max() <= step * 0.5001
+            assert np.allclose(np.abs(rounded_part).max(), np.abs(part).max())

@@ -23,48 +23,48 @@ def rounded(bits):
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_held_groups_are_read_as_made(bits, in_file, tmp_path):
     holder = GroupHolder(tmp_path / "weights" if in_file else None)
-    made = rounded(bits)
-    held = [holder.hold(weight) for weight in made]
-    for before, after in zip(made, held, strict=True):
-        assert np.array_equal(after.codes, before.codes)
-        assert np.array_equal(after.scales, before.scales)
-        assert np.array_equal(after.offsets, before.offsets)
-        assert np.array_equal(after.floats(), before.floats())
-        assert after.inputs == 1008
+    weights = rounded(bits)
+    stored = [holder.hold(weight) for weight in weights]
+    for original, restored in zip(weights, stored, strict=True):
+        assert np.array_equal(restored.codes, original.codes)
+        assert np.array_equal(restored.scales, original.scales)
+        assert np.array_equal(restored.offsets, original.offsets)
+        assert np.array_equal(restored.floats(), original.floats())
+        assert restored.inputs == 1008
 
 
 @pytest.mark.parametrize(("in_file", "most"), [(False, 0.55), (True, 0.01)])
 def test_held_groups_take_half_a_byte_per_code_or_a_file(in_file, most, tmp_path):
     holder = GroupHolder(tmp_path if in_file else None)
-    made = rounded(4)
-    codes = sum(weight.codes.size for weight in made)
+    weights = rounded(4)
+    codes = sum(weight.codes.size for weight in weights)
     tracemalloc.start()
-    held = [holder.hold(weight) for weight in made]
+    stored = [holder.hold(weight) for weight in weights]
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(held) == len(made)
+    assert len(stored) == len(weights)
     assert grown <= most * codes
 
 
 def test_other_fields_change_without_reading_the_codes(tmp_path):
     holder = GroupHolder(tmp_path)
-    held = holder.hold(rounded(4)[0])
+    stored = holder.hold(rounded(4)[0])
     factors = np.ones(1008, np.float32)
-    assert replace(held, input_factors=factors).groups is held.groups
-    assert holder.hold(held) is held
+    assert replace(stored, input_factors=factors).groups is stored.groups
+    assert holder.hold(stored) is stored
 
 
 def test_the_file_ends_with_the_weights(tmp_path):
-    held = GroupHolder(tmp_path).hold(rounded(4)[0])
+    stored = GroupHolder(tmp_path).hold(rounded(4)[0])
     gc.collect(1)  # the weight alone keeps the file
-    assert held.codes.max() <= 15
-    del held
+    assert stored.codes.max() <= 15
+    del stored
     gc.collect(1)
     assert not list(tmp_path.iterdir())
 
 
 def test_codes_stay_in_memory_if_the_folder_cannot_be_made(tmp_path):
-    taken = tmp_path / "file"
-    taken.touch()
-    made = rounded(3)[0]
-    assert np.array_equal(GroupHolder(taken).hold(made).codes, made.codes)
+    path = tmp_path / "file"
+    path.touch()
+    weight = rounded(3)[0]
+    assert np.array_equal(GroupHolder(path).hold(weight).codes, weight.codes)

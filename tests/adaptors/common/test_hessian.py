@@ -38,10 +38,10 @@ def traces(source, data, batch: int) -> list[float]:
     """The traces of all layers, in the order of the graph."""
     adaptor = adaptor_for(source)
     model = adaptor.load(source, example=data)
-    known, batches = adaptor.corrections.layer_params(model), np.split(data, len(data) // batch)
-    ops = [op.name for op in adaptor.graph(model) if op.name in known]
-    found = adaptor.hessian.hessian_traces(model, batches, ops)
-    return [found[name] for name in ops]
+    params, batches = adaptor.corrections.layer_params(model), np.split(data, len(data) // batch)
+    ops = [op.name for op in adaptor.graph(model) if op.name in params]
+    estimates = adaptor.hessian.hessian_traces(model, batches, ops)
+    return [estimates[name] for name in ops]
 
 
 def spread(jacobian: np.ndarray) -> float:
@@ -57,8 +57,8 @@ def test_the_trace_of_a_product_is_the_inputs_power_for_every_output(build):
     # One by one, directions have nothing to blur.
     assert traces(build(), DATA, 1) == pytest.approx([expected], rel=1e-4)
     together = np.kron(DATA.astype(np.float64), np.eye(4))
-    (found,) = traces(build(), DATA, len(DATA))
-    assert abs(found - expected) < 4 * spread(together)
+    (trace,) = traces(build(), DATA, len(DATA))
+    assert abs(trace - expected) < 4 * spread(together)
 
 
 @pytest.mark.parametrize("build", [in_pytorch, in_tensorflow])
@@ -87,7 +87,7 @@ def test_two_frameworks_find_the_traces_of_one_net():
         weight, bias = (value.detach().numpy() for value in convolution.parameters())
         layer.set_weights([weight.transpose(2, 3, 1, 0), bias])
 
-    found = [traces(net, images, 6), traces(same, images.transpose(0, 2, 3, 1).copy(), 6)]
+    estimates = [traces(net, images, 6), traces(same, images.transpose(0, 2, 3, 1).copy(), 6)]
 
     for position, name in enumerate(("0.weight", "2.weight")):
 
@@ -97,7 +97,7 @@ def test_two_frameworks_find_the_traces_of_one_net():
         weight = net.get_parameter(name)
         jacobian = torch.autograd.functional.jacobian(output, weight)
         exact = jacobian.reshape(-1, weight.numel()).double().numpy()
-        for by_framework in found:
+        for by_framework in estimates:
             off = abs(by_framework[position] - np.square(exact).sum())
             assert off < 4 * spread(exact)
 
@@ -119,9 +119,9 @@ def test_a_module_called_twice_counts_twice():
     adaptor = adaptor_for(CalledTwice())
     model = adaptor.load(CalledTwice().eval(), example=DATA, capture="modules")
     (name,) = adaptor.corrections.layer_params(model)
-    found = adaptor.hessian.hessian_traces(model, np.split(DATA, len(DATA)), [name])
+    estimates = adaptor.hessian.hessian_traces(model, np.split(DATA, len(DATA)), [name])
     # y = Wx + 2Wx: three times the derivative, nine times its square.
-    assert found[name] == pytest.approx(9 * 4 * np.square(DATA).sum(), rel=1e-4)
+    assert estimates[name] == pytest.approx(9 * 4 * np.square(DATA).sum(), rel=1e-4)
 
 
 def test_onnx_has_no_gradients():

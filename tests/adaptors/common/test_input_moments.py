@@ -35,41 +35,41 @@ def test_rows_with_nan_or_inf_are_left_out(moments):
     damaged[0, 5], damaged[1, 6], damaged[2, 7] = np.nan, np.inf, -np.inf
     sums = MomentSums.of_size(SIZE)
     sums.add(np.concatenate([damaged, ROWS]))
-    found = sums.moments()
-    np.testing.assert_allclose(found.products, moments.products, rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(found.magnitudes, moments.magnitudes, rtol=1e-4)
+    result = sums.moments()
+    np.testing.assert_allclose(result.products, moments.products, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(result.magnitudes, moments.magnitudes, rtol=1e-4)
 
 
 def test_the_factor_is_that_of_the_damped_inverse(moments):
-    found = InverseFactor.of(moments.products)
+    factor = InverseFactor.of(moments.products)
     power = np.diagonal(moments.products).astype(np.float64)
     damped = moments.products + np.diag(np.where(power > 0, 0.01 * power, 1.01))
-    damped = damped[np.ix_(found.order, found.order)]
+    damped = damped[np.ix_(factor.order, factor.order)]
     size = np.sqrt(np.diagonal(damped))
     inverse = np.linalg.inv(damped / size / size[:, None])
-    product = (found.upper.T.astype(np.float64) @ found.upper) * size * size[:, None]
+    product = (factor.upper.T.astype(np.float64) @ factor.upper) * size * size[:, None]
     assert np.abs(product - inverse).max() < 1e-3 * np.abs(inverse).max()
-    assert not np.tril(found.upper, -1).any()
+    assert not np.tril(factor.upper, -1).any()
 
 
 def test_the_factor_for_scaled_inputs_is_that_of_their_moments(moments):
     factors = np.linspace(0.5, 2, SIZE, dtype=np.float32)
-    found = InverseFactor.of(moments.products)
-    scaled = found.scaled(factors)
-    expected = found.upper / factors[found.order]
-    assert scaled.upper is found.upper
+    factor = InverseFactor.of(moments.products)
+    scaled = factor.scaled(factors)
+    expected = factor.upper / factors[factor.order]
+    assert scaled.upper is factor.upper
     assert np.array_equal(scaled.rows(0, SIZE), expected)
     assert np.array_equal(scaled.rows(100, 130), expected[100:130, 100:])
     assert np.array_equal(scaled.diagonal, np.diagonal(expected))
 
 
 def test_awq_and_gptq_factorize_the_moments_once(moments, monkeypatch):
-    made, factorize = [], InverseFactor.of
-    monkeypatch.setattr(InverseFactor, "of", lambda h: made.append(h) or factorize(h))
+    calls, factorize = [], InverseFactor.of
+    monkeypatch.setattr(InverseFactor, "of", lambda h: calls.append(h) or factorize(h))
     weight = DRAW.normal(size=(16, SIZE)).astype(np.float32)
     quantizer = Quantizer(QuantSpec.parse("uint4 asymmetric per_group 64 awq gptq"))
     corrected_weight(weight, quantizer, moments)
-    assert len(made) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("words", ["awq", "gptq", "awq gptq"])
@@ -81,5 +81,5 @@ def test_a_weight_is_rounded_alike_whole_and_in_parts(moments, words, monkeypatc
     monkeypatch.setattr(name, 1)
     parts = corrected_weight(weight, quantizer, moments)
     assert (whole.codes == parts.codes).mean() > 0.98
-    errors = (row_errors(weight, found, moments).sum() for found in (whole, parts))
+    errors = (row_errors(weight, rounded, moments).sum() for rounded in (whole, parts))
     assert next(errors) == pytest.approx(next(errors), rel=0.01)

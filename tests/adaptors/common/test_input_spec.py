@@ -27,8 +27,8 @@ A, B = np.zeros((5, 3), np.float32), np.arange(10, dtype=np.float32).reshape(5, 
     ("inputs", "names"), [("a, b", ("a", "b")), (["a", "b"], ("a", "b")), (None, ()), ([], ())]
 )
 def test_names_are_read_from_a_text_or_a_list(inputs, names):
-    given = InputSpec.read(inputs, "y", None)
-    assert (given.names, given.outputs, given.example) == (names, ("y",), None)
+    spec = InputSpec.read(inputs, "y", None)
+    assert (spec.names, spec.outputs, spec.example) == (names, ("y",), None)
 
 
 def test_inputs_that_are_arrays_are_the_example_before_that_of_the_data():
@@ -55,8 +55,8 @@ def test_made_up_inputs_come_with_the_first_size_that_is_not_known():
     assert {name: array.shape for name, array in feeds.items()} == {"a": (1, 3), "b": (1, 1)}
     (warning,) = warnings
     assert "unknown sizes of the input b: float32[?, ?] are assumed to be 1" in warning
-    known = Signature((port("a", None, 3),), ())
-    assert InputSpec().feeds(known)[1] == []
+    signature = Signature((port("a", None, 3),), ())
+    assert InputSpec().feeds(signature)[1] == []
 
 
 def test_asking_for_modules_of_a_graph_is_said_to_be_in_vain():
@@ -113,24 +113,24 @@ def test_damaged_details_are_refused_by_name(content, tmp_path):
 
 
 def test_an_example_is_not_made_up_of_sizes_that_fill_the_memory():
-    said = PAIR.to_dict()
-    said["inputs"][0]["shape"] = [None, 10**6, 10**6]
+    data = PAIR.to_dict()
+    data["inputs"][0]["shape"] = [None, 10**6, 10**6]
     with pytest.raises(NeuralMPError, match="expected sizes whose product is at most"):
-        Signature.from_dict(said)
+        Signature.from_dict(data)
 
 
 @pytest.mark.parametrize("dtype", ["i4,i4", "S99999999", "int99", "", 3, ["int8"]])
 def test_an_element_type_is_one_by_name(dtype):
-    said = PAIR.to_dict()
-    said["inputs"][0]["dtype"] = dtype
+    data = PAIR.to_dict()
+    data["inputs"][0]["dtype"] = dtype
     with pytest.raises(NeuralMPError, match="expected"):
-        Signature.from_dict(said)
+        Signature.from_dict(data)
 
 
 def test_outputs_that_are_returned_are_there():
-    said = {**PAIR.to_dict(), "returns": {"x": [0, 99]}}
+    data = {**PAIR.to_dict(), "returns": {"x": [0, 99]}}
     with pytest.raises(NeuralMPError, match="found 99"):
-        Signature.from_dict(said)
+        Signature.from_dict(data)
 
 
 OPTIONAL = Signature(
@@ -171,13 +171,13 @@ def test_a_missing_input_is_refused_with_the_option_that_names_the_inputs(batch)
 def test_a_saved_signature_keeps_the_defaults(tmp_path, value):
     default = np.asarray(value, np.float32)
     optional = TensorSpec("b", "b", FLOAT, None, default=default)
-    known = Signature((port("a", None, 3), optional), (port("y"),))
-    write_details(tmp_path / "details.json", known.to_dict())
-    read = read_details(tmp_path / "details.json", Signature.from_dict)
-    assert read == known
-    assert not read.inputs[0].is_optional
-    assert read.inputs[1].default.dtype == np.float32
-    np.testing.assert_array_equal(read.inputs[1].default.ravel(), default.ravel())
+    signature = Signature((port("a", None, 3), optional), (port("y"),))
+    write_details(tmp_path / "details.json", signature.to_dict())
+    restored = read_details(tmp_path / "details.json", Signature.from_dict)
+    assert restored == signature
+    assert not restored.inputs[0].is_optional
+    assert restored.inputs[1].default.dtype == np.float32
+    np.testing.assert_array_equal(restored.inputs[1].default.ravel(), default.ravel())
 
 
 @pytest.mark.parametrize("default", [["a"], "1", {"a": 1}, [[1.0], 2.0], float("inf")])

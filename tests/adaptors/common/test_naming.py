@@ -4,8 +4,8 @@ from neural_mp.adaptors.common.naming import source_op
 
 
 def test_names_made_up_by_an_exporter_lead_to_no_op_of_the_source():
-    known = {"block/conv", "block/conv/Add", "head"}
-    assert source_op("head/WithoutBiases", known) == "head"
-    assert source_op("block/conv/Add", known) == "block/conv/Add"
-    assert source_op("block/conv/Mul", known) == "block/conv"
-    assert source_op("head/MatMul/Relu/Convolution", known) is None
+    names = {"block/conv", "block/conv/Add", "head"}
+    assert source_op("head/WithoutBiases", names) == "head"
+    assert source_op("block/conv/Add", names) == "block/conv/Add"
+    assert source_op("block/conv/Mul", names) == "block/conv"
+    assert source_op("head/MatMul/Relu/Convolution", names) is None

@@ -41,13 +41,13 @@ def bare(monkeypatch):
 
 @pytest.fixture
 def converter(bare, net, digits, accuracy):
-    made = MixedPrecision()
-    made.model, made.precisions, made.metric = net, "int8", accuracy
-    made.objective = "modelsize"
-    made.exit_policy = {"max_trials": 3}
-    made.calib_dataloader = digits[0].loader()
-    made.eval_dataloader = digits[1].loader()
-    return made
+    tuner = MixedPrecision()
+    tuner.model, tuner.precisions, tuner.metric = net, "int8", accuracy
+    tuner.objective = "modelsize"
+    tuner.exit_policy = {"max_trials": 3}
+    tuner.calib_dataloader = digits[0].loader()
+    tuner.eval_dataloader = digits[1].loader()
+    return tuner
 
 
 def test_a_part_that_is_offered_is_given():
@@ -68,14 +68,14 @@ def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
     images, model = digits[1].images[:8], result.loaded
     np.testing.assert_allclose(model(images), result(images))
     assert model.first_non_finite(images) is None
-    for use, words in (
+    for use, feature in (
         (result.audit, "trace of executed kernels"),
         (result.compiled, "compiler"),
         (lambda: result.export_onnx(tmp_path / "other.onnx"), "way to ONNX"),
         (lambda: model.profile(images), "times of single ops"),
         (lambda: compare_models(model, model, [images]), "results of single ops"),
     ):
-        with pytest.raises(ConversionError, match=f"adaptor of pytorch offers no {words}"):
+        with pytest.raises(ConversionError, match=f"adaptor of pytorch offers no {feature}"):
             use()
 
 
@@ -118,9 +118,9 @@ def test_corrections_of_a_plan_are_refused(bare, net, digits, plain_machine):
     images = digits[1].images[:8]
     model = adaptor.load(net, example=images)
     space = adaptor.space(model, plain_machine)
-    seen = adaptor.observe(model, [images], space)
+    observations = adaptor.observe(model, [images], space)
     plan = space.fastest_plan()
     op = next(op for op in plan if plan[op].activation is not None)
-    asked = plan.replacing({op: replace(plan[op], corrections=("equalize",))})
+    requested = plan.replacing({op: replace(plan[op], corrections=("equalize",))})
     with pytest.raises(PlanError, match="requires an input from a layer"):
-        adaptor.convert(model, space.resolve(asked), seen, space)
+        adaptor.convert(model, space.resolve(requested), observations, space)

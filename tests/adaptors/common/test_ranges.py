@@ -90,16 +90,16 @@ def test_nan_and_inf_are_noted_with_the_first_batch_wherever_they_are(batches):
         summary = summarized(np.array([[1.0, 2.0], [value, 0.5]], np.float32))
         assert summary is not None
         observer.update(summary, number)
-    seen = summarize({"relu": observer}, len(batches))
+    observations = summarize({"relu": observer}, len(batches))
     numbers = [number for number, value in enumerate(batches, 1) if not np.isfinite(value)]
     if not numbers:
-        assert seen.ranges["relu"]["minmax"] == (0.0, 2.0)
-        assert not seen.non_finite
-        assert not seen.notes
+        assert observations.ranges["relu"]["minmax"] == (0.0, 2.0)
+        assert not observations.non_finite
+        assert not observations.notes
         return
-    assert "relu" not in seen.ranges
-    held = seen.non_finite["relu"]
-    assert held.batch == numbers[0]
-    assert held.value == ("NaN" if np.isnan(batches[numbers[0] - 1]) else "Inf")
-    assert f"1 tensor ('relu') held {held.value} in batch {numbers[0]}" in seen.notes[0]
-    assert Observations.from_dict(seen.to_dict()) == seen
+    assert "relu" not in observations.ranges
+    entry = observations.non_finite["relu"]
+    assert entry.batch == numbers[0]
+    assert entry.value == ("NaN" if np.isnan(batches[numbers[0] - 1]) else "Inf")
+    assert f"1 tensor ('relu') held {entry.value} in batch {numbers[0]}" in observations.notes[0]
+    assert Observations.from_dict(observations.to_dict()) == observations

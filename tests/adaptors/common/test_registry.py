@@ -13,14 +13,14 @@ from neural_mp.adaptors.registry import adaptor_named
 @pytest.fixture
 def collects(monkeypatch):
     """Whether garbage was collected as each adaptor was imported."""
-    found, original = [], importlib.import_module
+    enabled, original = [], importlib.import_module
 
     def imported(name):
-        found.append(gc.isenabled())
+        enabled.append(gc.isenabled())
         return original(name)
 
     monkeypatch.setattr(importlib, "import_module", imported)
-    return found
+    return enabled
 
 
 def test_a_framework_is_imported_without_collections_of_garbage(collects):
@@ -55,12 +55,12 @@ def imports_one(monkeypatch):
 
     def imported(name):
         monkeypatch.setitem(sys.modules, "a_module_of_the_framework", ModuleType("made"))
-        made.extend([] for _ in range(20_000))
+        objects.extend([] for _ in range(20_000))
         return original(name)
 
-    made: list[list[int]] = []
+    objects: list[list[int]] = []
     monkeypatch.setattr(importlib, "import_module", imported)
-    return made
+    return objects
 
 
 @pytest.fixture
@@ -83,6 +83,6 @@ def test_what_was_imported_counts_as_old(imports_one):
 @pytest.mark.usefixtures("imports_one", "nothing_frozen")
 def test_what_the_program_froze_stays_frozen():
     gc.freeze()
-    before = gc.get_freeze_count()
+    count = gc.get_freeze_count()
     adaptor_named("onnxrt")
-    assert gc.get_freeze_count() >= before - 100  # some of it was deleted
+    assert gc.get_freeze_count() >= count - 100  # some of it was deleted

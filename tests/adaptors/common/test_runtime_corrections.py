@@ -90,13 +90,13 @@ def losses(request, path, converted, tmp_path_factory):
     """Rounding → the increase of the loss in percent."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     reference = decoder.loss(lambda ids: session.run(None, {"ids": ids})[0])
-    found = {}
-    for words in ("rtn", "awq", "gptq", "awq gptq"):
-        result = converted(f"{SPEC} {words}", request.param)
+    increases = {}
+    for method in ("rtn", "awq", "gptq", "awq gptq"):
+        result = converted(f"{SPEC} {method}", request.param)
         assert result.audit().holds
         folder = tmp_path_factory.mktemp("files")
-        found[words] = 100 * (_own_loss(result, folder, request.param) / reference - 1)
-    return found
+        increases[method] = 100 * (_own_loss(result, folder, request.param) / reference - 1)
+    return increases
 
 
 def test_each_correction_gains_on_text_that_calibration_has_not_seen(losses):
@@ -132,11 +132,11 @@ def test_errors_of_layers_shrink_on_the_inputs_that_they_read(path, batches):
     rows = np.concatenate([session.run([node.input[0]], feeds)[0] for feeds in batches])
     rows, weight = rows.reshape(-1, decoder.HIDDEN), weights[node.input[1]].T
     errors = {}
-    for words in ("rtn", "gptq"):
-        spec = f"{SPEC} {words}".replace("int8_inputs", "float_inputs")
+    for method in ("rtn", "gptq"):
+        spec = f"{SPEC} {method}".replace("int8_inputs", "float_inputs")
         graph = _converted(path, batches, spec).model.graph
         change = _stored(graph, op) - weight
-        errors[words] = np.square(rows @ change.T).mean()
+        errors[method] = np.square(rows @ change.T).mean()
     assert errors["gptq"] < 0.6 * errors["rtn"]
 
 
@@ -158,8 +158,8 @@ def test_layers_that_calibration_does_not_reach_are_rounded_to_nearest(path, bat
     space = adaptor.space(model, MACHINE)
     without_batches = LoadedModel(adaptor, model).in_space(space, lambda: [])
     logits = []
-    for words in ("rtn", "gptq"):
-        plan = space.resolve(_plan(path, f"{SPEC} {words}"))
+    for method in ("rtn", "gptq"):
+        plan = space.resolve(_plan(path, f"{SPEC} {method}"))
         converted = without_batches.converted(plan)
         logits.append(converted(batches[0]))
     assert np.array_equal(*logits)
@@ -188,7 +188,7 @@ def test_a_search_corrects_weights(path, tmp_path):
 def test_factors_of_inputs_are_folded_into_norms_and_layers(converted, runtime):
     """Only attention has no constant that could hold the factors of the layer behind."""
     plain, scaled = (
-        _products(converted(f"{SPEC} {words}", runtime).model) for words in ("rtn", "awq gptq")
+        _products(converted(f"{SPEC} {method}", runtime).model) for method in ("rtn", "awq gptq")
     )
     added = set(scaled) - set(plain)
     assert len(added) == len(scaled) - len(plain) <= 2

@@ -54,8 +54,8 @@ def test_a_child_that_cannot_be_run_says_nothing_and_is_asked_again(module, tmp_
 
 def test_a_kind_of_kernel_is_exact_if_all_its_cases_are():
     cases = ("convolution a", "convolution b", "depthwise a", "dense a")
-    found = accumulation_of_cases({"convolution a", "depthwise a", "dense a"}, cases)
-    assert found == {
+    accumulation = accumulation_of_cases({"convolution a", "depthwise a", "dense a"}, cases)
+    assert accumulation == {
         KernelKind.CONVOLUTION: SATURATING,
         KernelKind.DEPTHWISE: EXACT,
         KernelKind.DENSE: EXACT,
@@ -63,28 +63,28 @@ def test_a_kind_of_kernel_is_exact_if_all_its_cases_are():
 
 
 def test_a_runtime_is_believed_where_it_saturates_and_the_flags_where_they_do_not_tell():
-    here = Hardware(flags=frozenset({"avx512_vnni"}))
-    asked: list[str | None] = []
+    hardware = Hardware(flags=frozenset({"avx512_vnni"}))
+    limits: list[str | None] = []
 
     def says(products):
         def ask(limit):
-            asked.append(limit)
+            limits.append(limit)
             return dict.fromkeys(KernelKind, products) | {KernelKind.DEPTHWISE: EXACT}
 
         return ask
 
-    assert set(target_accumulation(here, says(EXACT)).values()) == {EXACT}
-    assert target_accumulation(here, says(SATURATING))[KernelKind.DENSE] is SATURATING
-    assert target_accumulation(here, says(SATURATING))[KernelKind.DEPTHWISE] is EXACT
+    assert set(target_accumulation(hardware, says(EXACT)).values()) == {EXACT}
+    assert target_accumulation(hardware, says(SATURATING))[KernelKind.DENSE] is SATURATING
+    assert target_accumulation(hardware, says(SATURATING))[KernelKind.DEPTHWISE] is EXACT
     assert target_accumulation(Hardware(), says(EXACT))[KernelKind.CONVOLUTION] is SATURATING
-    asked.clear()
-    portable = target_accumulation(here.for_target("portable"), says(EXACT))
-    assert asked == ["AVX2", "AVX512_CORE"]
+    limits.clear()
+    portable = target_accumulation(hardware.for_target("portable"), says(EXACT))
+    assert limits == ["AVX2", "AVX512_CORE"]
     assert portable[KernelKind.CONVOLUTION] is SATURATING
     assert portable[KernelKind.DEPTHWISE] is EXACT
-    asked.clear()
-    assert set(target_accumulation(here.for_target("amx"), says(EXACT)).values()) == {EXACT}
-    assert asked == []
+    limits.clear()
+    assert set(target_accumulation(hardware.for_target("amx"), says(EXACT)).values()) == {EXACT}
+    assert limits == []
 
 
 CASES = """
@@ -106,11 +106,11 @@ def test_cases_in_files_are_tried_once_and_a_deadly_one_has_words_of_its_own(mod
     (tmp_path / "cases_in_files.py").write_text(CASES)
     cases = {"a": b"one", "b": b"deadly", "c": b"three"}
     for _ in range(2):
-        found = runtime_probe.case_results("cases_in_files", "1", cases)
-        assert found["a"] == "read one"
-        assert found["c"] == "read three"
-        assert "ends the process" in found["b"]
+        results = runtime_probe.case_results("cases_in_files", "1", cases)
+        assert results["a"] == "read one"
+        assert results["c"] == "read three"
+        assert "ends the process" in results["b"]
     runtime_probe._RESULTS.clear()  # as in another process
     more = runtime_probe.case_results("cases_in_files", "1", {**cases, "d": b"four"})
-    assert more == {**found, "d": "read four"}
+    assert more == {**results, "d": "read four"}
     assert (tmp_path / "cases.txt").read_text() == "a b c;a b c;d;"

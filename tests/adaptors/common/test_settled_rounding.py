@@ -21,11 +21,11 @@ def layer_of(outputs: int, inputs: int) -> tuple[np.ndarray, LayerError]:
     weight = rng.normal(size=(GROUPS, outputs, inputs)).astype(np.float32)
     mixed = rng.normal(size=(GROUPS, ROWS, inputs)) @ rng.normal(size=(GROUPS, inputs, inputs))
     exact = np.maximum(mixed, 0).astype(np.float32)
-    read = np.rint(exact / 0.5).astype(np.float32) * np.float32(0.5)
+    rounded = np.rint(exact / 0.5).astype(np.float32) * np.float32(0.5)
     results = exact @ weight.swapaxes(1, 2)
     return weight, LayerError(
-        read.swapaxes(1, 2) @ read / ROWS,
-        results.swapaxes(1, 2) @ read / ROWS,
+        rounded.swapaxes(1, 2) @ rounded / ROWS,
+        results.swapaxes(1, 2) @ rounded / ROWS,
         (results**2).mean(axis=1),
     )
 
@@ -45,7 +45,7 @@ def choice_of(weight: np.ndarray, error: LayerError, grid: WeightGrid) -> CodeCh
 def exactly(error: LayerError, weight: np.ndarray) -> np.ndarray:
     """Return the mean squared errors, in float64 and relative to the squares of the results."""
     products, targets, power = (
-        each.astype(np.float64) for each in (error.products, error.targets, error.power)
+        array.astype(np.float64) for array in (error.products, error.targets, error.power)
     )
     crossed = np.einsum("goi,goi->go", weight @ products - 2 * targets, weight)
     return (crossed + power) / power
@@ -60,14 +60,14 @@ def test_no_code_can_change_alone_without_more_error(layer, limit, start):
     codes = compensated(weight, choice)
     if start == "nearest":
         codes = grid.nearest(weight, choice.scales).codes
-    found = settled(codes, choice)
-    least = exactly(error, found * choice.scales)
+    result = settled(codes, choice)
+    least = exactly(error, result * choice.scales)
     assert np.all(least <= exactly(error, codes * choice.scales) + TOLERANCE)
     for column in range(INPUTS):
-        other = found.copy()
-        raised = found[:, :, column] == choice.low[:, :, column]
-        other[:, :, column] += np.where(raised, 1, -1) * choice.is_free[:, :, column]
-        assert np.all(exactly(error, other * choice.scales) >= least - TOLERANCE)
+        neighbour = result.copy()
+        raised = result[:, :, column] == choice.low[:, :, column]
+        neighbour[:, :, column] += np.where(raised, 1, -1) * choice.is_free[:, :, column]
+        assert np.all(exactly(error, neighbour * choice.scales) >= least - TOLERANCE)
 
 
 @pytest.mark.parametrize("limit", [7, 127])
@@ -85,10 +85,10 @@ def test_a_wide_layer_has_nearly_the_error_that_descent_would_reach(layer, limit
     grid = WeightGrid(limit)
 
     def learned() -> float:
-        found = reconstructed_layer(
+        result = reconstructed_layer(
             weight, grid, error, LearnOptions(), rounding=True, scales=False
         )
-        return float(error.of(found.floats()).sum())
+        return float(error.of(result.floats()).sum())
 
     descended = learned()
     monkeypatch.setattr(adaround, "_WIDE", 0.0)

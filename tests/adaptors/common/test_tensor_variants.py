@@ -20,8 +20,8 @@ class Written(TensorVariants[str]):
         self.constants, self.nodes = dict(constants), []
         self.dequantized_to = dequantized_to
 
-    def add(self, *words):
-        self.nodes.append(" ".join(words))
+    def add(self, *parts):
+        self.nodes.append(" ".join(parts))
         return self.nodes[-1]
 
     def name_of(self, tensor):

@@ -64,10 +64,10 @@ def test_no_result_is_further_from_the_layer_than_rounding_to_nearest(seed, corr
         return np.square(rows @ (rounded.floats() - weight).T).mean(axis=0).sum()
 
     nearest = error(round_to_nearest(weight, spec))
-    found = corrected_weight(weight, spec, _moments(rows))
-    assert error(found) <= nearest * (1 + 1e-4)
+    result = corrected_weight(weight, spec, _moments(rows))
+    assert error(result) <= nearest * (1 + 1e-4)
     gains = seed > 0 or "gptq" in corrections  # without outliers, scaling gains little
-    assert error(found) < (0.8 if gains else 1) * nearest
+    assert error(result) < (0.8 if gains else 1) * nearest
 
 
 def test_errors_of_outputs_are_those_of_the_inputs_seen():
@@ -91,19 +91,21 @@ def test_compensated_codes_come_close_to_the_best_of_all_roundings():
             change = codes * scale + offset - weight[0]
             errors.append(change @ moments.products @ change)
         nearest = row_errors(weight, round_to_nearest(weight, spec), moments)[0]
-        found = row_errors(weight, corrected_weight(weight, spec, moments), moments)[0]
-        gained.append((nearest - found) / (nearest - min(errors)) if nearest > min(errors) else 1)
+        compensated = row_errors(weight, corrected_weight(weight, spec, moments), moments)[0]
+        gained.append(
+            (nearest - compensated) / (nearest - min(errors)) if nearest > min(errors) else 1
+        )
     assert np.median(gained) > 0.7
 
 
 def test_uncorrelated_inputs_leave_nothing_to_compensate_for():
     weight, spec = _weight(0, 8, 64), _spec("gptq")
     alike = InputMoments(np.eye(64, dtype=np.float32), np.ones(64, np.float32))
-    found, nearest = corrected_weight(weight, spec, alike), round_to_nearest(weight, spec)
+    result, nearest = corrected_weight(weight, spec, alike), round_to_nearest(weight, spec)
     # Ranges may be narrower, if that reduces the error.
-    assert (row_errors(weight, found, alike) <= row_errors(weight, nearest, alike)).all()
-    kept = (found.scales == nearest.scales).all(axis=1)
-    assert (found.codes[kept] == nearest.codes[kept]).all()
+    assert (row_errors(weight, result, alike) <= row_errors(weight, nearest, alike)).all()
+    unchanged = (result.scales == nearest.scales).all(axis=1)
+    assert (result.codes[unchanged] == nearest.codes[unchanged]).all()
 
 
 def test_scaling_protects_inputs_with_outliers():
@@ -113,17 +115,17 @@ def test_scaling_protects_inputs_with_outliers():
     assert scaled.input_factors is not None
     assert scaled.input_factors[:4].max() < scaled.input_factors[4:].min()
     nearest = row_errors(weight, round_to_nearest(weight, _spec("rtn")), moments).sum()
-    both = corrected_weight(weight, _spec("awq gptq"), moments)
+    combined = corrected_weight(weight, _spec("awq gptq"), moments)
     assert row_errors(weight, scaled, moments).sum() < 0.3 * nearest
-    assert row_errors(weight, both, moments).sum() < row_errors(weight, scaled, moments).sum()
+    assert row_errors(weight, combined, moments).sum() < row_errors(weight, scaled, moments).sum()
 
 
 def test_an_input_that_is_always_zero_is_no_obstacle():
     rows, weight = _inputs(2, 32), _weight(2, 8, 32)
     rows[:, 5] = 0
     for corrections in CORRECTIONS:
-        found = corrected_weight(weight, _spec(corrections), _moments(rows))
-        assert np.isfinite(found.floats()).all()
+        result = corrected_weight(weight, _spec(corrections), _moments(rows))
+        assert np.isfinite(result.floats()).all()
 
 
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
@@ -132,17 +134,17 @@ def test_scales_and_offsets_stay_exact_in_bfloat16(dtype):
     scheme = "asymmetric" if dtype == "uint4" else "symmetric"
     for corrections in (*CORRECTIONS, "hqq"):
         spec = QuantSpec.parse(f"{dtype} {scheme} per_group 32 {corrections}")
-        found = corrected_weight(weight, spec, _moments(rows))
-        assert (to_bfloat16(found.scales) == found.scales).all()
-        assert (to_bfloat16(found.offsets) == found.offsets).all()
-        assert found.codes.max() <= 15
+        result = corrected_weight(weight, spec, _moments(rows))
+        assert (to_bfloat16(result.scales) == result.scales).all()
+        assert (to_bfloat16(result.offsets) == result.offsets).all()
+        assert result.codes.max() <= 15
 
 
 def test_hqq_needs_no_data_and_moves_offsets_so_that_small_errors_get_smaller():
     random = np.random.default_rng(0)
     weight = random.standard_t(3, size=(32, 64)).astype(np.float32)
     spec = _spec("hqq")
-    found, nearest = corrected_weight(weight, spec), round_to_nearest(weight, spec)
-    assert (found.scales == nearest.scales).all()
-    norms = [(np.abs(r.floats() - weight) ** 0.7).sum() for r in (found, nearest)]
+    result, nearest = corrected_weight(weight, spec), round_to_nearest(weight, spec)
+    assert (result.scales == nearest.scales).all()
+    norms = [(np.abs(r.floats() - weight) ** 0.7).sum() for r in (result, nearest)]
     assert norms[0] < norms[1]

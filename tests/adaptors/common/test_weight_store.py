@@ -36,10 +36,10 @@ def read(store, content):
 
 
 def test_a_weight_is_read_as_written(store, content):
-    found = read(store, content)["layer"]
+    restored = read(store, content)["layer"]
     rounded = Quantizer(SPEC, GroupParameters.BFLOAT16).nearest(WEIGHT)
-    assert np.array_equal(found.codes, rounded.codes)
-    assert np.array_equal(found.scales, rounded.scales)
+    assert np.array_equal(restored.codes, rounded.codes)
+    assert np.array_equal(restored.scales, rounded.scales)
     assert store.get({"layer": WEIGHT}, {"layer": SPEC}, "other conditions") is None
 
 
@@ -47,9 +47,9 @@ def test_a_weight_is_read_as_written(store, content):
 @given(place=st.floats(0, 1, exclude_max=True), value=st.binary(min_size=1, max_size=8))
 def test_a_damaged_file_is_ignored_or_has_a_weight_of_the_same_form(store, content, place, value):
     start = int(place * len(content))
-    found = read(store, content[:start] + value + content[start + len(value) :])
-    assert found is None or isinstance(found["layer"], GroupedWeight)
-    assert found is None or found["layer"].codes.max() < 16
+    restored = read(store, content[:start] + value + content[start + len(value) :])
+    assert restored is None or isinstance(restored["layer"], GroupedWeight)
+    assert restored is None or restored["layer"].codes.max() < 16
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -1])

@@ -94,8 +94,8 @@ def test_an_lstm_runs_in_the_kernel_that_finds_its_ranges(directions):
     assert converted.kernels["DynamicQuantizeLSTM"] == 1
     assert converted.space.capabilities["all"].config(INT8).approach == "dynamic"
     expected = run(model, **STEPS)
-    for wanted, given in zip(expected, converted.result, strict=True):
-        assert signal_to_noise(wanted, given) > 30
+    for reference, output in zip(expected, converted.result, strict=True):
+        assert signal_to_noise(reference, output) > 30
     assert converted.adaptor.weight_bytes(converted.model) < 0.4 * converted.adaptor.weight_bytes(
         converted.float
     )
@@ -112,8 +112,8 @@ def test_an_lstm_is_right_wherever_it_is_loaded():
     right = adaptor.portability.with_reduced_range(converted.model)
     assert not adaptor.portability.full_range_kernels(right)
     expected = run(model, **STEPS)
-    for wanted, given in zip(expected, adaptor.predict(right, STEPS), strict=True):
-        assert signal_to_noise(wanted, given) > 30
+    for reference, output in zip(expected, adaptor.predict(right, STEPS), strict=True):
+        assert signal_to_noise(reference, output) > 30
 
 
 def test_a_plain_recurrent_layer_stays_and_that_is_said():
@@ -172,12 +172,12 @@ def test_recurrent_layers_with_lengths_and_states(kind, direction, lengths, star
     assert ran.precision is INT8
     expected = run(model, **feeds)
     assert len(expected) == len(converted.result)
-    for wanted, given in zip(expected, converted.result, strict=True):
-        assert wanted.shape == given.shape
-        assert signal_to_noise(wanted, given) > 30
+    for reference, output in zip(expected, converted.result, strict=True):
+        assert reference.shape == output.shape
+        assert signal_to_noise(reference, output) > 30
         # Behind the end of a sequence there is nothing.
-        if lengths and wanted.ndim == 4:
-            assert not given[3:, :, 1].any()
+        if lengths and reference.ndim == 4:
+            assert not output[3:, :, 1].any()
 
 
 def test_a_gru_is_timed_and_comes_back_as_one_op(tmp_path):
@@ -191,8 +191,8 @@ def test_a_gru_is_timed_and_comes_back_as_one_op(tmp_path):
     assert not [name for name in timed if name.startswith("all/")]
     adaptor.save(converted.model, tmp_path)
     again = adaptor.restore(tmp_path)
-    for one, other in zip(adaptor.predict(again, feeds), converted.result, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for output, expected in zip(adaptor.predict(again, feeds), converted.result, strict=True):
+        np.testing.assert_array_equal(output, expected)
     assert adaptor.kernel_trace.trace(again, feeds) == adaptor.kernel_trace.trace(
         converted.model, feeds
     )

@@ -48,19 +48,25 @@ def read(path: Path, kind: str):
 def fed(model: onnx.ModelProto, values) -> dict:
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
-    return {value.name: each for value, each in zip(inputs, values, strict=False)}
+    return {value.name: feed for value, feed in zip(inputs, values, strict=False)}
 
 
-def same(one, other) -> bool:
+def same(first, second) -> bool:
     """Bit by bit."""
-    if isinstance(one, list):
-        return isinstance(other, list) and all(map(same, one, other)) and len(one) == len(other)
-    if one is None or other is None:
-        return one is other
-    one, other = np.asarray(one), np.asarray(other)
-    if one.dtype.hasobject:
-        return bool(np.array_equal(one, other))
-    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(first, list):
+        return (
+            isinstance(second, list) and all(map(same, first, second)) and len(first) == len(second)
+        )
+    if first is None or second is None:
+        return first is second
+    first, second = np.asarray(first), np.asarray(second)
+    if first.dtype.hasobject:
+        return bool(np.array_equal(first, second))
+    return (first.dtype, first.shape, first.tobytes()) == (
+        second.dtype,
+        second.shape,
+        second.tobytes(),
+    )
 
 
 def as_list(result, count: int) -> list:
@@ -76,20 +82,20 @@ def check(name: str, model: onnx.ModelProto, values) -> bool:
 
 def _checked(adaptor: OnnxRuntimeAdaptor, name: str, model: onnx.ModelProto, values) -> bool:
     try:
-        alone = session(model, intra_op_num_threads=1)
+        runner = session(model, intra_op_num_threads=1)
     except Exception:  # noqa: BLE001 - the bindings' own types
         with pytest.raises(ModelLoadError, match="ONNX Runtime"):
             adaptor.load(model)
         return False
-    held = adaptor.load(model)
+    loaded = adaptor.load(model)
     feeds = fed(model, values)
     try:
-        reference = alone.run(None, feeds)
+        reference = runner.run(None, feeds)
     except Exception:  # noqa: BLE001 - types that its Python interface does not take
         return False
-    space = adaptor.space(held, MACHINE)
+    space = adaptor.space(loaded, MACHINE)
     count = len(reference)
-    untouched = adaptor.convert(held, space.resolve(space.fp32_plan()), Observations(), space)
+    untouched = adaptor.convert(loaded, space.resolve(space.fp32_plan()), Observations(), space)
     results = as_list(adaptor.predict(untouched, feeds), count)
     assert same(results, reference), name
     for precision, tolerance in TOLERANCES.items():
@@ -106,46 +112,46 @@ def _checked(adaptor: OnnxRuntimeAdaptor, name: str, model: onnx.ModelProto, val
             }
         )
         tensors = precision is Precision.INT8 and any(c != FP32 for c in plan.values())
-        observed = adaptor.observe(held, [feeds], space) if tensors else Observations()
-        converted = adaptor.convert(held, space.resolve(plan), observed, space)
-        if converted is held:  # no op has a kernel in this precision: the same as above
+        observed = adaptor.observe(loaded, [feeds], space) if tensors else Observations()
+        converted = adaptor.convert(loaded, space.resolve(plan), observed, space)
+        if converted is loaded:  # no op has a kernel in this precision: the same as above
             continue
-        given = as_list(adaptor.predict(converted, feeds), count)
-        if not any(re.search(words, name) for words in FURTHER_OFF):
-            for one, other in zip(given, reference, strict=True):
-                assert_near(one, other, tolerance, (name, precision))
+        outputs = as_list(adaptor.predict(converted, feeds), count)
+        if not any(re.search(pattern, name) for pattern in FURTHER_OFF):
+            for output, expected in zip(outputs, reference, strict=True):
+                assert_near(output, expected, tolerance, (name, precision))
     return True
 
 
-def assert_near(given, reference, tolerance: float, what) -> None:
+def assert_near(actual, reference, tolerance: float, what) -> None:
     if isinstance(reference, list):
-        for one, other in zip(given, reference, strict=True):
-            assert_near(one, other, tolerance, what)
+        for item, expected in zip(actual, reference, strict=True):
+            assert_near(item, expected, tolerance, what)
         return
     if not isinstance(reference, np.ndarray):
-        assert same(given, reference), what
+        assert same(actual, reference), what
         return
-    assert (given.dtype, given.shape) == (reference.dtype, reference.shape), what
+    assert (actual.dtype, actual.shape) == (reference.dtype, reference.shape), what
     if reference.dtype.kind != "f":
-        assert same(given, reference), what
+        assert same(actual, reference), what
         return
     finite = np.isfinite(reference)
-    np.testing.assert_array_equal(np.isnan(given), np.isnan(reference), err_msg=str(what))
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(reference), err_msg=str(what))
     if finite.any():
         largest = max(float(np.abs(reference[finite]).max()), 1e-6)
-        assert np.abs(given[finite] - reference[finite]).max() <= tolerance * largest, what
+        assert np.abs(actual[finite] - reference[finite]).max() <= tolerance * largest, what
 
 
 def distinct_tests() -> list[TestCase]:
     """All tests of ops; of bodies of functions, the first with the same types of ops."""
-    bodies, found = set(), []
+    bodies, cases = set(), []
     for case in node_tests():
         types = frozenset(node.op_type for node in case.model.graph.node)
         if "_expanded" not in case.name or types not in bodies:
-            found.append(case)
+            cases.append(case)
         if "_expanded" in case.name:
             bodies.add(types)
-    return found
+    return cases
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -36,16 +36,16 @@ BF16, FP32, INT8 = Precision.BF16, Precision.FP32, Precision.INT8
 X = draw(STEPS, BATCH, WIDTH)
 
 
-def cell(state="s", given="x", result="next"):
+def cell(state="s", source="x", result="next"):
     return [
-        op("MatMul", f"{given} u", "a"),
+        op("MatMul", f"{source} u", "a"),
         op("MatMul", f"{state} w", "b"),
         op("Add", "a b", "c"),
         op("Tanh", "c", result),
     ]
 
 
-def scan(axis=0, direction=0, **other):
+def scan(axis=0, direction=0, **settings):
     """A cell of an Elman network, its weights outside of the body."""
     inner = body([*cell(), op("Identity", "next", "out")], ["s", "x"], ["next", "out"])
     node = op(
@@ -63,17 +63,17 @@ def scan(axis=0, direction=0, **other):
         {"steps": [None, None, WIDTH]},
         ["y", "z"],
         {"w": W, "u": U, "start": np.zeros((BATCH, HIDDEN), np.float32)},
-        **other,
+        **settings,
     )
 
 
 def elman(steps):
     """Every state of the cell, by numpy."""
-    state, found = np.zeros((BATCH, HIDDEN), np.float32), []
+    state, states = np.zeros((BATCH, HIDDEN), np.float32), []
     for step in steps:
         state = np.tanh(step @ U + state @ W)
-        found.append(state)
-    return np.stack(found)
+        states.append(state)
+    return np.stack(states)
 
 
 @pytest.mark.parametrize("precision", [INT8, BF16, Precision.FP16])
@@ -113,11 +113,11 @@ def test_ranges_hold_what_all_steps_held():
 
 def test_an_op_of_a_body_takes_as_long_as_all_its_steps_and_its_runner_no_longer():
     """The profiler's account of a Scan of two steps, in microseconds."""
-    told = [("a", "MatMul", 10, 3), ("b", "MatMul", 13, 4), ("a", "MatMul", 20, 3)]
-    told += [("b", "MatMul", 24, 5), ("scan", "Scan", 9, 22), ("y", "Relu", 31, 2)]
+    events = [("a", "MatMul", 10, 3), ("b", "MatMul", 13, 4), ("a", "MatMul", 20, 3)]
+    events += [("b", "MatMul", 24, 5), ("scan", "Scan", 9, 22), ("y", "Relu", 31, 2)]
     kernels = [
         {"name": name, "ts": begins, "dur": takes, "args": {"op_name": kind}}
-        for name, kind, begins, takes in told
+        for name, kind, begins, takes in events
     ]
     seconds = Counter()
     for kernel, own in own_times(kernels):
@@ -127,18 +127,18 @@ def test_an_op_of_a_body_takes_as_long_as_all_its_steps_and_its_runner_no_longer
 
 def test_ops_of_bodies_are_timed():
     adaptor = OnnxRuntimeAdaptor()
-    found = adaptor.op_timing.time_ops(adaptor.load(scan()), {"steps": X}, 2)
-    assert {"scan", "scan/a", "scan/b", "y"} <= found.keys()
-    assert all(len(runs) == 2 for runs in found.values())
+    times = adaptor.op_timing.time_ops(adaptor.load(scan()), {"steps": X}, 2)
+    assert {"scan", "scan/a", "scan/b", "y"} <= times.keys()
+    assert all(len(runs) == 2 for runs in times.values())
 
 
 def test_ops_of_bodies_are_ops_of_the_graph():
     adaptor = OnnxRuntimeAdaptor()
-    found = adaptor.graph(adaptor.load(scan()))
-    assert found["scan/b"].inputs == ("scan/s",)
-    assert found["scan/b"].weights == W.size
-    assert "scan/s" in found.inputs
-    assert {"scan/next", "scan/out"} & set(found["scan"].inputs)
+    ops = adaptor.graph(adaptor.load(scan()))
+    assert ops["scan/b"].inputs == ("scan/s",)
+    assert ops["scan/b"].weights == W.size
+    assert "scan/s" in ops.inputs
+    assert {"scan/next", "scan/out"} & set(ops["scan"].inputs)
 
 
 def test_a_loop_in_which_a_tensor_grows():
@@ -251,8 +251,10 @@ def test_a_model_with_bodies_comes_back_from_its_folder(tmp_path):
     adaptor = converted.adaptor
     adaptor.save(converted.model, tmp_path)
     again = adaptor.restore(tmp_path)
-    for one, other in zip(adaptor.predict(again, {"steps": X}), converted.result, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for output, expected in zip(
+        adaptor.predict(again, {"steps": X}), converted.result, strict=True
+    ):
+        np.testing.assert_array_equal(output, expected)
     assert adaptor.kernel_trace.trace(again, {"steps": X}) == adaptor.kernel_trace.trace(
         converted.model, {"steps": X}
     )
@@ -271,13 +273,13 @@ def test_a_converted_body_takes_less_room():
 def test_what_ops_of_a_body_compute_can_be_compared():
     converted = Converted(scan(), {"steps": X})
     adaptor = converted.adaptor
-    found, reference = (
+    output, reference = (
         adaptor.op_outputs.op_outputs(model, ["scan/next"])({"steps": X})["scan/next"]
         for model in (converted.model, converted.float)
     )
     states = elman(X).reshape(-1, HIDDEN)
     np.testing.assert_allclose(reference.real, states, 1e-4, 1e-5)
-    assert signal_to_noise(states, found.real) > 25
+    assert signal_to_noise(states, output.real) > 25
 
 
 def test_the_first_result_that_is_no_number_may_lie_in_a_body():
@@ -289,13 +291,13 @@ def test_the_first_result_that_is_no_number_may_lie_in_a_body():
 
 def test_weights_of_bodies_are_made_right_everywhere():
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(scan())
-    space = adaptor.space(held, MACHINE.for_target("vnni"))
+    loaded = adaptor.load(scan())
+    space = adaptor.space(loaded, MACHINE.for_target("vnni"))
     config = space.capabilities["scan/b"].config(INT8)
     wide = replace(config, weight=QuantSpec("int8", "symmetric", "per_channel"))
-    seen = adaptor.observe(held, [{"steps": X}], space)
+    observations = adaptor.observe(loaded, [{"steps": X}], space)
     plan = space.resolve(PrecisionPlan({"scan/b": wide}))
-    converted = adaptor.convert(held, plan, seen, space)
+    converted = adaptor.convert(loaded, plan, observations, space)
     assert adaptor.portability.full_range_kernels(converted) == {KernelKind.DENSE}
     right = adaptor.portability.with_reduced_range(converted)
     assert not adaptor.portability.full_range_kernels(right)
@@ -304,11 +306,11 @@ def test_weights_of_bodies_are_made_right_everywhere():
 
 def test_one_op_of_a_body_alone():
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(scan())
-    space = adaptor.space(held, MACHINE)
-    seen = adaptor.observe(held, [{"steps": X}], space)
+    loaded = adaptor.load(scan())
+    space = adaptor.space(loaded, MACHINE)
+    observations = adaptor.observe(loaded, [{"steps": X}], space)
     config = space.capabilities["scan/b"].config(INT8)
     plan = space.resolve(PrecisionPlan({"scan/b": config, "scan/a": OpConfig(FP32)}))
-    converted = adaptor.convert(held, plan, seen, space)
+    converted = adaptor.convert(loaded, plan, observations, space)
     ran = adaptor.kernel_trace.trace(converted, {"steps": X})
     assert (ran["scan/a"].precision, ran["scan/b"].precision) == (FP32, INT8)

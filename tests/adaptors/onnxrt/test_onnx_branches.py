@@ -62,10 +62,10 @@ def two_convolutions():
 def test_a_branch_that_calibration_takes_is_converted_and_the_other_one_stays(chosen):
     model = two_convolutions()
     converted = Converted(model, feeds(chosen))
-    taken, other = ("either/c", "either/c_1") if chosen else ("either/c_1", "either/c")
+    active, inactive = ("either/c", "either/c_1") if chosen else ("either/c_1", "either/c")
     ran = converted.adaptor.kernel_trace.trace(converted.model, feeds(chosen))
-    assert ran[taken].precision is INT8
-    assert "not reached by calibration" in converted.space.capabilities[other].reasons[INT8]
+    assert ran[active].precision is INT8
+    assert "not reached by calibration" in converted.space.capabilities[inactive].reasons[INT8]
     assert signal_to_noise(run(model, **feeds(chosen))[0], converted.result) > 30
     # The branch that stays computes what it did.
     untaken = converted.adaptor.predict(converted.model, feeds(not chosen))
@@ -75,11 +75,11 @@ def test_a_branch_that_calibration_takes_is_converted_and_the_other_one_stays(ch
 def test_both_branches_are_converted_where_calibration_takes_both():
     model = two_convolutions()
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(model)
-    space = adaptor.space(held, MACHINE)
-    seen = adaptor.observe(held, [feeds(True), feeds(False)], space)
-    space = reached_by(space, seen.ranges)
-    converted = adaptor.convert(held, space.resolve(space.fastest_plan()), seen, space)
+    loaded = adaptor.load(model)
+    space = adaptor.space(loaded, MACHINE)
+    observations = adaptor.observe(loaded, [feeds(True), feeds(False)], space)
+    space = reached_by(space, observations.ranges)
+    converted = adaptor.convert(loaded, space.resolve(space.fastest_plan()), observations, space)
     for chosen, name in ((True, "either/c"), (False, "either/c_1")):
         assert adaptor.kernel_trace.trace(converted, feeds(chosen))[name].precision is INT8
         expected = run(model, **feeds(chosen))[0]
@@ -93,10 +93,10 @@ def test_what_both_branches_read_is_quantized_once():
         behind=[op("Relu", "x", "r")],
     )
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(model)
-    space = adaptor.space(held, MACHINE)
-    seen = adaptor.observe(held, [feeds(True), feeds(False)], space)
-    converted = adaptor.convert(held, space.resolve(space.fastest_plan()), seen, space)
+    loaded = adaptor.load(model)
+    space = adaptor.space(loaded, MACHINE)
+    observations = adaptor.observe(loaded, [feeds(True), feeds(False)], space)
+    converted = adaptor.convert(loaded, space.resolve(space.fastest_plan()), observations, space)
     assert converted.counts.quantize == 1
     for chosen in (True, False):
         expected = run(model, **feeds(chosen))[0]
@@ -109,8 +109,8 @@ def test_one_weight_of_the_graph_in_two_bodies():
     )
     converted = Converted(model, feeds(True))
     assert signal_to_noise(run(model, **feeds(True))[0], converted.result) > 30
-    other = converted.adaptor.predict(converted.model, feeds(False))
-    np.testing.assert_allclose(other, run(model, **feeds(False))[0], 1e-4, 1e-5)
+    output = converted.adaptor.predict(converted.model, feeds(False))
+    np.testing.assert_allclose(output, run(model, **feeds(False))[0], 1e-4, 1e-5)
 
 
 def test_a_branch_within_a_scan_is_not_looked_into_and_takes_its_ranges_as_it_runs():
@@ -125,9 +125,9 @@ def test_a_branch_within_a_scan_is_not_looked_into_and_takes_its_ranges_as_it_ru
     inner = body([choice, op("Identity", "next", "out")], ["s", "x"], ["next", "out"])
     node = op("Scan", "start x", "last all", body=inner, num_scan_inputs=1)
     node.name = "scan"
-    told = [op("ReduceSum", "x", "sum", keepdims=0), op("Less", "sum huge", "yes")]
+    condition = [op("ReduceSum", "x", "sum", keepdims=0), op("Less", "sum huge", "yes")]
     model = graph(
-        [*told, node, op("Relu", "last", "y")],
+        [*condition, node, op("Relu", "last", "y")],
         {"x": [STEPS, BATCH, WIDTH]},
         ["y"],
         {"w": W, "start": START["start"], "huge": np.float32(1e9)[()].reshape(())},
@@ -144,9 +144,9 @@ def test_a_branch_within_a_scan_is_not_looked_into_and_takes_its_ranges_as_it_ru
 
 def test_the_users_model_stays_as_it_is():
     model = two_convolutions()
-    before = model.SerializeToString(deterministic=True)
+    original = model.SerializeToString(deterministic=True)
     Converted(model, feeds(True))
-    assert model.SerializeToString(deterministic=True) == before
+    assert model.SerializeToString(deterministic=True) == original
 
 
 def test_branches_without_calibration_are_reported(tmp_path):

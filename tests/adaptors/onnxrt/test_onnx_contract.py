@@ -27,21 +27,21 @@ class TestOnnx(AdaptorContract):
     def test_an_int8_plan_runs_integer_kernels(self, adaptor, space, convert):
         """Every layer the plan has in INT8 is one integer kernel, and nothing else computes."""
         converted = convert(uniform(space, INT8))
-        found = kernels(adaptor.native(converted))
-        assert found["QLinearConv"] == 6
-        assert found["QLinearAdd"] == 2
-        assert found["QLinearGlobalAveragePool"] == 1
-        assert found["MatMulIntegerToFloat"] == 1
-        assert not {"Conv", "FusedConv", "Gemm", "MatMul"} & set(found)
+        kernel_counts = kernels(adaptor.native(converted))
+        assert kernel_counts["QLinearConv"] == 6
+        assert kernel_counts["QLinearAdd"] == 2
+        assert kernel_counts["QLinearGlobalAveragePool"] == 1
+        assert kernel_counts["MatMulIntegerToFloat"] == 1
+        assert not {"Conv", "FusedConv", "Gemm", "MatMul"} & set(kernel_counts)
         counts = converted.counts
-        assert found["QuantizeLinear"] == counts.quantize == 1
-        assert found["DequantizeLinear"] == counts.dequantize
+        assert kernel_counts["QuantizeLinear"] == counts.quantize == 1
+        assert kernel_counts["DequantizeLinear"] == counts.dequantize
 
     def test_bf16_rounds_every_result_once_and_nothing_else(self, adaptor, space, convert, images):
         """ONNX Runtime has no BF16 kernels here: results are rounded between FP32 kernels."""
         converted = convert(uniform(space, BF16))
-        found = kernels(adaptor.native(converted))
-        assert converted.counts.casts == found["Cast"]
+        kernel_counts = kernels(adaptor.native(converted))
+        assert converted.counts.casts == kernel_counts["Cast"]
         result = adaptor.predict(converted, images)
         bits = result.view(np.uint32)
         assert not (bits & 0xFFFF).any()  # the logits themselves are BF16 numbers

@@ -53,8 +53,8 @@ def between(first, *nodes, second="MatMul", shape=("n", 8, 8), **constants):
     """`x` → first → a ReLU → `b`, or what stands between them instead."""
     nodes = nodes or (op("Relu", "p", "r"),)
     last = op(second, "r k" if second == "Conv" else "r b", "y")
-    made = graph([*first, *nodes, last], {"x": list(shape)}, ["y"], {**CONSTANTS, **constants})
-    return CorrectionCase(made, DATA[:, :, 0] if len(shape) == 2 else DATA)
+    model = graph([*first, *nodes, last], {"x": list(shape)}, ["y"], {**CONSTANTS, **constants})
+    return CorrectionCase(model, DATA[:, :, 0] if len(shape) == 2 else DATA)
 
 
 FLAT = ("n", 8)
@@ -86,8 +86,8 @@ PLAIN = op("MatMul", "x a", "p")
 def test_products_of_every_form_are_scaled(case):
     case = case()
     assert case.best
-    before, after = (case.run(case.in_fp32(plan)) for plan in (case.plain, case.corrected))
-    np.testing.assert_allclose(after, before, rtol=1e-3, atol=1e-5 * np.abs(before).max())
+    plain, corrected = (case.run(case.in_fp32(plan)) for plan in (case.plain, case.corrected))
+    np.testing.assert_allclose(corrected, plain, rtol=1e-3, atol=1e-5 * np.abs(plain).max())
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_no_correction_where_the_function_would_change(case):
 
 
 def test_a_constant_that_two_products_read_is_scaled_for_each():
-    made = graph(
+    model = graph(
         [op("MatMul", "x a", "p"), op("Relu", "p", "r"), op("MatMul", "r a", "y")],
         {"x": ["n", 8, 8]},
         ["y"],
         {"a": A},
     )
-    case = CorrectionCase(made, DATA)
+    case = CorrectionCase(model, DATA)
     assert case.best
-    found = case.run(case.in_fp32(case.corrected))
-    np.testing.assert_allclose(found, case.reference, 1e-3, 1e-5 * np.abs(case.reference).max())
+    output = case.run(case.in_fp32(case.corrected))
+    np.testing.assert_allclose(output, case.reference, 1e-3, 1e-5 * np.abs(case.reference).max())

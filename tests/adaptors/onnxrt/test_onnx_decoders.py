@@ -52,13 +52,13 @@ def test_the_file_and_the_folder_of_a_converted_decoder_write_the_same_tokens(mo
 def test_inputs_and_outputs_of_the_cache_keep_names_types_and_axes(model, tmp_path):
     plan = _plan(model, "uint4 asymmetric per_group 32 int8_inputs", Precision.INT4)
     convert_with_plan(model, plan, inputs=FEEDS).export_onnx(tmp_path / "decoder.onnx")
-    found, given = session(str(tmp_path / "decoder.onnx")), session(model)
+    exported, original = session(str(tmp_path / "decoder.onnx")), session(model)
     for ports in ("get_inputs", "get_outputs"):
-        before, after = (
-            [(port.name, port.type, port.shape) for port in getattr(each, ports)()]
-            for each in (given, found)
+        expected, actual = (
+            [(port.name, port.type, port.shape) for port in getattr(runner, ports)()]
+            for runner in (original, exported)
         )
-        assert before == after
+        assert expected == actual
     kinds = [node.op_type for node in onnx.load(tmp_path / "decoder.onnx").graph.node]
     assert kinds.count("MatMulNBits") == len(plan)
     attention = [node.op_type for node in model.graph.node].count("GroupQueryAttention")

@@ -25,22 +25,22 @@ def _as_observed(model):
     adaptor = OnnxRuntimeAdaptor()
     graph = adaptor.graph(model)
     names = [*graph.inputs, *(op.name for op in graph)]
-    found = adaptor.element_counts(model, (_BATCH,), names)
-    assert found == Adaptor.element_counts(adaptor, model, (_BATCH,), names)
-    return found
+    counts = adaptor.element_counts(model, (_BATCH,), names)
+    assert counts == Adaptor.element_counts(adaptor, model, (_BATCH,), names)
+    return counts
 
 
 @pytest.fixture
 def sessions(monkeypatch):
     """The sessions that are made."""
-    made, original = [], Runner.__init__
+    runners, original = [], Runner.__init__
 
-    def init(self, *given, **settings):
-        made.append(self)
-        original(self, *given, **settings)
+    def init(self, *arguments, **settings):
+        runners.append(self)
+        original(self, *arguments, **settings)
 
     monkeypatch.setattr(Runner, "__init__", init)
-    return made
+    return runners
 
 
 def test_shapes_left_from_another_batch_size_do_not_count():
@@ -51,10 +51,10 @@ def test_shapes_left_from_another_batch_size_do_not_count():
 def test_sizes_that_follow_from_the_inputs_take_no_run(sessions):
     model = _loaded("a = Relu(x) y = Concat <axis = 1> (a, a)")
     del sessions[:]
-    found = OnnxRuntimeAdaptor().element_counts(
+    counts = OnnxRuntimeAdaptor().element_counts(
         model, (_BATCH,), [op.name for op in OnnxRuntimeAdaptor().graph(model)]
     )
-    assert sorted(found.values()) == [24.0, 48.0]
+    assert sorted(counts.values()) == [24.0, 48.0]
     assert not sessions
 
 

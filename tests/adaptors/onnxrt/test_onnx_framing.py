@@ -27,11 +27,11 @@ def types_of(model):
 
 def check_equal(source, feeds):
     model = OnnxRuntimeAdaptor().load(source)
-    given = OnnxRuntimeAdaptor().predict(model, feeds)
+    outputs = OnnxRuntimeAdaptor().predict(model, feeds)
     expected = run(source, **feeds)[0]
-    found = np.asarray(given[0] if isinstance(given, list | tuple) else given)
-    assert found.shape == expected.shape
-    assert signal_to_noise(expected, found) >= EQUAL
+    output = np.asarray(outputs[0] if isinstance(outputs, list | tuple) else outputs)
+    assert output.shape == expected.shape
+    assert signal_to_noise(expected, output) >= EQUAL
     return types_of(model)
 
 
@@ -78,8 +78,8 @@ def test_one_that_is_an_output_keeps_its_name():
 
 def test_one_in_a_branch_is_a_product_there():
     weight = draw(12, 1, 64)
-    taken = body([op("Conv", "x w", "t", strides=[32])], [], ["t"])
-    other = body([op("Conv", "x w", "o", strides=[64])], [], ["o"])
-    source = either(taken, other, {"x": ["n", 1, 200]}, {"w": weight})
+    then_branch = body([op("Conv", "x w", "t", strides=[32])], [], ["t"])
+    else_branch = body([op("Conv", "x w", "o", strides=[64])], [], ["o"])
+    source = either(then_branch, else_branch, {"x": ["n", 1, 200]}, {"w": weight})
     for feeds in both({"x": draw(2, 1, 200)}):
         assert "Conv" not in check_equal(source, feeds).values()

@@ -41,9 +41,9 @@ def test_no_time_is_left_to_unknown_kernels(nodes):
     model = graph(nodes, {"x": ["n", 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
     adaptor = OnnxRuntimeAdaptor()
     loaded = adaptor.load(model, example={"x": X})
-    found = profile(adaptor.op_timing, loaded, {"x": X})
-    assert set(found) <= {op.name for op in adaptor.graph(loaded)}
-    assert max(found, key=lambda op: sum(found[op])) == "layer"
+    times = profile(adaptor.op_timing, loaded, {"x": X})
+    assert set(times) <= {op.name for op in adaptor.graph(loaded)}
+    assert max(times, key=lambda op: sum(times[op])) == "layer"
 
 
 SKIP = {
@@ -76,11 +76,11 @@ def test_fused_and_inlined_kernels_count_towards_their_ops(nodes):
     model = graph(nodes, {"x": ["n", 8, 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
     adaptor = OnnxRuntimeAdaptor()
     batch = {"x": GENERATOR.normal(size=(4, 8, 256)).astype(np.float32)}
-    found = profile(adaptor.op_timing, adaptor.load(model, example=batch), batch)
-    known = {node.name: node.op_type for node in model.graph.node}
-    assert set(found) <= set(known)
+    times = profile(adaptor.op_timing, adaptor.load(model, example=batch), batch)
+    kinds = {node.name: node.op_type for node in model.graph.node}
+    assert set(times) <= set(kinds)
     fused = ("Add",)
-    assert all(sum(found[name]) > 0 for name, kind in known.items() if kind not in fused)
+    assert all(sum(times[name]) > 0 for name, kind in kinds.items() if kind not in fused)
 
 
 def test_ops_are_timed_where_the_optimized_graph_cannot_be_written(monkeypatch):
@@ -90,6 +90,6 @@ def test_ops_are_timed_where_the_optimized_graph_cannot_be_written(monkeypatch):
     model = graph(nodes, {"x": ["n", 8, 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
     adaptor = OnnxRuntimeAdaptor()
     batch = {"x": np.ones((4, 8, 256), np.float32)}
-    found = profile(adaptor.op_timing, adaptor.load(model, example=batch), batch)
-    assert sum(found["layer"]) > 0
-    assert "SkipLayerNormalization" in found
+    times = profile(adaptor.op_timing, adaptor.load(model, example=batch), batch)
+    assert sum(times["layer"]) > 0
+    assert "SkipLayerNormalization" in times

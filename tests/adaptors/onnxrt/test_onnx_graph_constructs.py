@@ -121,14 +121,16 @@ def test_functions_of_the_model_are_opened():
         ],
         opsets[:1],
     )
-    made = helper.make_graph(
+    graph_proto = helper.make_graph(
         [helper.make_node("block", ["x", "w"], ["y"], domain="mine")],
         "graph",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [onnx.numpy_helper.from_array(draw(4, 3, 3, 3), "w")],
     )
-    model = helper.make_model(made, opset_imports=opsets, functions=[function], ir_version=10)
+    model = helper.make_model(
+        graph_proto, opset_imports=opsets, functions=[function], ir_version=10
+    )
     converted = Converted(model, X)
     assert converted.kernels["QLinearConv"] == 1
 

@@ -35,35 +35,35 @@ def _source(body):
 
 @pytest.mark.parametrize("body", _BODIES.values(), ids=_BODIES)
 def test_the_outputs_of_every_batch_are_those_of_a_run(body):
-    adaptor, kept = OnnxRuntimeAdaptor(), KeptOutputs()
+    adaptor, cache = OnnxRuntimeAdaptor(), KeptOutputs()
     model = adaptor.load(_source(body))
     space = adaptor.space(model, detect())
-    seen = adaptor.observe(model, _BATCHES, space, kept)
-    assert seen == adaptor.observe(model, _BATCHES, space)
+    observations = adaptor.observe(model, _BATCHES, space, cache)
+    assert observations == adaptor.observe(model, _BATCHES, space)
     for batch in _BATCHES:
         expected = adaptor.predict(model, batch)
-        known = kept.of(batch.copy())
-        assert len(known) == len(expected) == 2
-        for one, other in zip(known, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    assert kept.of(_BATCHES[0] + 1) is None
+        cached = cache.of(batch.copy())
+        assert len(cached) == len(expected) == 2
+        for output, reference in zip(cached, expected, strict=True):
+            np.testing.assert_allclose(output, reference, rtol=1e-5, atol=1e-6)
+    assert cache.of(_BATCHES[0] + 1) is None
 
 
 def test_large_outputs_are_not_kept():
-    adaptor, kept = OnnxRuntimeAdaptor(), KeptOutputs(limit=2 * 6 * 16 * 4 + 1)
+    adaptor, cache = OnnxRuntimeAdaptor(), KeptOutputs(limit=2 * 6 * 16 * 4 + 1)
     model = adaptor.load(_source(_BODIES["samples are independent"]))
-    adaptor.observe(model, _BATCHES, adaptor.space(model, detect()), kept)
-    assert [kept.of(batch) is not None for batch in _BATCHES] == [True, False, False]
+    adaptor.observe(model, _BATCHES, adaptor.space(model, detect()), cache)
+    assert [cache.of(batch) is not None for batch in _BATCHES] == [True, False, False]
 
 
 def test_the_noise_of_a_plan_is_the_same_with_kept_outputs(monkeypatch):
-    found = []
+    ratios = []
     for limit in (KeptOutputs().limit, 0):
         monkeypatch.setattr(unchecked, "KeptOutputs", lambda limit=limit: KeptOutputs(limit))
         tuner = MixedPrecision()
         tuner.model = _source(_BODIES["samples are independent"])
         tuner.calib_dataloader, tuner.cache = _BATCHES, False
         tuner.exit_policy = {"performance_only": True}
-        found.append(tuner().report.output_sqnr_db)
-    assert found[0] == pytest.approx(found[1], abs=1e-3)
-    assert found[0] > 20
+        ratios.append(tuner().report.output_sqnr_db)
+    assert ratios[0] == pytest.approx(ratios[1], abs=1e-3)
+    assert ratios[0] > 20

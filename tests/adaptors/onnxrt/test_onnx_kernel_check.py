@@ -63,9 +63,9 @@ def as_written(converted: Converted) -> np.ndarray:
 
 @pytest.mark.parametrize("case", MISCOMPILED)
 def test_an_op_that_the_runtime_miscompiles_stays_in_floats_alone(case):
-    node, constants, opset, words = MISCOMPILED[case]
+    node, constants, opset, reason = MISCOMPILED[case]
     converted = Converted(between_convolutions(node, constants, opset), X)
-    assert words in converted.space.capabilities["m"].reasons[INT8]
+    assert reason in converted.space.capabilities["m"].reasons[INT8]
     assert converted.kernels["QLinearConv"] == 2
     (expected,) = run(between_convolutions(node, constants, opset), **X)
     assert signal_to_noise(expected, converted.result) > 25
@@ -111,14 +111,14 @@ WAYS = {
 }
 
 
-def tuned(case, way):
+def tuned(case, mode):
     node, constants, opset, _ = MISCOMPILED[case]
     model = between_convolutions(node, constants, opset)
-    tuner = MixedPrecision(model=model, precisions="int8", cache=False, **WAYS[way])
-    if way == "metric":
+    tuner = MixedPrecision(model=model, precisions="int8", cache=False, **WAYS[mode])
+    if mode == "metric":
         labels = run(model, **X)[0].reshape(4, -1).argmax(1)
-        tuner.eval_func = lambda held: float(
-            (held.run(None, X)[0].reshape(4, -1).argmax(1) == labels).mean()
+        tuner.eval_func = lambda candidate: float(
+            (candidate.run(None, X)[0].reshape(4, -1).argmax(1) == labels).mean()
         )
     tuner.calib_dataloader = [X]
     return tuner()
@@ -136,7 +136,7 @@ def test_a_plan_that_does_not_load_is_a_failed_candidate(case, way):
     (trial,) = result.trials
     assert trial.outcome is Outcome.FAILED
     assert "ONNX Runtime" in trial.error
-    assert any(trial.error in words for words in result.report.warnings)
+    assert any(trial.error in warning for warning in result.report.warnings)
 
 
 @pytest.mark.slow

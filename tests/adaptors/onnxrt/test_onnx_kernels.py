@@ -26,10 +26,10 @@ def draw(shape, seed, low=-1.0):
 
 def steps_of(weight, axis, kernel):
     """Whole numbers, as many as the kernel is right with here, and the step of every output."""
-    others = tuple(i for i in range(weight.ndim) if i != axis)
+    axes = tuple(i for i in range(weight.ndim) if i != axis)
     limit = weight_limit_here("onnxrt", kernel)
     # In float32, as steps are stored: in more digits, what lies between two steps goes elsewhere.
-    steps = (np.abs(weight).max(axis=others) / limit).astype(np.float32)
+    steps = (np.abs(weight).max(axis=axes) / limit).astype(np.float32)
     column = steps.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
     return np.rint(weight / column).astype(np.int64), steps.astype(np.float64)
 
@@ -298,7 +298,7 @@ def test_what_moves_integers_changes_none(kind):
         op("Conv", "moved u", "y", kernel_shape=[1, 1]),
     ]
     nodes[1].attribute.extend(node.attribute)
-    used = {name for each in nodes for name in each.input}
+    used = {name for proto in nodes for name in proto.input}
     model = graph(
         nodes,
         {"x": ["n", 4, 8, 8]},
@@ -309,15 +309,15 @@ def test_what_moves_integers_changes_none(kind):
     converted = Converted(model, {"x": x})
     assert converted.integer_convolutions == 2
     assert converted.kernels["QuantizeLinear"] == 1
-    _, before, after = converted.result
+    _, original, moved = converted.result
     # The op itself, by ONNX Runtime in float, on what the first convolution wrote.
-    alone = graph(
+    single = graph(
         [nodes[1]],
-        {"a": list(before.shape)},
+        {"a": list(original.shape)},
         ["moved"],
         {name: array for name, array in constants.items() if name in nodes[1].input},
     )
-    np.testing.assert_allclose(after, run(alone, a=before)[0], atol=1e-6)
+    np.testing.assert_allclose(moved, run(single, a=original)[0], atol=1e-6)
 
 
 def test_unsigned_weights_have_the_full_range_and_are_exact_everywhere():
@@ -343,8 +343,8 @@ def test_unsigned_weights_have_the_full_range_and_are_exact_everywhere():
 def test_a_processor_without_exact_products_gets_weights_of_63():
     weight = draw((8, 4, 3, 3), 0)
     model = graph([op("Conv", "x w", "y")], {"x": ["n", 4, 5, 5]}, ["y"], {"w": weight})
-    other = Hardware("without", frozenset({"avx2"}), 2)
-    converted = Converted(model, {"x": draw((3, 4, 5, 5), 3)}, machine=other)
+    hardware = Hardware("without", frozenset({"avx2"}), 2)
+    converted = Converted(model, {"x": draw((3, 4, 5, 5), 3)}, machine=hardware)
     stored = {t.name: t for t in converted.adaptor.native(converted.model).graph.initializer}
     (integers_of,) = (
         numpy_helper.to_array(t) for n, t in stored.items() if n.endswith("weight/int8")

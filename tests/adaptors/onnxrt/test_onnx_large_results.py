@@ -46,9 +46,9 @@ def test_constants_with_large_results_are_not_computed_on_loading(name, monkeypa
     call = Runner.__call__
 
     def recorded(self: Runner, feeds: Any, fetches: Any) -> Any:
-        found = call(self, feeds, fetches)
-        sizes.extend(np.asarray(value).nbytes for value in found)
-        return found
+        outputs = call(self, feeds, fetches)
+        sizes.extend(np.asarray(value).nbytes for value in outputs)
+        return outputs
 
     source = _model(LARGE[name])
     with monkeypatch.context() as patch:

@@ -29,11 +29,11 @@ def scored():
 def test_every_weight_has_a_score_for_each_form_and_more_bits_have_less_noise(scored):
     _, _, space, scores = scored
     assert list(scores) == ["embed", "up", "down", "head"]
-    for op, found in scores.items():
-        assert list(found) == [str(spec) for spec in specs_of(space, op)]
+    for op, noises in scores.items():
+        assert list(noises) == [str(spec) for spec in specs_of(space, op)]
         bits = {8: [], 4: [], 2: []}
         for spec in specs_of(space, op):
-            bits[spec.dtype.bits].append(found[str(spec)])
+            bits[spec.dtype.bits].append(noises[str(spec)])
         assert 0 < max(bits[8]) < min(bits[4]) / 20 < 0.001
         assert not bits[2] or max(bits[4]) < min(bits[2]) / 5
 
@@ -63,8 +63,8 @@ def test_the_score_of_the_last_layer_is_the_measured_noise_of_the_outputs(scored
     (truth,) = run(words(), ids=IDS)
     for spec in specs_of(space, "head"):
         plan = space.resolve(PrecisionPlan({"head": weight_only(spec)}))
-        alone = adaptor.convert(model, plan, Observations(), space)
-        error = adaptor.predict(alone, {"ids": IDS}) - truth
+        converted = adaptor.convert(model, plan, Observations(), space)
+        error = adaptor.predict(converted, {"ids": IDS}) - truth
         measured = np.square(error).sum() / np.square(truth).sum()
         assert scores["head"][str(spec)] == pytest.approx(measured, rel=0.02)
 
@@ -76,14 +76,14 @@ def test_rounded_inputs_add_their_noise(scored):
     loud = words(w_head=noisy, b_down=np.eye(1, 40, dtype=np.float32)[0] * 1e3)
     loaded = adaptor.load(loud, example={"ids": IDS})
     own = adaptor.space(loaded, MACHINE).without_data()
-    found = layer_noise(adaptor, loaded, [{"ids": IDS}], own)
+    scores = layer_noise(adaptor, loaded, [{"ids": IDS}], own)
     spec = next(s for s in specs_of(space, "head") if s.dtype.bits == 8)
     assert spec.inputs is KernelInputs.INT8
-    assert found["head"][str(spec)] > 0.1
+    assert scores["head"][str(spec)] > 0.1
     converted = convert_with_plan(loud, plan_of({"head": ("int8", str(spec))}), inputs={"ids": IDS})
     (truth,) = run(loud, ids=IDS)
     measured = np.square(converted(IDS) - truth).sum() / np.square(truth).sum()
-    assert found["head"][str(spec)] == pytest.approx(measured, rel=0.05)
+    assert scores["head"][str(spec)] == pytest.approx(measured, rel=0.05)
 
 
 def test_layers_that_calibration_does_not_reach_have_no_score(scored):

@@ -34,10 +34,10 @@ def converted():
 
 def stored(model: onnx.ModelProto, op: str) -> np.ndarray:
     """The weight [outputs, inputs] that a node stores, by the operators' documentation."""
-    found = next(node for node in model.graph.node if node.name == op)
-    attributes = {a.name: a.i for a in found.attribute}
+    target = next(node for node in model.graph.node if node.name == op)
+    attributes = {a.name: a.i for a in target.attribute}
     tensors = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    codes, scales, zeros = [tensors[n] for n in found.input if n in tensors][:3]
+    codes, scales, zeros = [tensors[n] for n in target.input if n in tensors][:3]
     if attributes["bits"] == 4:
         codes, zeros = (np.stack([a & 15, a >> 4], -1).reshape(len(a), -1) for a in (
             codes.reshape(len(scales), -1), zeros))  # fmt: skip
@@ -50,12 +50,12 @@ def stored(model: onnx.ModelProto, op: str) -> np.ndarray:
 
 def in_steps(rows: np.ndarray, size: int) -> np.ndarray:
     """Rows rounded to 127 steps of the largest magnitude in each group."""
-    found = np.empty_like(rows)
+    rounded = np.empty_like(rows)
     for start in range(0, rows.shape[1], size):
         part = rows[:, start : start + size]
         step = np.abs(part).max(1, keepdims=True) / 127
-        found[:, start : start + size] = np.rint(part / step) * step
-    return found
+        rounded[:, start : start + size] = np.rint(part / step) * step
+    return rounded
 
 
 def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
@@ -65,11 +65,11 @@ def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
     # Factors of the Gemm are part of its weight and of its bias.
     down = in_steps(np.maximum(up, 0), 64) @ stored(model, "down").T + 2 * WEIGHTS["b_down"]
     expected = down @ stored(model, "head").T
-    found = converted(IDS)
+    outputs = converted(IDS)
     # A value in the middle between two steps may be rounded to either.
-    assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected)
+    assert np.linalg.norm(outputs - expected) < 2e-3 * np.linalg.norm(expected)
     reference = run(words(), ids=IDS)[0]
-    assert 0.01 < np.linalg.norm(found - reference) / np.linalg.norm(reference) < 0.15
+    assert 0.01 < np.linalg.norm(outputs - reference) / np.linalg.norm(reference) < 0.15
 
 
 def test_symmetric_weights_have_steps_around_zero_and_no_zero_points():
@@ -164,19 +164,19 @@ def test_an_op_without_four_bits_names_the_reason():
     model = words(w_up=draw(WIDTH, 24), b_up=draw(24), w_down=draw(40, 24))
     model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.array([-1, 24]), "rows"))
     adaptor = OnnxRuntimeAdaptor()
-    found = adaptor.space(adaptor.load(model, example={"ids": IDS}), MACHINE).capabilities
+    capabilities = adaptor.space(adaptor.load(model, example={"ids": IDS}), MACHINE).capabilities
     reason = "weights in groups require at least 32 inputs, got 24"
-    assert found["down"].refusal(Precision.INT4) == reason
-    assert found["act"].refusal(Precision.INT4) == "no integer kernel"
-    assert found["up"].refusal(Precision.INT4) is None
+    assert capabilities["down"].refusal(Precision.INT4) == reason
+    assert capabilities["act"].refusal(Precision.INT4) == "no integer kernel"
+    assert capabilities["up"].refusal(Precision.INT4) is None
 
 
 def test_a_runtime_without_the_kernel_offers_none(monkeypatch):
     monkeypatch.setattr(n_bits, "probe_results", lambda module, version: frozenset())
     adaptor = OnnxRuntimeAdaptor()
-    found = adaptor.space(adaptor.load(words(), example={"ids": IDS}), MACHINE).capabilities
-    assert "has no MatMulNBits of 4 bits" in str(found["up"].refusal(Precision.INT4))
-    assert found["up"].config(Precision.INT8) is not None
+    capabilities = adaptor.space(adaptor.load(words(), example={"ids": IDS}), MACHINE).capabilities
+    assert "has no MatMulNBits of 4 bits" in str(capabilities["up"].refusal(Precision.INT4))
+    assert capabilities["up"].config(Precision.INT8) is not None
 
 
 @pytest.mark.parametrize(
@@ -189,20 +189,22 @@ def test_a_plan_cannot_request_slow_kernels_or_groups_larger_than_the_inputs(spe
 
 
 def test_a_product_within_a_branch_is_converted():
-    made = helper.make_tensor_value_info
+    value_info = helper.make_tensor_value_info
     body = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["z"], name="within")], "then", [],
-        [made("z", TensorProto.FLOAT, None)],
+        [value_info("z", TensorProto.FLOAT, None)],
     )  # fmt: skip
-    other = helper.make_graph(
+    else_body = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["o"], name="other")], "else", [],
-        [made("o", TensorProto.FLOAT, None)],
+        [value_info("o", TensorProto.FLOAT, None)],
     )  # fmt: skip
-    choice = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=other, name="if")
+    choice = helper.make_node(
+        "If", ["c"], ["y"], then_branch=body, else_branch=else_body, name="if"
+    )
     graph = helper.make_graph(
         [choice], "g",
-        [made("c", TensorProto.BOOL, []), made("x", TensorProto.FLOAT, ["n", HIDDEN])],
-        [made("y", TensorProto.FLOAT, None)],
+        [value_info("c", TensorProto.BOOL, []), value_info("x", TensorProto.FLOAT, ["n", HIDDEN])],
+        [value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(draw(HIDDEN, HIDDEN), "w")],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

@@ -131,8 +131,10 @@ def test_a_torch_model_goes_on_to_onnx_runtime(digits, plain_machine, tmp_path):
     result = converter()
     result.export_onnx(tmp_path / "exported.onnx")
     images = digits[1].images[:50]
-    (given,) = run(str(tmp_path / "exported.onnx"), **{_input(tmp_path / "exported.onnx"): images})
-    assert np.abs(given - result(images)).max() < 0.1 * np.abs(given).max()
+    (outputs,) = run(
+        str(tmp_path / "exported.onnx"), **{_input(tmp_path / "exported.onnx"): images}
+    )
+    assert np.abs(outputs - result(images)).max() < 0.1 * np.abs(outputs).max()
 
 
 def _input(path) -> str:
@@ -167,6 +169,6 @@ def test_for_speed_nothing_is_tried_that_is_only_emulated(net, digits, option, v
         value = AutoMixedPrecisionOptions(**value)
     setattr(converter, option, value)
     report = converter().report
-    words = "onnxrt has no bf16 kernels here: bf16 is emulated"
-    assert any(words in warning for warning in report.warnings) == tried
+    message = "onnxrt has no bf16 kernels here: bf16 is emulated"
+    assert any(message in warning for warning in report.warnings) == tried
     assert tried or not report.emulated

@@ -16,37 +16,37 @@ from neural_mp.space import planned_ops, reached_by
 @pytest.mark.parametrize("odd", ODD, ids=lambda make: make.__name__)
 def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_path):
     model, batches = odd()
-    before = model.SerializeToString(deterministic=True)
+    original = model.SerializeToString(deterministic=True)
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(model)
-    assert held.obstacle is None
-    space = adaptor.space(held, MACHINE)
-    seen = adaptor.observe(held, batches, space)
-    space = reached_by(space, seen.ranges)
+    loaded = adaptor.load(model)
+    assert loaded.obstacle is None
+    space = adaptor.space(loaded, MACHINE)
+    observations = adaptor.observe(loaded, batches, space)
+    space = reached_by(space, observations.ranges)
     chosen = {op: space.capabilities[op].config(precision) for op in space.tunable_ops}
     plan = space.resolve(PrecisionPlan({op: c or FP32 for op, c in chosen.items()}))
-    converted = adaptor.convert(held, plan, seen, space)
+    converted = adaptor.convert(loaded, plan, observations, space)
     adaptor.save(converted, tmp_path)
     again = adaptor.restore(tmp_path)
     for feeds in batches:
-        for expected, found, reloaded in zip(
+        for expected, output, reloaded in zip(
             run(model, **feeds),
-            *(outputs_of(adaptor.predict(one, feeds)) for one in (converted, again)),
+            *(outputs_of(adaptor.predict(variant, feeds)) for variant in (converted, again)),
             strict=True,
         ):
-            np.testing.assert_array_equal(found, reloaded)
-            error = np.linalg.norm(expected - found)
+            np.testing.assert_array_equal(output, reloaded)
+            error = np.linalg.norm(expected - output)
             assert error <= 0.1 * np.linalg.norm(expected)
-        told = audit_ops(
+        audit = audit_ops(
             planned_ops(space, plan), adaptor.kernel_trace.trace(converted, feeds), lambda _: False
         )
-        assert {finding.verdict for finding in told.findings} <= {Verdict.NOT_REACHED}
+        assert {finding.verdict for finding in audit.findings} <= {Verdict.NOT_REACHED}
         ops = [op.name for op in adaptor.op_outputs.observable_ops(converted)]
         assert adaptor.op_outputs.op_outputs(converted, ops)(feeds)
         assert adaptor.op_outputs.first_non_finite(converted, feeds) is None
         assert adaptor.op_timing.time_ops(converted, feeds, 1)
-    assert model.SerializeToString(deterministic=True) == before
+    assert model.SerializeToString(deterministic=True) == original
 
 
-def outputs_of(found):
-    return found if isinstance(found, list) else [found]
+def outputs_of(result):
+    return result if isinstance(result, list) else [result]

@@ -50,9 +50,9 @@ def test_what_the_newest_opset_adds_and_the_model_leaves_alone_is_no_obstacle():
 
 
 def test_what_only_the_newest_opset_has_keeps_the_model_in_fp32_with_a_reason():
-    held = OnnxRuntimeAdaptor().load(with_space_to_depth(mode="CRD"))
-    capabilities = OnnxRuntimeAdaptor().space(held, MACHINE).capabilities
-    assert {found.configs for found in capabilities.values()} == {(FP32,)}
+    loaded = OnnxRuntimeAdaptor().load(with_space_to_depth(mode="CRD"))
+    capabilities = OnnxRuntimeAdaptor().space(loaded, MACHINE).capabilities
+    assert {capability.configs for capability in capabilities.values()} == {(FP32,)}
     assert "defines SpaceToDepth differently" in capabilities["a"].refusal(Precision.INT8)
 
 
@@ -80,10 +80,10 @@ def test_products_behind_ops_of_the_runtime_itself_are_converted():
 
 
 def as_sparse(array):
-    (places,) = np.nonzero(array.ravel())
-    values = numpy_helper.from_array(array.ravel()[places], "w")
+    (indices,) = np.nonzero(array.ravel())
+    values = numpy_helper.from_array(array.ravel()[indices], "w")
     return helper.make_sparse_tensor(
-        values, numpy_helper.from_array(places.astype(np.int64), "places"), array.shape
+        values, numpy_helper.from_array(indices.astype(np.int64), "places"), array.shape
     )
 
 
@@ -109,8 +109,8 @@ def test_sparse_weights_by_coordinates():
     model = with_sparse_weight(as_node=False)
     (sparse,) = model.graph.sparse_initializer
     flat = numpy_helper.to_array(sparse.indices)
-    places = np.stack(np.unravel_index(flat, (8, 8)), 1).astype(np.int64)
-    sparse.indices.CopyFrom(numpy_helper.from_array(places, "places"))
+    indices = np.stack(np.unravel_index(flat, (8, 8)), 1).astype(np.int64)
+    sparse.indices.CopyFrom(numpy_helper.from_array(indices, "places"))
     products_in_int8(model)
 
 
@@ -138,48 +138,50 @@ def test_strings_and_whole_numbers_are_no_part_of_what_is_observed():
     model = with_strings()
     model.graph.node.append(op("ArgMax", "a", "best", axis=1, keepdims=0))
     model.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, ["n"]))
-    given = {**ROWS, "s": np.array(list("abcd"), object)}
+    feeds = {**ROWS, "s": np.array(list("abcd"), object)}
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(model, example=given)
-    graph = adaptor.graph(held)
+    loaded = adaptor.load(model, example=feeds)
+    graph = adaptor.graph(loaded)
     names = [*graph.inputs, *(node.name for node in graph)]
-    seen = {name for name, _ in adaptor.observe_tensors(held, [given], names)}
-    assert seen == {"x", "a", "b", "y"}
-    assert adaptor.op_outputs.first_non_finite(held, given) is None
+    observed = {name for name, _ in adaptor.observe_tensors(loaded, [feeds], names)}
+    assert observed == {"x", "a", "b", "y"}
+    assert adaptor.op_outputs.first_non_finite(loaded, feeds) is None
 
 
 def test_a_model_without_inputs_runs():
     weight = {**WEIGHTS, "x": ROWS["x"]}
     model = graph([op("MatMul", "x w", "a")], {}, ["a"], weight)
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(model)
+    loaded = adaptor.load(model)
     for nothing in ({}, (), []):
-        np.testing.assert_array_equal(adaptor.predict(held, nothing), run(model)[0])
+        np.testing.assert_array_equal(adaptor.predict(loaded, nothing), run(model)[0])
 
 
 def test_an_example_that_is_a_list_of_tensors_is_resized_as_it_is():
     value = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, ["m", 8])
-    made = helper.make_graph(
+    graph_proto = helper.make_graph(
         [op("ConcatFromSequence", "x", "a", axis=0), op("MatMul", "a w", "y")],
         "lists",
         [value],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(WEIGHTS["w"], "w")],
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    given = {"x": [ROWS["x"], ROWS["x"][:1]]}
+    model = helper.make_model(
+        graph_proto, opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    )
+    feeds = {"x": [ROWS["x"], ROWS["x"][:1]]}
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(model, example=given)
-    np.testing.assert_array_equal(adaptor.predict(held, given), run(model, **given)[0])
-    (listed,) = adaptor.example_inputs(held, 3)
+    loaded = adaptor.load(model, example=feeds)
+    np.testing.assert_array_equal(adaptor.predict(loaded, feeds), run(model, **feeds)[0])
+    (listed,) = adaptor.example_inputs(loaded, 3)
     assert [part.shape for part in listed] == [(4, 8), (1, 8)]
 
 
 def branch(kind, result):
     """A body of one op on the outer `a`."""
-    made = [op(kind, "a v" if kind == "MatMul" else "a", result)]
-    told = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
-    return helper.make_graph(made, f"{kind} body", [], [told])
+    nodes = [op(kind, "a v" if kind == "MatMul" else "a", result)]
+    output = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
+    return helper.make_graph(nodes, f"{kind} body", [], [output])
 
 
 def choosing(condition, result="b"):
@@ -210,21 +212,25 @@ def test_a_branch_that_a_run_does_not_take_is_no_broken_promise():
     nodes = [op("ReduceSum", "a", "total", keepdims=0), op("Greater", "total zero", "large")]
     model = between_products(*nodes, choosing("large"), zero=np.float32(0))
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(model)
-    space = adaptor.space(held, MACHINE)
-    ways = [{"x": ROWS["x"]}, {"x": -ROWS["x"]}]
+    loaded = adaptor.load(model)
+    space = adaptor.space(loaded, MACHINE)
+    batches = [{"x": ROWS["x"]}, {"x": -ROWS["x"]}]
     plan = space.resolve(uniform(space, Precision.INT8))
-    converted = adaptor.convert(held, plan, adaptor.observe(held, ways, space), space)
+    converted = adaptor.convert(loaded, plan, adaptor.observe(loaded, batches, space), space)
     reached = [
-        {op for op, found in adaptor.kernel_trace.trace(converted, way).items() if found.executed}
-        for way in ways
+        {
+            op
+            for op, outcome in adaptor.kernel_trace.trace(converted, feeds).items()
+            if outcome.executed
+        }
+        for feeds in batches
     ]
     assert reached[0] != reached[1]
-    for way in ways:
-        found = audit_ops(
-            planned_ops(space, plan), adaptor.kernel_trace.trace(converted, way), lambda _: False
+    for feeds in batches:
+        outcome = audit_ops(
+            planned_ops(space, plan), adaptor.kernel_trace.trace(converted, feeds), lambda _: False
         )
-        assert found.holds
+        assert outcome.holds
 
 
 @pytest.mark.slow
@@ -232,9 +238,9 @@ def test_bodies_of_an_opset_without_sequences_are_not_looked_into():
     (test,) = (t for t in single_op_tests()["Scan"] if t.name == "test_scan_sum")
     feeds = feeds_of(test)
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(test.model, example=feeds)
-    graph = adaptor.graph(held)
-    dict(adaptor.observe_tensors(held, [feeds], [op.name for op in graph]))
-    results = adaptor.predict(held, feeds)
+    loaded = adaptor.load(test.model, example=feeds)
+    graph = adaptor.graph(loaded)
+    dict(adaptor.observe_tensors(loaded, [feeds], [op.name for op in graph]))
+    results = adaptor.predict(loaded, feeds)
     for ours, theirs in zip(results, run(test.model, **feeds), strict=True):
         np.testing.assert_array_equal(ours, theirs)

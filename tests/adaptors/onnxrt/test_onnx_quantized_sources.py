@@ -85,9 +85,9 @@ def fake_quantized(folder) -> onnx.ModelProto:
 
 
 def copied(node: onnx.NodeProto, rounded: dict[str, str]) -> onnx.NodeProto:
-    made = onnx.NodeProto.FromString(node.SerializeToString())
-    made.input[:] = [rounded.get(name, name) for name in node.input]
-    return made
+    duplicate = onnx.NodeProto.FromString(node.SerializeToString())
+    duplicate.input[:] = [rounded.get(name, name) for name in node.input]
+    return duplicate
 
 
 def run_all(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -139,9 +139,9 @@ def test_the_scales_of_a_quantized_model_are_kept(source):
     model = adaptor.load(source, example=X)
     space = adaptor.space(model, MACHINE)
     louder = {"x": X["x"] * 0.1}
-    seen = adaptor.observe(model, [louder], space)
+    observations = adaptor.observe(model, [louder], space)
     expected = scale_of(source, "x")
-    low, high = seen.ranges["x"]["minmax"]
+    low, high = observations.ranges["x"]["minmax"]
     assert (high - low) / 255 == pytest.approx(expected, rel=1e-5)
 
 

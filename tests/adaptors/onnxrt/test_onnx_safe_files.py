@@ -100,8 +100,8 @@ def test_a_false_declaration_of_a_constant_is_ignored():
 @pytest.mark.parametrize("elem_type", [0, 99])
 def test_an_input_or_output_without_a_type_of_onnx_is_one_error(port, elem_type, tmp_path):
     x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy")
-    made = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)])
+    graph_proto = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(graph_proto, opset_imports=[helper.make_opsetid("", 18)])
     getattr(model.graph, port)[0].type.tensor_type.elem_type = elem_type
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())

@@ -22,13 +22,13 @@ from neural_mp.testing import signal_to_noise
 INT8 = Precision.INT8
 
 
-def two_convolutions(**other):
+def two_convolutions(**settings):
     return graph(
         [op("Conv", "x w", "a"), op("Relu", "a", "r"), op("Conv", "r v", "y")],
         {"x": ["n", 3, 8, 8]},
         ["y"],
         {"w": draw(4, 3, 3, 3), "v": draw(5, 4, 3, 3, seed=1)},
-        **other,
+        **settings,
     )
 
 
@@ -62,8 +62,8 @@ def test_initializers_that_are_inputs_too_are_constants():
     """As files of IR version 3 have them."""
     model = two_convolutions(opset=8, ir_version=3)
     for tensor in model.graph.initializer:
-        given = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-        model.graph.input.append(given)
+        value_info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        model.graph.input.append(value_info)
     converted = Converted(model, X)
     assert [port.name for port in converted.float.signature.inputs] == ["x"]
     assert converted.kernels["QLinearConv"] == 2
@@ -155,22 +155,22 @@ def test_large_weights_stay_in_the_file_and_a_changed_file_is_noticed(tmp_path):
     model = graph([op("MatMul", "x w", "y")], {"x": ["n", 64]}, ["y"], {"w": draw(64, 32)})
     onnx.save(model, path)
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(path)
-    assert list(held.origin.files) == ["model.onnx"]
+    loaded = adaptor.load(path)
+    assert list(loaded.origin.files) == ["model.onnx"]
     np.testing.assert_array_equal(
-        held.program.graph.initializers["w"].const_value.numpy(), draw(64, 32)
+        loaded.program.graph.initializers["w"].const_value.numpy(), draw(64, 32)
     )
     path.write_bytes(path.read_bytes() + b" ")
     with refused("changed after the model was loaded"):
-        adaptor.predict(held, {"x": draw(2, 64)})
+        adaptor.predict(loaded, {"x": draw(2, 64)})
 
 
 def test_a_model_given_as_an_object_stays_as_it_is():
     model = two_convolutions()
-    before = model.SerializeToString(deterministic=True)
+    original = model.SerializeToString(deterministic=True)
     Converted(model, X)
     Converted(model, X, Precision.BF16)
-    assert model.SerializeToString(deterministic=True) == before
+    assert model.SerializeToString(deterministic=True) == original
 
 
 def test_an_output_that_is_read_inside_too_and_an_input_that_is_an_output():
@@ -187,8 +187,8 @@ def test_an_output_that_is_read_inside_too_and_an_input_that_is_an_output():
     converted = Converted(model, X)
     saved = converted.adaptor.native(converted.model)
     assert [value.name for value in saved.graph.output] == ["a", "y", "same"]
-    for given, reference in zip(converted.result, converted.reference, strict=True):
-        assert signal_to_noise(reference, given) > 30
+    for output, reference in zip(converted.result, converted.reference, strict=True):
+        assert signal_to_noise(reference, output) > 30
 
 
 def test_outputs_and_inputs_are_chosen_by_name():
@@ -199,18 +199,18 @@ def test_outputs_and_inputs_are_chosen_by_name():
         {"w": draw(8, 4)},
     )
     adaptor = OnnxRuntimeAdaptor()
-    held = adaptor.load(model, inputs=["q", "p"], outputs="c")
+    loaded = adaptor.load(model, inputs=["q", "p"], outputs="c")
     p, q = draw(2, 8), draw(2, 4, seed=1)
     expected = run(model, p=p, q=q)[2]
-    for given in ((q, p), {"p": p, "q": q}):
-        np.testing.assert_array_equal(adaptor.predict(held, given), expected)
-    assert len(held.program.graph.outputs) == 1
+    for feeds in ((q, p), {"p": p, "q": q}):
+        np.testing.assert_array_equal(adaptor.predict(loaded, feeds), expected)
+    assert len(loaded.program.graph.outputs) == 1
     with pytest.raises(ConfigurationError, match="did you mean 'c'"):
         adaptor.load(model, outputs="cc")
     with pytest.raises(DataError, match="must hold the input p"):
-        adaptor.predict(held, {"q": q})
+        adaptor.predict(loaded, {"q": q})
     with pytest.raises(DataError, match="of shape"):
-        adaptor.predict(held, {"p": p[:, None], "q": q})
+        adaptor.predict(loaded, {"p": p[:, None], "q": q})
 
 
 def test_a_result_that_is_converted_again_stays_the_same():
@@ -309,8 +309,8 @@ def classifier(case: str) -> tuple[onnx.ModelProto, dict]:
     model = graph(nodes, {"x": ["n", 16]}, [], {"w": draw(16, 3)})
     model.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, None))
     if case == "map as input":
-        given = helper.make_map_type_proto(TensorProto.INT64, number)
-        model.graph.input[0].CopyFrom(helper.make_value_info("m", given))
+        map_type = helper.make_map_type_proto(TensorProto.INT64, number)
+        model.graph.input[0].CopyFrom(helper.make_value_info("m", map_type))
     if case == "map alone":
         del model.graph.output[:]
     model.graph.output.append(helper.make_value_info("z", maps))
@@ -320,7 +320,7 @@ def classifier(case: str) -> tuple[onnx.ModelProto, dict]:
 
 def probabilities(outputs) -> np.ndarray:
     """The probabilities in the sequence of maps among the outputs, or in the only output."""
-    maps = next((found for found in outputs if isinstance(found, list)), outputs)
+    maps = next((output for output in outputs if isinstance(output, list)), outputs)
     return np.array([list(item.values()) for item in maps])
 
 
@@ -329,12 +329,12 @@ def test_maps_pass_through_in_float(case, tmp_path):
     model, feeds = classifier(case)
     converted = Converted(model, feeds)
     assert converted.kernels["MatMulIntegerToFloat"] == 1
-    expected, found = probabilities(run(model, **feeds)), probabilities(converted.result)
-    assert signal_to_noise(expected, found) > 30
+    expected, actual = probabilities(run(model, **feeds)), probabilities(converted.result)
+    assert signal_to_noise(expected, actual) > 30
     adaptor = converted.adaptor
     adaptor.save(converted.model, tmp_path)
     again = adaptor.predict(adaptor.restore(tmp_path), feeds)
-    np.testing.assert_array_equal(probabilities(again), found)
+    np.testing.assert_array_equal(probabilities(again), actual)
     written = onnx.load(tmp_path / "model.onnx").graph
     assert written.input[0].type == model.graph.input[0].type
     assert written.output[-1].type == model.graph.output[-1].type

@@ -50,9 +50,9 @@ def test_a_weight_that_nodes_compute_gets_int8(case):
     assert converted.kernels["MatMulIntegerToFloat"] == 2
     assert signal_to_noise(run(model, **X)[0], converted.result) > 30
     assert {"w", "f", "d"}.isdisjoint(converted.float.structure.nodes)  # no ops of the model
-    kept = Converted(model, X, a=Precision.FP32)
-    assert kept.kernels["MatMulIntegerToFloat"] == 1
-    assert size(kept.adaptor.native(kept.model)) < size(model) + 4000  # as stored
+    mixed = Converted(model, X, a=Precision.FP32)
+    assert mixed.kernels["MatMulIntegerToFloat"] == 1
+    assert size(mixed.adaptor.native(mixed.model)) < size(model) + 4000  # as stored
 
 
 def test_a_convolution_and_a_table_in_float16():
@@ -79,8 +79,8 @@ def test_a_convolution_and_a_table_in_float16():
     converted = Converted(model, feeds)
     assert converted.integer_convolutions == 2
     assert "BatchNormalization" not in converted.kernels
-    for expected, found in zip(run(model, **feeds), converted.result, strict=True):
-        assert signal_to_noise(expected, found) > 25
+    for expected, output in zip(run(model, **feeds), converted.result, strict=True):
+        assert signal_to_noise(expected, output) > 25
     assert size(converted.adaptor.native(converted.model)) < 0.6 * size(model)
 
 
@@ -94,9 +94,9 @@ def test_a_weight_that_two_ops_read_turned_is_stored_once_in_float():
     ]
     model = graph(nodes, {"rows": ["k"]}, ["y", "z"], {"w": draw(512, SIDE), "v": draw(SIDE, 8)})
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
-    kept = Converted(model, {"rows": np.arange(9)}, g=Precision.FP32, y=Precision.FP32)
-    assert kept.kernels["MatMulIntegerToFloat"] == 1
-    assert size(kept.adaptor.native(kept.model)) < size(model) + 2000
+    mixed = Converted(model, {"rows": np.arange(9)}, g=Precision.FP32, y=Precision.FP32)
+    assert mixed.kernels["MatMulIntegerToFloat"] == 1
+    assert size(mixed.adaptor.native(mixed.model)) < size(model) + 2000
 
 
 def carrying(kind: str, shown: bool) -> onnx.ModelProto:
@@ -115,20 +115,23 @@ def carrying(kind: str, shown: bool) -> onnx.ModelProto:
     for node in nodes:
         node.name = node.output[0]
     declared = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in states.items()]
-    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in results.items()]
+    produced = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in results.items()]
     if kind == "Loop":
         count = helper.make_tensor_value_info("i", TensorProto.INT64, [])
         flags = [
             helper.make_tensor_value_info(n, TensorProto.BOOL, []) for n in ("cond", "cond_out")
         ]
-        declared, made = [count, flags[0], *declared], [flags[1], *made]
+        declared, produced = [count, flags[0], *declared], [flags[1], *produced]
         node = op(
-            "Loop", "times go x w", "last after", body=helper.make_graph(nodes, "b", declared, made)
+            "Loop",
+            "times go x w",
+            "last after",
+            body=helper.make_graph(nodes, "b", declared, produced),
         )
         constants = {"times": np.array(4), "go": np.array(True)}
     else:
         declared.append(helper.make_tensor_value_info("step", TensorProto.FLOAT, [SIDE]))
-        body = helper.make_graph(nodes, "b", declared, made)
+        body = helper.make_graph(nodes, "b", declared, produced)
         node = op("Scan", "x w steps", "last after", body=body, num_scan_inputs=1)
         constants = {"steps": draw(4, SIDE, seed=4)}
     outputs = ["y", "after"] if shown else ["y"]
@@ -159,8 +162,8 @@ def test_a_state_that_a_step_changes_stays_carried():
     body = model.graph.node[0].attribute[0].g
     body.node[2].op_type = "Neg"
     converted = Converted(model, X)
-    for expected, found in zip(run(model, **X), converted.result, strict=True):
-        assert signal_to_noise(expected, found) > 25
+    for expected, output in zip(run(model, **X), converted.result, strict=True):
+        assert signal_to_noise(expected, output) > 25
     assert not any(np.array_equal(numpy_helper.to_array(t), W) for t in model.graph.initializer)
 
 

@@ -14,11 +14,11 @@ def test_a_model_to_train_with_a_plan_is_refused(net):
 
 
 def test_a_run_that_should_train_is_refused(net, digits, accuracy):
-    made = MixedPrecision()
-    made.model = net
-    made.precisions = "int8"
-    made.metric = accuracy
-    made.eval_dataloader = digits[1].loader()
-    made.train_func = lambda model: None
+    tuner = MixedPrecision()
+    tuner.model = net
+    tuner.precisions = "int8"
+    tuner.metric = accuracy
+    tuner.eval_dataloader = digits[1].loader()
+    tuner.train_func = lambda model: None
     with pytest.raises(ConfigurationError, match=WORDS + ".* or remove train_func"):
-        made()
+        tuner()

@@ -26,10 +26,14 @@ X = {"x": draw(2, 4, 8, 8, seed=9)}
 W, W3, W1 = draw(8, 4, 3, 3), draw(5, 8, 3, 3, seed=1), draw(6, 4, 1, 1, seed=2)
 
 
-def conv_and(*nodes, outputs=("y",), constants=None, **other):
+def conv_and(*nodes, outputs=("y",), constants=None, **settings):
     constants = {"w": W, **(constants or {})}
     return graph(
-        [op("Conv", "x w", "c"), *nodes], {"x": ["n", 4, 8, 8]}, list(outputs), constants, **other
+        [op("Conv", "x w", "c"), *nodes],
+        {"x": ["n", 4, 8, 8]},
+        list(outputs),
+        constants,
+        **settings,
     )
 
 
@@ -66,8 +70,8 @@ def test_one_half_of_a_split_is_read_in_floats(rest):
     model = conv_and(*nodes, outputs=("y", "z"), constants={"v": W1})
     converted = Converted(model, X)
     assert converted.integer_convolutions == 2
-    for reference, given in zip(converted.reference, converted.result, strict=True):
-        assert signal_to_noise(reference, given) > 20
+    for reference, output in zip(converted.reference, converted.result, strict=True):
+        assert signal_to_noise(reference, output) > 20
 
 
 def test_a_first_axis_that_is_not_that_of_samples_is_not_cut():
@@ -122,8 +126,8 @@ def test_constants_that_are_no_numbers_are_not_computed():
         "w": draw(4, 5),
     }
     model = graph(nodes, {"x": ["n", 4]}, ["y"], constants)
-    words = helper.make_tensor_value_info("words", TensorProto.STRING, [3])
-    model.graph.output.append(words)
+    strings = helper.make_tensor_value_info("words", TensorProto.STRING, [3])
+    model.graph.output.append(strings)
     converted = Converted(model, {"x": draw(3, 4)})
     assert converted.float.obstacle is None
     assert signal_to_noise(converted.reference[0], converted.result[0]) > 30
@@ -276,8 +280,8 @@ def test_nan_is_traced_in_a_model_in_bf16():
         [op("MatMul", "x w", "h"), op("Relu", "h", "y")], {"x": ["n", 4]}, ["y"], {"w": draw(4, 5)}
     )
     converted = Converted(model, {"x": draw(3, 4)}, BF16)
-    given = np.full((1, 4), np.nan, np.float32)
-    assert converted.adaptor.op_outputs.first_non_finite(converted.model, given) == "h"
+    batch = np.full((1, 4), np.nan, np.float32)
+    assert converted.adaptor.op_outputs.first_non_finite(converted.model, batch) == "h"
 
 
 def test_an_output_in_bf16_comes_as_one():
@@ -311,10 +315,10 @@ def test_an_output_of_unknown_rank_can_be_saved(tmp_path):
     model.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "rank"
     data = {"x": draw(3, 4), "s": np.array([9, 2])}
     converted = Converted(model, data)
-    for held in (converted.float, converted.model):
-        converted.adaptor.single_file.save_file(held, tmp_path / "model.onnx", {})
-        (given,) = run(str(tmp_path / "model.onnx"), **data)
-        np.testing.assert_array_equal(given, converted.adaptor.predict(held, data))
+    for variant in (converted.float, converted.model):
+        converted.adaptor.single_file.save_file(variant, tmp_path / "model.onnx", {})
+        (output,) = run(str(tmp_path / "model.onnx"), **data)
+        np.testing.assert_array_equal(output, converted.adaptor.predict(variant, data))
 
 
 def test_a_model_of_onnx_ir_keeps_its_weights_in_files(tmp_path):
@@ -323,8 +327,8 @@ def test_a_model_of_onnx_ir_keeps_its_weights_in_files(tmp_path):
     onnx.save_model(
         model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
     )
-    held = OnnxRuntimeAdaptor().load(onnx_ir.load(tmp_path / "m.onnx"))
-    np.testing.assert_array_equal(OnnxRuntimeAdaptor().predict(held, X), expected)
+    loaded = OnnxRuntimeAdaptor().load(onnx_ir.load(tmp_path / "m.onnx"))
+    np.testing.assert_array_equal(OnnxRuntimeAdaptor().predict(loaded, X), expected)
 
 
 def test_the_long_name_of_the_plain_domain():
@@ -384,9 +388,9 @@ def test_a_plan_of_which_nothing_comes_is_the_fp32_plan():
     adaptor = OnnxRuntimeAdaptor()
     space = adaptor.space(adaptor.load(model), MACHINE)
     (name,) = (node.name for node in space.graph if node.type == "Mul")
-    asked = PrecisionPlan({name: OpConfig(Precision.INT8)})
-    assert set(space.resolve(asked).effective.values()) == {Precision.FP32}
-    assert space.resolve(asked).plan == space.fp32_plan()
+    plan = PrecisionPlan({name: OpConfig(Precision.INT8)})
+    assert set(space.resolve(plan).effective.values()) == {Precision.FP32}
+    assert space.resolve(plan).plan == space.fp32_plan()
 
 
 def test_a_rewritten_graph_that_yields_something_else_is_discarded(monkeypatch):

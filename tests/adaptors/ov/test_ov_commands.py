@@ -39,7 +39,7 @@ def test_a_pickled_model_is_the_same_model(net, digits):
 
 @pytest.mark.usefixtures("quick_runs")
 def test_two_workers_find_what_one_finds(net, digits):
-    found = []
+    outcomes = []
     for workers in (1, 2):
         converter = MixedPrecision()
         converter.model = net
@@ -51,5 +51,5 @@ def test_two_workers_find_what_one_finds(net, digits):
         converter.exit_policy = ExitPolicy(max_trials=2)
         converter.workers = workers
         result = converter()
-        found.append([(trial.plan, trial.accuracy, trial.outcome) for trial in result.trials])
-    assert found[0] == found[1]
+        outcomes.append([(trial.plan, trial.accuracy, trial.outcome) for trial in result.trials])
+    assert outcomes[0] == outcomes[1]

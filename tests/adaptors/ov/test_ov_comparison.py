@@ -49,9 +49,9 @@ class TestOpenVino(ComparisonContract):
         def load(factor: float):
             model = source.clone()
             node = convolution(model, 5)
-            for reader, place in ((node, 1), *_additions(node)):
-                values = np.array(reader.input_value(place).get_node().get_data()) * factor
-                reader.input(place).replace_source_output(
+            for reader, index in ((node, 1), *_additions(node)):
+                values = np.array(reader.input_value(index).get_node().get_data()) * factor
+                reader.input(index).replace_source_output(
                     ops.constant(values.astype(np.float32)).output(0)
                 )
             return OpenVinoAdaptor().load(model, example=images)
@@ -78,6 +78,6 @@ def _additions(node):
     """The addition of the bias, with the position of the constant."""
     (reader,) = node.output(0).get_target_inputs()
     addition = reader.get_node()
-    for place, value in enumerate(addition.input_values()):
+    for index, value in enumerate(addition.input_values()):
         if value.get_node().get_type_name() == "Constant":
-            yield addition, place
+            yield addition, index

@@ -26,7 +26,7 @@ class TestOpenVino(AdaptorContract):
         return run(source, images)[0]
 
     def test_an_int8_plan_runs_integer_kernels(self, space, audit_of):
-        found = audit_of(uniform(space, INT8))
-        layers = [op for op in found.ops if op.planned.approach is not None]
+        audit = audit_of(uniform(space, INT8))
+        layers = [op for op in audit.ops if op.planned.approach is not None]
         assert len(layers) >= 7
         assert all(kernel.endswith("_I8") for op in layers for kernel in op.kernels)

@@ -22,24 +22,24 @@ WEIGHT = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 
 
 def _dense():
-    given = ops.parameter([-1, 5], np.float32, name="x")
-    found = ops.matmul(given, ops.constant(WEIGHT), False, False)
-    return ov.Model([found], [given], "dense")
+    parameter = ops.parameter([-1, 5], np.float32, name="x")
+    product = ops.matmul(parameter, ops.constant(WEIGHT), False, False)
+    return ov.Model([product], [parameter], "dense")
 
 
 @pytest.fixture
 def compiled(monkeypatch):
     """The shapes that models are compiled for, in order; None for a dynamic shape."""
-    seen = []
+    shapes = []
 
     class Noted(Runner):
         def __init__(self, model, **options):
             shape = model.inputs[0].partial_shape
-            seen.append(None if shape.is_dynamic else tuple(shape.to_shape()))
+            shapes.append(None if shape.is_dynamic else tuple(shape.to_shape()))
             super().__init__(model, **options)
 
     monkeypatch.setattr(fixed_shapes, "Runner", Noted)
-    return seen
+    return shapes
 
 
 def _check(run, rows, times=1):
@@ -83,17 +83,17 @@ def test_streams_hold_for_the_model_of_a_fixed_shape():
 
 
 def test_a_model_with_casts_of_the_user_to_bfloat16_stays_dynamic(compiled):
-    given = ops.parameter([-1, 5], np.float32, name="x")
-    rounded = ops.convert(ops.convert(given, ov.Type.bf16), ov.Type.f32)
-    model = ov.Model([rounded], [given], "casts")
+    parameter = ops.parameter([-1, 5], np.float32, name="x")
+    rounded = ops.convert(ops.convert(parameter, ov.Type.bf16), ov.Type.f32)
+    model = ov.Model([rounded], [parameter], "casts")
     run = ShapedRunner(model, ((4, 5),))
     x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
-    (found,) = run([x])
-    np.testing.assert_array_equal(found, Runner(model)([x])[0])
+    (output,) = run([x])
+    np.testing.assert_array_equal(output, Runner(model)([x])[0])
     # Without AVX-512, the plugin leaves out the casts.
     if ONEDNN_LIMIT not in os.environ and "avx512f" in detect().flags:
-        np.testing.assert_array_equal(found, found.astype(ml_dtypes.bfloat16).astype(np.float32))
-    np.testing.assert_allclose(found, x, rtol=2**-7)
+        np.testing.assert_array_equal(output, output.astype(ml_dtypes.bfloat16).astype(np.float32))
+    np.testing.assert_allclose(output, x, rtol=2**-7)
     assert compiled == [None]
 
 
@@ -118,15 +118,15 @@ def test_a_torch_module_runs_in_the_form_of_the_batches_of_its_data(compiled, tm
 
 def _dense_of_two_rows():
     """A model of any number of rows by its input, and of two by its weight."""
-    given = ops.parameter([-1, 5], np.float32, name="x")
-    dense = ops.matmul(given, ops.constant(WEIGHT), False, False)
-    found = ops.matmul(ops.constant(np.eye(2, dtype=np.float32)), dense, False, False)
-    return ov.Model([found], [given], "dense")
+    parameter = ops.parameter([-1, 5], np.float32, name="x")
+    dense = ops.matmul(parameter, ops.constant(WEIGHT), False, False)
+    product = ops.matmul(ops.constant(np.eye(2, dtype=np.float32)), dense, False, False)
+    return ov.Model([product], [parameter], "dense")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_call_of_impossible_shapes_raises_and_leaves_later_calls_right(threads):
-    other, adaptor = ShapedRunner(_dense(), ((4, 5),)), OpenVinoAdaptor()
+    first, adaptor = ShapedRunner(_dense(), ((4, 5),)), OpenVinoAdaptor()
     with adaptor.threads(threads):
         run = ShapedRunner(_dense_of_two_rows(), ((4, 5),))
         _check(run, 2)
@@ -135,5 +135,5 @@ def test_a_call_of_impossible_shapes_raises_and_leaves_later_calls_right(threads
                 run([np.ones((3, 5), np.float32)])
             _check(run, 2, times=2)
         del run
-        _check(other, 4)
+        _check(first, 4)
         _check(ShapedRunner(_dense(), ((4, 5),)), 3)

@@ -25,11 +25,11 @@ ADAPTOR = OpenVinoAdaptor()
 class Converted:
     """A model with all ops in INT8 that can be."""
 
-    def __init__(self, given):
-        self.given = given
-        self.model = ADAPTOR.load(given.model)
+    def __init__(self, source):
+        self.given = source
+        self.model = ADAPTOR.load(source.model)
         space = ADAPTOR.space(self.model, machine()).restricted_to([Precision.INT8])
-        self.seen = ADAPTOR.observe(self.model, given.batches, space)
+        self.seen = ADAPTOR.observe(self.model, source.batches, space)
         resolved = space.resolve(space.fastest_plan())
         self.result = ADAPTOR.convert(self.model, resolved, self.seen, space)
         self.audit = audited(LoadedModel(ADAPTOR, self.result), planned_ops(space, resolved))
@@ -52,10 +52,10 @@ def by_channel(x):
     sizes = np.logspace(-3, 0, 16, dtype=F32).reshape(1, -1, 1, 1)
     first = ops.swish(biased(convolved(x)))
     kernel = ops.multiply(grouped_weight(), F32(1) / sizes.reshape(-1, 1, 1, 1, 1))
-    found = ops.group_convolution(
+    depthwise = ops.group_convolution(
         ops.multiply(first, sizes), kernel, [1, 1], [1, 1], [1, 1], [1, 1]
     )
-    return convolved(ops.relu(found), 8, size=1, seed=3)
+    return convolved(ops.relu(depthwise), 8, size=1, seed=3)
 
 
 def grouped_weight():
@@ -78,7 +78,7 @@ def test_products_of_computed_matrices_run_in_int8(attention):
 def test_products_of_computed_matrices_stay_in_float_where_accumulation_saturates(attention):
     saturating = dict.fromkeys(KernelKind, Int8Accumulation.SATURATING)
     offered = kernels(attention.model, saturating)
-    refused = [found.int8 for found in offered.values() if "computed" in str(found.int8)]
+    refused = [kernel.int8 for kernel in offered.values() if "computed" in str(kernel.int8)]
     assert len(refused) == 2
     assert all("saturates" in reason for reason in refused)
 
@@ -92,14 +92,14 @@ def test_a_portable_model_has_no_products_of_bytes(attention):
 
 
 def test_a_depthwise_convolution_reads_one_scale_per_channel():
-    found = Converted(built(by_channel, PICTURES))
-    assert found.audit.holds, found.audit.findings
-    assert set(found.ran("GroupConvolution")) == {Precision.INT8}
-    nodes = found.result.program.get_ops()
+    converted = Converted(built(by_channel, PICTURES))
+    assert converted.audit.holds, converted.audit.findings
+    assert set(converted.ran("GroupConvolution")) == {Precision.INT8}
+    nodes = converted.result.program.get_ops()
     sizes = [n.input_value(1).get_shape() for n in nodes if type_of(n) == "FakeQuantize"]
     assert [list(shape) for shape in sizes].count([1, 16, 1, 1]) == 1
     # One scale for all channels would lose the small ones, which count as much as the others.
-    assert found.fidelity(found.result) > 25
+    assert converted.fidelity(converted.result) > 25
 
 
 def test_a_tensor_that_other_ops_read_too_has_one_scale():
@@ -107,21 +107,21 @@ def test_a_tensor_that_other_ops_read_too_has_one_scale():
         first = ops.relu(biased(convolved(x)))
         return ops.concat([grouped(first, 16), convolved(first, seed=2)], 1)
 
-    found = Converted(built(shared, PICTURES))
-    nodes = found.result.program.get_ops()
+    converted = Converted(built(shared, PICTURES))
+    nodes = converted.result.program.get_ops()
     sizes = [n.input_value(1).get_shape() for n in nodes if type_of(n) == "FakeQuantize"]
     assert all(np.prod(list(shape)) == 1 for shape in sizes)
 
 
 def test_a_gate_multiplies_an_int8_tensor():
-    found = Converted(built(excited, PICTURES))
-    assert found.audit.holds, found.audit.findings
-    assert found.ran("Multiply") == [Precision.INT8]
-    assert found.fidelity(found.result) > 25
+    converted = Converted(built(excited, PICTURES))
+    assert converted.audit.holds, converted.audit.findings
+    assert converted.ran("Multiply") == [Precision.INT8]
+    assert converted.fidelity(converted.result) > 25
 
 
 def test_a_mean_over_positions_is_written_in_int8():
-    found = Converted(built(pooled_by_mean, PICTURES))
-    assert found.audit.holds, found.audit.findings
-    assert found.ran("ReduceMean") == [Precision.INT8]
-    assert found.fidelity(found.result) > 25
+    converted = Converted(built(pooled_by_mean, PICTURES))
+    assert converted.audit.holds, converted.audit.findings
+    assert converted.ran("ReduceMean") == [Precision.INT8]
+    assert converted.fidelity(converted.result) > 25

@@ -98,11 +98,11 @@ def test_tables_stay_in_bytes_beside_calibrated_int8(net):
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(net, example={"ids": IDS})
     space = adaptor.space(model, MACHINE)
-    seen = adaptor.observe(model, [{"ids": IDS}], space)
+    observations = adaptor.observe(model, [{"ids": IDS}], space)
     static = {op: space.choice(op, INT8) for op in ("up", DOWN)}
     assert {config.approach for config in static.values()} == {Approach.STATIC}
     plan = PrecisionPlan({**plan_of({"embed": PLAN["embed"]}), **static})
-    mixed = convert_with_plan(net, plan, observations=seen, inputs={"ids": IDS})
+    mixed = convert_with_plan(net, plan, observations=observations, inputs={"ids": IDS})
     assert mixed.audit().holds
     constants = {k.name: k.precision for k in Runner(mixed.model).kernels() if k.type == "Const"}
     assert constants["embed/weight_alone/int8"] == "u8"
@@ -113,14 +113,14 @@ def test_tables_stay_in_bytes_beside_calibrated_int8(net):
 def test_a_table_that_is_an_output_keeps_its_name():
     table = np.random.default_rng(0).normal(size=(20, 16)).astype(F32)
     ids = ops.parameter([-1], np.int64, name="ids")
-    found = ops.gather(ops.constant(table), ids, ops.constant(np.int64(0)))
-    found.set_friendly_name("embed")
-    found.output(0).set_names({"rows"})
-    source = ov.Model([found], [ids], "table")
+    rows = ops.gather(ops.constant(table), ids, ops.constant(np.int64(0)))
+    rows.set_friendly_name("embed")
+    rows.output(0).set_names({"rows"})
+    source = ov.Model([rows], [ids], "table")
     read_ids = np.array([3, -1, 19])
-    made = convert_with_plan(source, plan_of({"embed": ("int8", BY_ROW)}), inputs=read_ids)
-    assert made.model.outputs[0].any_name == "rows"
-    np.testing.assert_allclose(made(read_ids), stored(table)[read_ids], rtol=1e-5)
+    quantized = convert_with_plan(source, plan_of({"embed": ("int8", BY_ROW)}), inputs=read_ids)
+    assert quantized.model.outputs[0].any_name == "rows"
+    np.testing.assert_allclose(quantized(read_ids), stored(table)[read_ids], rtol=1e-5)
 
 
 @pytest.mark.usefixtures("by_channel_kernels")
@@ -143,17 +143,17 @@ def test_few_inputs_and_single_outputs_stay_out():
 def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
     monkeypatch.setattr(low_bits, "probe_results", lambda module, version: frozenset())
     adaptor = OpenVinoAdaptor()
-    found = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
-    assert Approach.WEIGHT_ONLY not in found["up"].approaches
-    assert Approach.WEIGHT_ONLY in found["embed"].approaches
+    capabilities = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
+    assert Approach.WEIGHT_ONLY not in capabilities["up"].approaches
+    assert Approach.WEIGHT_ONLY in capabilities["embed"].approaches
 
 
 def test_other_layers_name_the_reason():
     x = ops.parameter([1, 4, 8, 8], F32, name="x")
     kernel = np.ones((8, 4, 3, 3), F32)
-    found = ops.convolution(x, kernel, [1, 1], [0, 0], [0, 0], [1, 1])
+    outputs = ops.convolution(x, kernel, [1, 1], [0, 0], [0, 0], [1, 1])
     adaptor = OpenVinoAdaptor()
-    model = adaptor.load(ov.Model([found], [x], "net"))
+    model = adaptor.load(ov.Model([outputs], [x], "net"))
     (capability,) = adaptor.space(model, MACHINE).capabilities.values()
     assert "restores such weights to floats" in str(capability.refusal(Precision.INT4))
     assert Approach.WEIGHT_ONLY not in capability.approaches
@@ -165,25 +165,25 @@ def test_weights_alone_keep_their_range_on_every_cpu():
     x = ops.parameter([-1, 64], F32, name="x")
     weights = np.random.default_rng(0).normal(size=(3, 64, 64)).astype(F32)
     first = ops.matmul(x, weights[0], False, True)
-    read = ops.relu(first)
-    outputs = [ops.matmul(read, weight, False, True) for weight in weights[1:]]
+    activation = ops.relu(first)
+    outputs = [ops.matmul(activation, weight, False, True) for weight in weights[1:]]
     for node, name in zip((first, *outputs), ("first", "second", "third"), strict=True):
         node.set_friendly_name(name)
     adaptor = OpenVinoAdaptor()
     batch = np.random.default_rng(1).normal(size=(6, 64)).astype(F32)
     model = adaptor.load(ov.Model(outputs, [x], "net"), example=batch)
     space = adaptor.space(model, MACHINE)
-    seen = adaptor.observe(model, [batch], space)
+    observations = adaptor.observe(model, [batch], space)
     expected = adaptor.predict(model, batch)
-    alone = plan_of({name: ("int8", BY_CHANNEL) for name in ("first", "second", "third")})
+    weight_only = plan_of({name: ("int8", BY_CHANNEL) for name in ("first", "second", "third")})
     static = {name: space.choice(name, INT8) for name in ("first", "second")}
     exact = products_here("openvino", KernelKind.DENSE) is Int8Accumulation.EXACT
     wide = {KernelKind.DENSE} if exact else set()
-    for plan, kinds in ((alone, set()), (PrecisionPlan({**alone, **static}), wide)):
+    for plan, kinds in ((weight_only, set()), (PrecisionPlan({**weight_only, **static}), wide)):
         resolved = space.resolve(plan)
-        made = adaptor.convert(model, resolved, seen, space)
-        assert adaptor.portability.full_range_kernels(made) == kinds
-        portable = adaptor.portability.with_reduced_range(made)
+        quantized = adaptor.convert(model, resolved, observations, space)
+        assert adaptor.portability.full_range_kernels(quantized) == kinds
+        portable = adaptor.portability.with_reduced_range(quantized)
         assert not adaptor.portability.full_range_kernels(portable)
         for theirs, ours in zip(expected, adaptor.predict(portable, batch), strict=True):
             assert np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs)

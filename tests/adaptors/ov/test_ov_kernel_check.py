@@ -38,16 +38,16 @@ def converted(drawn: OnnxGraph):
     model = ADAPTOR.load(read(drawn.model))
     space = ADAPTOR.space(model, detect()).restricted_to([INT8])
     plan = space.resolve(space.fastest_plan())
-    seen = ADAPTOR.observe(model, [drawn.feeds], space)
-    return model, space, ADAPTOR.convert(model, plan, seen, space)
+    observations = ADAPTOR.observe(model, [drawn.feeds], space)
+    return model, space, ADAPTOR.convert(model, plan, observations, space)
 
 
 def check(drawn: OnnxGraph):
     """Check the outputs of a graph in INT8; return its space."""
     model, space, result = converted(drawn)
-    for expected, found in zip(model.run(drawn.feeds), result.run(drawn.feeds), strict=True):
-        assert (expected.shape, expected.dtype) == (found.shape, found.dtype), str(drawn)
-        assert signal_to_noise(expected, found) > LEAST_SQNR, str(drawn)
+    for expected, actual in zip(model.run(drawn.feeds), result.run(drawn.feeds), strict=True):
+        assert (expected.shape, expected.dtype) == (actual.shape, actual.dtype), str(drawn)
+        assert signal_to_noise(expected, actual) > LEAST_SQNR, str(drawn)
     return space
 
 
@@ -96,8 +96,8 @@ def test_barriers_have_the_type_of_their_tensor_and_stand_next_to_integer_kernel
     layers = [op for op, config in in_int8.items() if config is not None]
     for chosen in ([], layers[:1], layers[1:]):
         plan = space.resolve(PrecisionPlan({**configs, **{op: in_int8[op] for op in chosen}}))
-        seen = ADAPTOR.observe(model, [drawn.feeds], space)
-        result = ADAPTOR.convert(model, plan, seen, space)
+        observations = ADAPTOR.observe(model, [drawn.feeds], space)
+        result = ADAPTOR.convert(model, plan, observations, space)
         for reference, output in zip(expected, result.run(drawn.feeds), strict=True):
             assert signal_to_noise(reference, output) > LEAST_SQNR
         assert bool(barriers(result)) == bool(chosen)

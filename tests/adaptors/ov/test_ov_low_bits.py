@@ -68,11 +68,11 @@ def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
     # The group of the inputs is one for the whole model: the smallest of the plan.
     down = rounded_inputs(np.maximum(up, 0), 32) @ _stored(WEIGHTS["w_down"], DOWN).T
     expected = (down + 2 * WEIGHTS["b_down"]) @ WEIGHTS["w_head"]
-    found = converted(IDS)
+    actual = converted(IDS)
     # A value in the middle between two steps may be rounded to either.
-    assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected)
+    assert np.linalg.norm(actual - expected) < 2e-3 * np.linalg.norm(expected)
     reference = run(_without_factor(), ids=IDS)[0]
-    assert 0.01 < np.linalg.norm(found - reference) / np.linalg.norm(reference) < 0.15
+    assert 0.01 < np.linalg.norm(actual - reference) / np.linalg.norm(reference) < 0.15
 
 
 @pytest.mark.usefixtures("low_bit_kernels")
@@ -116,9 +116,9 @@ def test_the_model_names_the_group_of_its_inputs_in_its_file(converted, tmp_path
 @pytest.mark.usefixtures("low_bit_kernels")
 def test_reasons_name_inputs_that_no_group_divides(net):
     adaptor = OpenVinoAdaptor()
-    found = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
+    capabilities = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
     reason = "weights in groups require inputs that a group size divides (128, 64, 32), got 40"
-    assert found["logits"].refusal(Precision.INT4) == reason
+    assert capabilities["logits"].refusal(Precision.INT4) == reason
     with pytest.raises(PlanError, match="got 40"):
         convert_with_plan(net, plan_of({"logits": PLAN["up"]}), inputs={"ids": IDS})
     with pytest.raises(PlanError, match="does not support INT4"):
@@ -130,9 +130,9 @@ def test_reasons_name_inputs_that_no_group_divides(net):
 def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
     monkeypatch.setattr(low_bits, "probe_results", lambda module, version: frozenset())
     adaptor = OpenVinoAdaptor()
-    found = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities["up"]
-    assert "multiplies 4-bit weights as stored" in str(found.refusal(Precision.INT4))
-    assert found.config(Precision.INT8) is not None
+    capability = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities["up"]
+    assert "multiplies 4-bit weights as stored" in str(capability.refusal(Precision.INT4))
+    assert capability.config(Precision.INT8) is not None
 
 
 def test_a_layer_with_one_output_stays_out():
@@ -152,10 +152,10 @@ def test_four_bits_are_read_as_stored_beside_calibrated_int8(net):
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(net, example={"ids": IDS})
     space = adaptor.space(model, MACHINE)
-    seen = adaptor.observe(model, [{"ids": IDS}], space)
+    observations = adaptor.observe(model, [{"ids": IDS}], space)
     static = space.choice(DOWN, Precision.INT8)
     plan = PrecisionPlan({**plan_of(PLAN), DOWN: static})
-    mixed = convert_with_plan(net, plan, observations=seen, inputs={"ids": IDS})
+    mixed = convert_with_plan(net, plan, observations=observations, inputs={"ids": IDS})
     assert mixed.audit().holds
     assert {kernel.precision for kernel in Runner(mixed.model).kernels()} >= {"u4", "u8"}
 
@@ -169,19 +169,19 @@ def test_a_product_that_a_constant_multiplies_names_the_reason():
 
 @pytest.mark.usefixtures("low_bit_kernels")
 def test_scores_equal_those_of_the_same_weights_in_onnx_runtime(net):
-    ours, other = OpenVinoAdaptor(), OnnxRuntimeAdaptor()
-    given = {"ids": IDS}
+    ours, onnx_runtime = OpenVinoAdaptor(), OnnxRuntimeAdaptor()
+    batch = {"ids": IDS}
     scores = []
-    for adaptor, source in ((ours, net), (other, _without_factor())):
-        model = adaptor.load(source, example=given)
+    for adaptor, source in ((ours, net), (onnx_runtime, _without_factor())):
+        model = adaptor.load(source, example=batch)
         space = adaptor.space(model, MACHINE).without_data()
-        scores.append(layer_noise(adaptor, model, [given], space))
+        scores.append(layer_noise(adaptor, model, [batch], space))
     assert list(scores[0]) == ["embed", "up", DOWN, "logits"]
-    for here, there in (("embed", "embed"), ("up", "up"), (DOWN, "down")):
-        common = scores[0][here].keys() & scores[1][there].keys()
+    for our_op, their_op in (("embed", "embed"), ("up", "up"), (DOWN, "down")):
+        common = scores[0][our_op].keys() & scores[1][their_op].keys()
         assert len(common) >= 1
         for text in common:
-            assert scores[0][here][text] == pytest.approx(scores[1][there][text], rel=1e-3)
+            assert scores[0][our_op][text] == pytest.approx(scores[1][their_op][text], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def test_nothing_is_sent_and_nothing_written_into_the_home_directory(saved, tmp_
     home.mkdir()
     onnx.save(graph([op("Relu", "x", "y")], {"x": [1, 3]}, ["y"]), tmp_path / "net.onnx")
     # What the probes of this machine found lies elsewhere: to repeat them takes seconds.
-    known = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cache_home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     script = (
         "import sys, socket\n"
         "def refuse(*_): raise AssertionError('a connection was opened')\n"
@@ -174,7 +174,7 @@ def test_nothing_is_sent_and_nothing_written_into_the_home_directory(saved, tmp_
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "net.onnx")],
-        env={**os.environ, "HOME": str(home), "XDG_CACHE_HOME": known},
+        env={**os.environ, "HOME": str(home), "XDG_CACHE_HOME": cache_home},
         cwd=tmp_path,
         capture_output=True,
         text=True,

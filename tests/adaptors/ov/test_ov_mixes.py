@@ -25,8 +25,8 @@ def summed_with_input(x):
 
 def summed_with_layer(x):
     """The sum of two convolutions, read by a third."""
-    both = ops.add(biased(convolved(x)), biased(convolved(ops.relu(x), seed=2)))
-    return convolved(both, 8, seed=3)
+    total = ops.add(biased(convolved(x)), biased(convolved(ops.relu(x), seed=2)))
+    return convolved(total, 8, seed=3)
 
 
 @pytest.mark.slow
@@ -37,10 +37,10 @@ def summed_with_layer(x):
 )
 def test_every_mix_of_precisions_computes_what_float_does(body):
     """Ops drawn into INT8, BF16 and FP32 one by one: outputs of full size, close to FP32."""
-    given = built(body, PICTURES)
-    model = ADAPTOR.load(given.model)
+    case = built(body, PICTURES)
+    model = ADAPTOR.load(case.model)
     space = ADAPTOR.space(model, machine(Precision.BF16))
-    seen = ADAPTOR.observe(model, given.batches, space.restricted_to([Precision.INT8]))
+    observations = ADAPTOR.observe(model, case.batches, space.restricted_to([Precision.INT8]))
     draw, tried = np.random.default_rng(0), set()
     for _ in range(DRAWS):
         plan = space.fp32_plan().replacing(
@@ -50,11 +50,11 @@ def test_every_mix_of_precisions_computes_what_float_does(body):
         if resolved in tried:
             continue
         tried.add(resolved)
-        converted = ADAPTOR.convert(model, resolved, seen, space)
-        for batch, expected in zip(given.batches, given.outputs, strict=True):
-            found = ADAPTOR.predict(converted, batch)
-            outputs = [*found] if isinstance(found, list | tuple) else [found]
-            for output, wanted in zip(outputs, expected, strict=True):
-                assert output.shape == wanted.shape, dict(resolved.effective)
-                assert signal_to_noise(wanted, output) > 18, dict(resolved.effective)
+        converted = ADAPTOR.convert(model, resolved, observations, space)
+        for batch, expected in zip(case.batches, case.outputs, strict=True):
+            predicted = ADAPTOR.predict(converted, batch)
+            outputs = [*predicted] if isinstance(predicted, list | tuple) else [predicted]
+            for output, reference in zip(outputs, expected, strict=True):
+                assert output.shape == reference.shape, dict(resolved.effective)
+                assert signal_to_noise(reference, output) > 18, dict(resolved.effective)
     assert len(tried) > 5

@@ -34,18 +34,18 @@ def contractions(model) -> set[str]:
 
 
 def test_convolutions_and_products_have_their_names(both):
-    source, there = both
-    assert contractions(there) == contractions(source)
-    assert len(contractions(there)) == 7
+    source, target = both
+    assert contractions(target) == contractions(source)
+    assert len(contractions(target)) == 7
     names = {op.name for op in source.adaptor.graph(source.held)}
-    found = [op.name for op in there.adaptor.graph(there.held) if op.name in names]
-    assert len(found) > 0.8 * len(there.adaptor.graph(there.held))
+    common = [op.name for op in target.adaptor.graph(target.held) if op.name in names]
+    assert len(common) > 0.8 * len(target.adaptor.graph(target.held))
 
 
 def test_renaming_changes_no_number(both):
-    source, there = both
+    source, target = both
     images = np.random.default_rng(0).random((4, 8, 8, 1), np.float32)
-    np.testing.assert_allclose(there(images), source(images), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(target(images), source(images), rtol=1e-4, atol=1e-5)
 
 
 def test_ops_are_compared_wherever_their_channels_lie():
@@ -64,11 +64,11 @@ def test_ops_are_compared_wherever_their_channels_lie():
         ]
     )
     source = load_source(cube, None, None)
-    there = transferred(source, "openvino")
+    target = transferred(source, "openvino")
     images = np.random.default_rng(0).random((4, 8, 8, 1), np.float32)
-    found = compare(source, there, [images])
-    assert len(found.layers) >= 6
-    assert min(layer.sqnr for layer in found.layers) > 90
+    comparison = compare(source, target, [images])
+    assert len(comparison.layers) >= 6
+    assert min(layer.sqnr for layer in comparison.layers) > 90
 
 
 def test_a_limit_of_a_layer_holds_in_openvino(net, both):
@@ -83,6 +83,6 @@ def test_a_limit_of_a_layer_holds_in_openvino(net, both):
         cache=False,
     )()
     assert result.framework == "openvino"
-    others = contractions(both[0]) - {layer}
+    rest = contractions(both[0]) - {layer}
     assert result.plan[layer].precision == "fp32"
-    assert {result.plan[name].precision.value for name in others} == {"int8"}
+    assert {result.plan[name].precision.value for name in rest} == {"int8"}

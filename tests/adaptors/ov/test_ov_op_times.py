@@ -19,14 +19,14 @@ def averages(runs):
 
 def test_a_slow_run_is_not_seen_in_the_others():
     runs = [9000, 400, 410, 7000, 390, 405, 400]
-    found = single_runs(averages(runs))
-    assert np.abs(np.subtract(found, runs)).max() <= len(runs)
+    times = single_runs(averages(runs))
+    assert np.abs(np.subtract(times, runs)).max() <= len(runs)
 
 
 @pytest.mark.parametrize("microseconds", [1, 3, 8, 20])
 def test_short_kernels_are_timed_without_their_first_run(microseconds):
-    found = single_runs(averages([10 * microseconds, *[microseconds] * 6]))
-    assert found[1:] == pytest.approx([microseconds] * 6, abs=1.2)
+    times = single_runs(averages([10 * microseconds, *[microseconds] * 6]))
+    assert times[1:] == pytest.approx([microseconds] * 6, abs=1.2)
 
 
 def test_reported_times_are_averages_over_all_runs():
@@ -37,8 +37,8 @@ def test_reported_times_are_averages_over_all_runs():
     for _ in range(12):
         runner([batch])
         kernels = runner.kernels()
-        reported.append(sum(each.microseconds or 0 for each in kernels) * (len(reported) + 1))
-    executed = sum(each.microseconds is not None for each in kernels)
+        reported.append(sum(kernel.microseconds or 0 for kernel in kernels) * (len(reported) + 1))
+    executed = sum(kernel.microseconds is not None for kernel in kernels)
     slack = executed * len(reported)
     assert all(b > a - slack for a, b in pairwise(reported))
     model = adaptor_named("openvino").load(net, example=batch)

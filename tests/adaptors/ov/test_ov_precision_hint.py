@@ -45,24 +45,24 @@ def taken_in():
 
 def converted(taken_in, *precisions):
     """Return the model with its four convolutions in some precisions, and its kernels by layer."""
-    model, space, seen, batch = taken_in
+    model, space, observations, batch = taken_in
     layers = [op.name for op in space.graph if "Convolution" in op.type]
     chosen = {o: space.choice(o, p) for o, p in zip(layers, precisions, strict=True) if p != FP32}
     plan = space.resolve(space.fp32_plan().replacing(chosen))
     assert [plan.effective[layer] for layer in layers] == list(precisions)
-    found = ADAPTOR.convert(model, plan, seen, space)
-    runner = Runner(found.program)
-    runner(found.feeds(found.signature.bind(batch)))
+    result = ADAPTOR.convert(model, plan, observations, space)
+    runner = Runner(result.program)
+    runner(result.feeds(result.signature.bind(batch)))
     kernels = [kernel for kernel in runner.kernels() if kernel.type == "Convolution"]
-    return found, [kernel.precision for kernel in kernels]
+    return result, [kernel.precision for kernel in kernels]
 
 
 def test_bf16_behind_int8_needs_no_casts(taken_in):
     model, _, _, batch = taken_in
-    found, kernels = converted(taken_in, INT8, BF16, INT8, INT8)
+    result, kernels = converted(taken_in, INT8, BF16, INT8, INT8)
     assert kernels == ["u8", "bf16", "u8", "u8"]
-    assert found.counts.casts == 0
-    assert signal_to_noise(ADAPTOR.predict(model, batch), ADAPTOR.predict(found, batch)) > 25
+    assert result.counts.casts == 0
+    assert signal_to_noise(ADAPTOR.predict(model, batch), ADAPTOR.predict(result, batch)) > 25
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_an_op_in_fp32_runs_in_fp32_beside_int8_and_bf16(taken_in, precisions, k
 
 
 def test_a_saved_and_a_pickled_model_compute_the_same(taken_in, tmp_path):
-    found, _ = converted(taken_in, INT8, BF16, INT8, INT8)
-    ADAPTOR.save(found, tmp_path)
-    expected = ADAPTOR.predict(found, taken_in[-1])
-    for kept in (ADAPTOR.restore(tmp_path), pickle.loads(pickle.dumps(found))):
-        assert precision_hint(kept.program) == precision_hint(found.program) == "bf16"
-        np.testing.assert_array_equal(ADAPTOR.predict(kept, taken_in[-1]), expected)
+    result, _ = converted(taken_in, INT8, BF16, INT8, INT8)
+    ADAPTOR.save(result, tmp_path)
+    expected = ADAPTOR.predict(result, taken_in[-1])
+    for restored in (ADAPTOR.restore(tmp_path), pickle.loads(pickle.dumps(result))):
+        assert precision_hint(restored.program) == precision_hint(result.program) == "bf16"
+        np.testing.assert_array_equal(ADAPTOR.predict(restored, taken_in[-1]), expected)
 
 
 def test_weights_in_bf16_take_two_bytes(taken_in):

@@ -37,16 +37,16 @@ def sequence(
     kind: str, x, direction: str = "forward", steps: int = STEPS, seed: int = 0, **options
 ):
     """An LSTM or GRU over [batch, steps, size]; for `start`, with that initial state."""
-    ways, gates = 2 if direction == "bidirectional" else 1, 4 if kind == "LSTM" else 3
+    directions, gates = 2 if direction == "bidirectional" else 1, 4 if kind == "LSTM" else 3
     biases = gates + bool(options.get("linear_before_reset"))
-    zeros = options.pop("start", ops.constant(np.zeros((BATCH, ways, SIZE), F32)))
+    zeros = options.pop("start", ops.constant(np.zeros((BATCH, directions, SIZE), F32)))
     lengths = ops.constant(np.full(BATCH, steps, np.int64))
     sizes = options.pop("magnitudes", F32(0.1))
-    weights = [drawn(ways, gates * SIZE, SIZE, seed=seed + place) * sizes for place in (0, 1)]
-    given = [*weights, drawn(ways, biases * SIZE, seed=seed + 2), SIZE, direction]
+    weights = [drawn(directions, gates * SIZE, SIZE, seed=seed + index) * sizes for index in (0, 1)]
+    arguments = [*weights, drawn(directions, biases * SIZE, seed=seed + 2), SIZE, direction]
     if kind == "LSTM":
-        return ops.lstm_sequence(x, zeros, zeros, lengths, *given, **options)
-    return ops.gru_sequence(x, zeros, lengths, *given, **options)
+        return ops.lstm_sequence(x, zeros, zeros, lengths, *arguments, **options)
+    return ops.gru_sequence(x, zeros, lengths, *arguments, **options)
 
 
 def is_sequence(node) -> bool:
@@ -54,10 +54,10 @@ def is_sequence(node) -> bool:
 
 
 def of(build) -> ov.Model:
-    given = ops.parameter([BATCH, STEPS, SIZE], F32, name="x")
-    found = build(given)
-    outputs = found if isinstance(found, list) else [found.output(0)]
-    return ov.Model(outputs, [given], "recurrent")
+    x = ops.parameter([BATCH, STEPS, SIZE], F32, name="x")
+    built = build(x)
+    outputs = built if isinstance(built, list) else [built.output(0)]
+    return ov.Model(outputs, [x], "recurrent")
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_layer_without_an_integer_kernel_has_a_reason(kind, options, reason):
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(of(lambda x: sequence(kind, x, **options)))
     kernels = adaptor.kernels(model, machine())
-    (found,) = (kernels[op] for op, node in model.structure.nodes.items() if is_sequence(node))
-    assert reason in found.int8
-    assert not found.missing
+    (kernel,) = (kernels[op] for op, node in model.structure.nodes.items() if is_sequence(node))
+    assert reason in kernel.int8
+    assert not kernel.missing
     assert any(kind in warning and "FP32 or 16 bits" in warning for warning in model.warnings)
 
 
@@ -101,9 +101,9 @@ def test_layers_of_the_same_sizes_have_their_own_scales_on_every_cpu(kind):
 
     images = drawn(BATCH, STEPS, SIZE, seed=3) * F32(3)
     adaptor, forms, planned, expected = quantized(of(stacked), images)
-    for made in forms:
-        assert signal_to_noise(expected, adaptor.predict(made, images)) > 25
-        audit = audited(LoadedModel(adaptor, made), planned)
+    for converted in forms:
+        assert signal_to_noise(expected, adaptor.predict(converted, images)) > 25
+        audit = audited(LoadedModel(adaptor, converted), planned)
         assert audit.holds
         ran = [op.ran_in for op in audit.ops if op.planned.type in SEQUENCES]
         assert ran == [INT8, INT8]
@@ -118,15 +118,15 @@ def test_both_directions_run_in_integer_kernels(kind):
     for output, name in zip(source.outputs, names, strict=True):
         output.set_names({name})
     adaptor, forms, planned, expected = quantized(source, images)
-    for made in forms:
-        found = adaptor.predict(made, images)
-        assert [ours.shape for ours in found] == [theirs.shape for theirs in expected]
-        assert all(signal_to_noise(b, a) > 25 for a, b in zip(found, expected, strict=True))
-        audit = audited(LoadedModel(adaptor, made), planned)
+    for converted in forms:
+        results = adaptor.predict(converted, images)
+        assert [ours.shape for ours in results] == [theirs.shape for theirs in expected]
+        assert all(signal_to_noise(b, a) > 25 for a, b in zip(results, expected, strict=True))
+        audit = audited(LoadedModel(adaptor, converted), planned)
         assert audit.holds
         assert [op.ran_in for op in audit.ops if op.planned.approach is not None] == [INT8, INT8]
-        assert [output.any_name for output in adaptor.native(made).outputs] == names
-        kernels = Runner(adaptor.native(made)).kernels()
+        assert [output.any_name for output in adaptor.native(converted).outputs] == names
+        kernels = Runner(adaptor.native(converted)).kernels()
         assert [k.precision for k in kernels if k.type == "RNNSeq"] == ["u8", "u8"]
 
 
@@ -139,8 +139,8 @@ def test_gates_may_have_weights_of_other_magnitudes(kind, gates):
     def build(x):
         return sequence(kind, x, magnitudes=magnitudes)
 
-    adaptor, (made, _), _, expected = quantized(of(build), images)
-    assert signal_to_noise(expected, adaptor.predict(made, images)) > 30
+    adaptor, (converted, _), _, expected = quantized(of(build), images)
+    assert signal_to_noise(expected, adaptor.predict(converted, images)) > 30
 
 
 def test_states_of_any_size_in_both_directions_are_quantized():
@@ -152,9 +152,9 @@ def test_states_of_any_size_in_both_directions_are_quantized():
         return sequence("LSTM", x, "bidirectional", start=start)
 
     images = drawn(BATCH, STEPS, SIZE, seed=3)
-    adaptor, (made, _), planned, expected = quantized(of(build), images)
-    assert signal_to_noise(expected, adaptor.predict(made, images)) > 25
-    assert audited(LoadedModel(adaptor, made), planned).holds
+    adaptor, (converted, _), planned, expected = quantized(of(build), images)
+    assert signal_to_noise(expected, adaptor.predict(converted, images)) > 25
+    assert audited(LoadedModel(adaptor, converted), planned).holds
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
@@ -169,11 +169,13 @@ def test_layers_run_in_16_bits(kind, options, direction):
     space = adaptor.space(model, machine(BF16, Precision.FP16))
     for precision, least in ((BF16, 35), (Precision.FP16, 60)):
         plan = space.resolve(uniform(space, precision))
-        made = adaptor.convert(model, plan, Observations(), space)
-        assert least < signal_to_noise(expected, adaptor.predict(made, images)) < 100
+        converted = adaptor.convert(model, plan, Observations(), space)
+        assert least < signal_to_noise(expected, adaptor.predict(converted, images)) < 100
     if detect().support(BF16).native and ONEDNN_LIMIT not in os.environ:
-        made = adaptor.convert(model, space.resolve(uniform(space, BF16)), Observations(), space)
-        kernels = Runner(adaptor.native(made)).kernels()
+        converted = adaptor.convert(
+            model, space.resolve(uniform(space, BF16)), Observations(), space
+        )
+        kernels = Runner(adaptor.native(converted)).kernels()
         assert {k.precision for k in kernels if k.type == "RNNSeq"} == {"bf16"}
 
 
@@ -202,8 +204,8 @@ def test_layers_of_pytorch_are_saved_for_plain_openvino(kind, tmp_path, monkeypa
     space = adaptor.space(model, machine(BF16))
     plan = uniform(space, INT8 if kind == "LSTM" else BF16)
     assert sum(space.graph[op].type in SEQUENCES for op in plan) == 2
-    seen = adaptor.observe(model, [images], space)
-    converted = convert_with_plan(source, plan, observations=seen, inputs=images)
+    observations = adaptor.observe(model, [images], space)
+    converted = convert_with_plan(source, plan, observations=observations, inputs=images)
     assert signal_to_noise(net(torch.as_tensor(images)).detach().numpy(), converted(images)) > 25
     converted.save(tmp_path)
     again = neural_mp.load(tmp_path)
@@ -231,8 +233,8 @@ def test_a_gru_of_pytorch_stores_its_weights_alone_step_by_step(tmp_path):
     torch.manual_seed(0)
     net = Reader().eval()
     inputs = (drawn(3, 7, 40, seed=1), drawn(2, 3, 256, seed=2))
-    given = tuple(map(torch.as_tensor, inputs))
-    source = ov.convert_model(net, example_input=given)
+    tensors = tuple(map(torch.as_tensor, inputs))
+    source = ov.convert_model(net, example_input=tensors)
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(source, example=inputs)
     assert not model.warnings
@@ -244,7 +246,7 @@ def test_a_gru_of_pytorch_stores_its_weights_alone_step_by_step(tmp_path):
     audit = converted.audit()
     assert audit.holds
     assert {op.name for op in audit.ops if op.planned.approach is not None} == {*grus}
-    for theirs, ours in zip(net(*given), converted(inputs), strict=True):
+    for theirs, ours in zip(net(*tensors), converted(inputs), strict=True):
         assert 30 < signal_to_noise(theirs.detach().numpy(), ours) < 80
     assert not adaptor.portability.full_range_kernels(converted.held)
     assert adaptor.weight_bytes(converted.held) < 0.3 * adaptor.weight_bytes(model)

@@ -42,14 +42,14 @@ def test_both_terms_of_a_residual_sum_are_written_in_int8(net, batch):
     model = adaptor.load(net)
     space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
     plan = space.resolve(space.fastest_plan())
-    held = adaptor.convert(model, plan, adaptor.observe(model, [batch], space), space)
+    converted = adaptor.convert(model, plan, adaptor.observe(model, [batch], space), space)
     # The plugin fuses a sum into a convolution only if it can write both terms in INT8.
-    kernels = [kernel for kernel in Runner(held.program).kernels() if kernel.is_integer]
+    kernels = [kernel for kernel in Runner(converted.program).kernels() if kernel.is_integer]
     terms = {"node_conv2d_1", "node_conv2d_1/quantize"}
     assert any(terms <= set(kernel.ops) for kernel in kernels)
-    assert held.counts.quantize == 1  # only the input: the rest is within kernels
+    assert converted.counts.quantize == 1  # only the input: the rest is within kernels
     expected = adaptor.predict(model, batch)
-    noise = np.linalg.norm(adaptor.predict(held, batch) - expected) / np.linalg.norm(expected)
+    noise = np.linalg.norm(adaptor.predict(converted, batch) - expected) / np.linalg.norm(expected)
     assert noise < 0.02
 
 

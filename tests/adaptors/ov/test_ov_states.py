@@ -72,7 +72,7 @@ def test_steps_with_the_state_equal_one_pass(converted):
     compiled = ov.Core().compile_model(converted.model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     request = compiled.create_infer_request()
     for count in (4, 6):
-        given = {"input_ids": IDS[:, count - 2 if count > 4 else 0 : count],
+        feeds = {"input_ids": IDS[:, count - 2 if count > 4 else 0 : count],
                  "attention_mask": np.ones((1, count), np.int64)}  # fmt: skip
-        last = request.infer(given)[0].copy()
+        last = request.infer(feeds)[0].copy()
     np.testing.assert_allclose(last, converted(FEEDS)[:, 4:], atol=1e-4)

@@ -51,6 +51,6 @@ def calls_of(graph: dict[str, Any], op: str) -> Iterator[dict[str, Any]]:
     for node in graph["nodes"]:
         if op in node["target"]:
             yield node
-        for given in node["inputs"]:
-            if "as_graph" in given["arg"]:
-                yield from calls_of(given["arg"]["as_graph"]["graph"], op)
+        for entry in node["inputs"]:
+            if "as_graph" in entry["arg"]:
+                yield from calls_of(entry["arg"]["as_graph"]["graph"], op)

@@ -81,9 +81,9 @@ def tensors(cache):
     if isinstance(cache, torch.Tensor):
         return [cache]
     if isinstance(cache, dict):
-        return [found for value in cache.values() for found in tensors(value)]
+        return [tensor for value in cache.values() for tensor in tensors(value)]
     if isinstance(cache, list | tuple):
-        return [found for value in cache for found in tensors(value)]
+        return [tensor for value in cache for tensor in tensors(value)]
     if type(cache).__module__.startswith("transformers"):
         return tensors(vars(cache))
     return []
@@ -108,15 +108,15 @@ def test_a_cache_is_returned_in_its_class(net, tmp_path):
     assert repr(cache) == repr(expected)
     theirs, ours = tensors(expected), tensors(cache)
     assert [value.shape for value in ours] == [value.shape for value in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        noise, signal = (mine - other).double().norm(), other.double().norm()
+    for mine, reference in zip(ours, theirs, strict=True):
+        noise, signal = (mine - reference).double().norm(), reference.double().norm()
         assert noise <= 0.1 * signal  # 20 dB
     result.save(tmp_path / "saved")
     loaded = neural_mp.load(tmp_path / "saved")
     values = tensors(loaded(batches[0])["past_key_values"])
     assert values
-    for mine, other in zip(values, ours, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+    for mine, reference in zip(values, ours, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), reference.numpy())
 
 
 def test_a_cache_survives_being_taken_apart(net):
@@ -129,6 +129,6 @@ def test_a_cache_survives_being_taken_apart(net):
     assert not any(map(is_cache, leaves))
     built = pytree.tree_unflatten(leaves, form).past_key_values
     assert repr(built) == repr(outputs.past_key_values)
-    for mine, other in zip(tensors(built), tensors(outputs.past_key_values), strict=True):
-        assert mine is other
+    for mine, reference in zip(tensors(built), tensors(outputs.past_key_values), strict=True):
+        assert mine is reference
     assert pytree.tree_flatten(outputs)[1] == form

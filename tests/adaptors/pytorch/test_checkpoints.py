@@ -35,8 +35,8 @@ def net() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def _result(net, words="uint4 asymmetric per_group 32 gptq", name=FIRST):
-    int4 = OpConfig(Precision(f"int{QuantSpec.parse(words).dtype.bits}"), QuantSpec.parse(words))
+def _result(net, spec="uint4 asymmetric per_group 32 gptq", name=FIRST):
+    int4 = OpConfig(Precision(f"int{QuantSpec.parse(spec).dtype.bits}"), QuantSpec.parse(spec))
     int8 = OpConfig(Precision.INT8, QuantSpec.parse("int8 symmetric per_channel"))
     table = OpConfig(Precision.INT4, QuantSpec.parse("uint4 asymmetric per_group 32"))
     plan = PrecisionPlan({name: int4, EIGHT: int8, "model.embed_tokens": table})
@@ -44,11 +44,11 @@ def _result(net, words="uint4 asymmetric per_group 32 gptq", name=FIRST):
     return convert_with_plan(net, plan, inputs=inputs, capture="layers", calibration=[inputs])
 
 
-def _fields(words: torch.Tensor, bits: int, count: int) -> np.ndarray:
+def _fields(packed: torch.Tensor, bits: int, count: int) -> np.ndarray:
     """Return the codes [rows, count] of int32 words, the first in the lowest bits."""
     shifts = np.arange(0, 32, bits)
-    codes = words.numpy().view(np.uint32)[..., None] >> shifts.astype(np.uint32) & (2**bits - 1)
-    return codes.reshape(len(words), -1)[:, :count].astype(np.int64)
+    codes = packed.numpy().view(np.uint32)[..., None] >> shifts.astype(np.uint32) & (2**bits - 1)
+    return codes.reshape(len(packed), -1)[:, :count].astype(np.int64)
 
 
 def _packed(stored, name, bits, size):
@@ -65,13 +65,13 @@ def _packed(stored, name, bits, size):
 
 def _gptq(stored, name, bits, shift):
     """Return a weight of a GPTQ checkpoint."""
-    words = stored[f"{name}.qweight"].t().contiguous()
-    inputs = words.shape[1] * 32 // bits
+    packed = stored[f"{name}.qweight"].t().contiguous()
+    inputs = packed.shape[1] * 32 // bits
     groups = stored[f"{name}.g_idx"].numpy()
-    outputs = len(words)
+    outputs = len(packed)
     zeros = _fields(stored[f"{name}.qzeros"], bits, outputs) + shift
     scales = stored[f"{name}.scales"].float().numpy()
-    return ((_fields(words, bits, inputs).T - zeros[groups]) * scales[groups]).T
+    return ((_fields(packed, bits, inputs).T - zeros[groups]) * scales[groups]).T
 
 
 def _own_weight(result, name):
@@ -95,19 +95,19 @@ def test_weights_read_by_the_format_are_those_of_the_model(net, tmp_path, method
     assert config["quant_method"] == method
     shift = int(config.get("checkpoint_format") == "gptq")
     for name, bits, size in ((FIRST, 4, 32), (EIGHT, 8, None)):
-        found = (
+        weight = (
             _gptq(stored, name, bits, shift)
             if method == "gptq"
             else _packed(stored, name, bits, size)
         )
-        np.testing.assert_allclose(found, _own_weight(result, name), atol=2e-3)
+        np.testing.assert_allclose(weight, _own_weight(result, name), atol=2e-3)
         assert f"{name}.weight" not in stored
     table = stored["model.embed_tokens.weight"]
     assert torch.equal(
         table, result.model.model.embed_tokens(torch.arange(64)[None].repeat(2, 1))[0]
     )
-    kept = "model.layers.0.self_attn.k_proj.weight"
-    assert torch.equal(stored[kept], net.get_submodule(kept.removesuffix(".weight")).weight)
+    key = "model.layers.0.self_attn.k_proj.weight"
+    assert torch.equal(stored[key], net.get_submodule(key.removesuffix(".weight")).weight)
 
 
 def test_a_configuration_names_the_form_of_every_layer(net, tmp_path):
@@ -142,8 +142,8 @@ def test_asymmetric_weights_are_in_the_version_that_gptqmodel_reads(net, tmp_pat
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert config["checkpoint_format"] == version
     stored = load_file(tmp_path / "model.safetensors")
-    found = _gptq(stored, FIRST, 4, int(version == "gptq"))
-    np.testing.assert_allclose(found, _own_weight(result, FIRST), atol=2e-3)
+    weight = _gptq(stored, FIRST, 4, int(version == "gptq"))
+    np.testing.assert_allclose(weight, _own_weight(result, FIRST), atol=2e-3)
 
 
 def test_transformers_computes_the_same_logits(net, tmp_path):
@@ -152,8 +152,8 @@ def test_transformers_computes_the_same_logits(net, tmp_path):
     result.save_pretrained(tmp_path)
     again = LlamaForCausalLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        found, ours = again(IDS).logits, result.model(IDS).logits
-    assert (found - ours).norm() < 0.02 * ours.norm()
+        theirs, ours = again(IDS).logits, result.model(IDS).logits
+    assert (theirs - ours).norm() < 0.02 * ours.norm()
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,17 @@ def _converted(net, corrections, batches, capture=Capture.WHOLE):
     )
 
 
-def _noise(net, found, batches) -> float:
+def _noise(net, converted, batches) -> float:
     with torch.no_grad():
-        return sum(float((found(x) - net(x)).square().mean()) for x in batches)
+        return sum(float((converted(x) - net(x)).square().mean()) for x in batches)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capture", [Capture.WHOLE, Capture.LAYERS])
 def test_each_correction_reduces_the_error_of_the_outputs(net, batches, capture):
     noise = {
-        words: _noise(net, _converted(net, words, batches, capture), batches)
-        for words in ("rtn", "awq", "gptq", "awq gptq")
+        method: _noise(net, _converted(net, method, batches, capture), batches)
+        for method in ("rtn", "awq", "gptq", "awq gptq")
     }
     assert noise["awq"] < noise["rtn"]
     assert noise["gptq"] < noise["rtn"]
@@ -79,8 +79,8 @@ def test_each_correction_reduces_the_error_of_the_outputs(net, batches, capture)
 def test_few_and_many_rows_run_with_the_same_corrected_weight(net, batches):
     converted = _converted(net, "awq gptq", batches)
     many = torch.cat(batches)
-    together, alone = converted(many), torch.cat([converted(row[None]) for row in many])
-    assert (together - alone).norm() < 2**-6 * together.norm()
+    together, single = converted(many), torch.cat([converted(row[None]) for row in many])
+    assert (together - single).norm() < 2**-6 * together.norm()
 
 
 @pytest.mark.slow
@@ -95,8 +95,8 @@ def test_saved_and_exported_models_have_the_corrected_weights(net, batches, tmp_
     session = onnxruntime.InferenceSession(
         tmp_path / "net.onnx", providers=["CPUExecutionProvider"]
     )
-    (found,) = session.run(None, {session.get_inputs()[0].name: batches[0].numpy()})
-    np.testing.assert_allclose(found, converted(batches[0]), rtol=0, atol=0.1)
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: batches[0].numpy()})
+    np.testing.assert_allclose(outputs, converted(batches[0]), rtol=0, atol=0.1)
 
 
 @pytest.mark.slow
@@ -108,11 +108,11 @@ def test_conversion_is_repeatable(net, batches):
 def test_moments_are_those_of_the_rows_a_layer_reads(net, batches):
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=batches[0])
-    found = grouped_weights.input_moments(model, batches, ["hidden"])["hidden"]
+    moments = grouped_weights.input_moments(model, batches, ["hidden"])["hidden"]
     with torch.no_grad():
         rows = net.table(torch.cat(batches)).reshape(-1, 64)
-    np.testing.assert_allclose(found.products, rows.T @ rows / len(rows), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.magnitudes, rows.abs().mean(0), rtol=1e-4)
+    np.testing.assert_allclose(moments.products, rows.T @ rows / len(rows), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(moments.magnitudes, rows.abs().mean(0), rtol=1e-4)
 
 
 def test_corrections_with_data_ask_for_calibration(net, batches):
@@ -160,8 +160,8 @@ class Normed(nn.Module):
             self.norm.weight[:3] *= 30
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        read = self.norm(x)
-        return self.first(read) + self.second(read)
+        normed = self.norm(x)
+        return self.first(normed) + self.second(normed)
 
 
 def test_a_normalization_holds_the_factors_of_the_layers_behind():

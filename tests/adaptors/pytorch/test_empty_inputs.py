@@ -39,12 +39,12 @@ LAYERS = {
 }
 
 
-def forms(net, inputs, other):
+def forms(net, inputs, batch):
     """Return the converted net with checked calls and with calls as a module."""
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=inputs)
     space = adaptor.space(model, MACHINE)
-    observed = adaptor.observe(model, [inputs, other], space)
+    observed = adaptor.observe(model, [inputs, batch], space)
     model = adaptor.convert(model, space.resolve(uniform(space, Precision.INT8)), observed, space)
     assert any("onednn" in str(node.target) for node in model.runnable.graph.nodes)
     return lambda *call: adaptor.predict(model, call), adaptor.native(model)
@@ -59,9 +59,9 @@ def test_empty_inputs_and_selections_keep_all_axes(name, selects):
     x = torch.randn(6, *sizes)
     mask = torch.arange(6) % 2 == 0
     example = (x, mask) if selects else (x,)
-    other, empty = ((x, ~mask), (x, torch.zeros_like(mask))) if selects else ((x[:2],), (x[:0],))
-    for form in forms(net, example, other):
-        for call in (example, other, empty, other):
+    second, empty = ((x, ~mask), (x, torch.zeros_like(mask))) if selects else ((x[:2],), (x[:0],))
+    for form in forms(net, example, second):
+        for call in (example, second, empty, second):
             with torch.no_grad():
                 expected, result = net(*call), form(*call)
             assert result.shape == expected.shape

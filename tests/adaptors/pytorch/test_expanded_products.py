@@ -22,10 +22,10 @@ def _rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.from_numpy(DRAW.normal(size=(count, INPUTS)).astype(np.float32)).to(dtype)
 
 
-def _assert_close(found: torch.Tensor, x: torch.Tensor, weight: np.ndarray, limit: float) -> None:
+def _assert_close(outputs: torch.Tensor, x: torch.Tensor, weight: np.ndarray, limit: float) -> None:
     expected = x.double().numpy() @ weight.astype(np.float64).T + BIAS.double().numpy()
-    assert found.dtype is x.dtype
-    error = np.linalg.norm(found.double().numpy() - expected)
+    assert outputs.dtype is x.dtype
+    error = np.linalg.norm(outputs.double().numpy() - expected)
     assert error < limit * np.linalg.norm(expected)
 
 
@@ -34,8 +34,8 @@ def _assert_close(found: torch.Tensor, x: torch.Tensor, weight: np.ndarray, limi
 def test_int8_weights_give_the_product_of_the_rounded_weight(rows, dtype):
     q, scales = qdq_ops.quantize_weight(torch.from_numpy(WEIGHT), 127)
     x = _rows(rows, dtype)
-    found = kernel_ops.weight_only_linear(x, q, scales, BIAS.to(dtype))
-    _assert_close(found, x, q.numpy() * scales.numpy()[:, None], STEP)
+    outputs = kernel_ops.weight_only_linear(x, q, scales, BIAS.to(dtype))
+    _assert_close(outputs, x, q.numpy() * scales.numpy()[:, None], STEP)
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 150])
@@ -44,23 +44,23 @@ def test_4_bits_give_the_product_of_the_rounded_weight(rows, words):
     weight = Quantizer(QuantSpec.parse(words)).nearest(WEIGHT)
     stored = qdq_ops.stored_parts(weight)
     x = _rows(rows)
-    found = kernel_ops.four_bit_linear(x, kernel_ops.KernelWeight(), *stored, BIAS)
-    _assert_close(found, x, weight.floats(), STEP)
+    outputs = kernel_ops.four_bit_linear(x, kernel_ops.KernelWeight(), *stored, BIAS)
+    _assert_close(outputs, x, weight.floats(), STEP)
 
 
 @pytest.mark.parametrize("bits", [2, 3])
 def test_few_bits_give_the_product_of_the_rounded_weight(bits):
     weight = Quantizer(QuantSpec.parse(f"uint{bits} asymmetric per_group 64")).nearest(WEIGHT)
     x = _rows(5)
-    found = kernel_ops.low_bit_linear(x, *qdq_ops.stored_parts(weight), bits, BIAS)
-    _assert_close(found, x, weight.floats(), STEP)
+    outputs = kernel_ops.low_bit_linear(x, *qdq_ops.stored_parts(weight), bits, BIAS)
+    _assert_close(outputs, x, weight.floats(), STEP)
 
 
 def test_float16_inputs_do_not_overflow():
     q = torch.full((16, 64), 127, dtype=torch.int8)
     x = torch.full((50, 64), 100, dtype=torch.float16)
-    found = kernel_ops.weight_only_linear(x, q, torch.full((16,), 1e-3), None)
-    torch.testing.assert_close(found, torch.full((50, 16), 812.8, dtype=torch.float16))
+    outputs = kernel_ops.weight_only_linear(x, q, torch.full((16,), 1e-3), None)
+    torch.testing.assert_close(outputs, torch.full((50, 16), 812.8, dtype=torch.float16))
 
 
 def test_the_zero_point_stays_zero_for_many_rows():
@@ -71,7 +71,7 @@ def test_the_zero_point_stays_zero_for_many_rows():
     )
     x = torch.zeros(120, 256)
     x[:, ::2] = 1
-    found = kernel_ops.four_bit_linear(x, kernel_ops.KernelWeight(), *stored, None)
+    outputs = kernel_ops.four_bit_linear(x, kernel_ops.KernelWeight(), *stored, None)
     # Weights in float32 keep the error of offsets in bfloat16; in bfloat16, the errors cancel.
     exact = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert found.abs().max() <= (0 if exact else 0.01 * weight.max() * 128)
+    assert outputs.abs().max() <= (0 if exact else 0.01 * weight.max() * 128)

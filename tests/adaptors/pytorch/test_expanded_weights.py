@@ -42,10 +42,10 @@ def converted(net, bits, spec):
 
 def test_all_codes_cover_the_range_of_a_group(bits, spec):
     weight = np.random.default_rng(0).normal(0.2, 1, (5, 64)).astype(np.float32)
-    found = Quantizer(spec).nearest(weight)
-    assert set(np.unique(found.codes)) == set(range(2**bits))
-    steps = np.repeat(found.scales, 32, axis=1)
-    assert (np.abs(found.floats() - weight) <= steps * (0.5 + 2**bits / 256)).all()
+    quantized = Quantizer(spec).nearest(weight)
+    assert set(np.unique(quantized.codes)) == set(range(2**bits))
+    steps = np.repeat(quantized.scales, 32, axis=1)
+    assert (np.abs(quantized.floats() - weight) <= steps * (0.5 + 2**bits / 256)).all()
 
 
 def test_packed_codes_are_read_back(bits):
@@ -69,8 +69,8 @@ def test_results_are_those_of_the_rounded_weights(net, converted, spec):
 def test_codes_take_their_bits_of_memory(net, converted, bits):
     weights = net[0].weight.numel() + net[1].weight.numel()
     rest = sum(v.nbytes for v in (net[1].bias, net[3].weight, net[3].bias))
-    held = converted.adaptor.weight_bytes(converted.held)
-    assert held == weights * bits // 8 + 2 * 2 * weights // 32 + rest
+    size = converted.adaptor.weight_bytes(converted.held)
+    assert size == weights * bits // 8 + 2 * 2 * weights // 32 + rest
 
 
 @pytest.mark.slow
@@ -82,8 +82,8 @@ def test_saved_and_exported_models_compute_the_same(converted, tmp_path):
     session = onnxruntime.InferenceSession(
         tmp_path / "net.onnx", providers=["CPUExecutionProvider"]
     )
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    np.testing.assert_allclose(found, converted(x), rtol=0, atol=2e-2)
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(outputs, converted(x), rtol=0, atol=2e-2)
 
 
 def test_a_precision_and_its_weight_have_the_same_bits():

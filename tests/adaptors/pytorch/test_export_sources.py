@@ -11,7 +11,7 @@ from neural_mp.adaptors.pytorch.capture import export
 def test_an_export_names_no_source_lines_and_restores_the_option():
     if not hasattr(getattr(fx, "config", None), "do_not_emit_stack_traces"):
         pytest.skip("this PyTorch always looks up source lines")
-    before = fx.config.do_not_emit_stack_traces
+    original = fx.config.do_not_emit_stack_traces
     program = export(nn.Linear(4, 4), CallArgs((torch.ones(2, 4),)), "all")
     assert not [node for node in program.graph.nodes if node.meta.get("stack_trace")]
-    assert fx.config.do_not_emit_stack_traces is before
+    assert fx.config.do_not_emit_stack_traces is original

@@ -66,8 +66,8 @@ def test_4_bits_take_an_eighth_of_the_memory_and_two_parameters_a_group(net, con
     weights = net.table.weight.numel() + net.hidden.weight.numel()
     groups = weights // 64
     rest = sum(v.nbytes for v in (net.hidden.bias, net.odd.weight, net.odd.bias))
-    held = converted.adaptor.weight_bytes(converted.held)
-    assert held == weights // 2 + 2 * 2 * groups + rest
+    size = converted.adaptor.weight_bytes(converted.held)
+    assert size == weights // 2 + 2 * 2 * groups + rest
 
 
 def test_the_audit_confirms_the_kernel(converted):
@@ -92,16 +92,16 @@ def test_the_onnx_file_computes_with_the_same_weights(converted, tmp_path):
     session = onnxruntime.InferenceSession(
         tmp_path / "net.onnx", providers=["CPUExecutionProvider"]
     )
-    (found,) = session.run(None, {session.get_inputs()[0].name: x})
-    np.testing.assert_allclose(found, converted(x), rtol=0, atol=2e-2)
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(outputs, converted(x), rtol=0, atol=2e-2)
 
 
 def test_ops_without_a_4_bit_kernel_name_the_reason(net):
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=torch.zeros(2, 7, dtype=torch.long))
     space = adaptor.space(model, detect({}))
-    words = "the kernel for weights below 8 bits requires a multiple of 16 outputs, got 10"
-    assert space.capabilities["odd"].refusal(Precision.INT4) == words
+    reason = "the kernel for weights below 8 bits requires a multiple of 16 outputs, got 10"
+    assert space.capabilities["odd"].refusal(Precision.INT4) == reason
     odd = nn.Sequential(nn.Linear(20, 16)).eval()
     space = adaptor.space(adaptor.load(odd, example=torch.zeros(2, 20)), detect({}))
     assert "a group size divides (128, 64, 32), got 20" in str(
@@ -110,7 +110,7 @@ def test_ops_without_a_4_bit_kernel_name_the_reason(net):
 
 
 def test_a_plan_with_another_group_size_is_refused_with_the_sizes_that_fit(net):
-    other = QuantSpec.parse("uint4 asymmetric per_group 48")
-    plan = PrecisionPlan({"hidden": OpConfig(Precision.INT4, other)})
+    spec = QuantSpec.parse("uint4 asymmetric per_group 48")
+    plan = PrecisionPlan({"hidden": OpConfig(Precision.INT4, spec)})
     with pytest.raises(PlanError, match=r"does not support INT4 .*per_group 48.*per_group 64"):
         convert_with_plan(net, plan, inputs=torch.zeros(2, 7, dtype=torch.long))

@@ -61,8 +61,8 @@ def gradients(model, inputs):
     model.train()
     outputs = model(inputs)
     (outputs * torch.linspace(-1, 2, outputs.numel()).view_as(outputs)).sum().backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return outputs.detach(), found
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return outputs.detach(), grads
 
 
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
@@ -75,16 +75,16 @@ def test_numbers_and_gradients_are_those_of_single_ops(shape, freeze, precision)
         for scale in model.scales():
             scale.add_(torch.linspace(-0.2, 0.2, len(scale)))
     assert runs(model)
-    other = op_by_op(model)
-    assert not runs(other)
-    outputs, found = gradients(model, inputs)
-    expected, wanted = gradients(other, inputs)
+    reference = op_by_op(model)
+    assert not runs(reference)
+    outputs, grads = gradients(model, inputs)
+    expected, expected_grads = gradients(reference, inputs)
     torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
-    assert found.keys() == wanted.keys()
-    assert not any(name in key for key in found for name in freeze)
-    for name, value in wanted.items():
+    assert grads.keys() == expected_grads.keys()
+    assert not any(name in key for key in grads for name in freeze)
+    for name, value in expected_grads.items():
         assert float(value.abs().max()) > 0
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(grads[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_all_scales_of_a_graph_are_one_parameter():

@@ -15,12 +15,12 @@ ENDS = ([2, 5, 8], [0, 0, 8], [8, 8, 8], [0, 3, 3])
 @pytest.mark.parametrize("ends", ENDS)
 def test_the_product_is_that_of_each_expert(ends):
     torch.manual_seed(0)
-    rows, matrices, places = torch.randn(8, 5), torch.randn(3, 5, 7), torch.tensor(ends)
-    product = grouped_product(rows, matrices, places)
+    rows, matrices, offsets = torch.randn(8, 5), torch.randn(3, 5, 7), torch.tensor(ends)
+    product = grouped_product(rows, matrices, offsets)
     starts = [0, *ends[:-1]]
     for matrix, start, end in zip(matrices, starts, ends, strict=True):
         torch.testing.assert_close(product[start:end], rows[start:end] @ matrix)
-    torch.testing.assert_close(product, moe._grouped_mm_fallback(rows, matrices, places))
+    torch.testing.assert_close(product, moe._grouped_mm_fallback(rows, matrices, offsets))
 
 
 class Experts(nn.Module):

@@ -98,8 +98,8 @@ def test_logits_stay_close_and_layers_left_in_fp32_are_the_users_own_modules():
     noise = (tuned(input_ids=ids).logits - expected).norm() / expected.norm()
     assert 0 < noise < 0.05
     assert set(tuned.plan.counts()) == {"int8"}
-    kept = tuned.model.model.layers[0].input_layernorm
-    assert type(kept) is type(decoder.model.layers[0].input_layernorm)
+    norm = tuned.model.model.layers[0].input_layernorm
+    assert type(norm) is type(decoder.model.layers[0].input_layernorm)
 
 
 class _Alone(nn.Module):
@@ -153,5 +153,5 @@ def test_a_context_that_a_decoder_can_exceed_is_a_warning():
     for length in (64, 70):
         ids = torch.ones(2, length, dtype=torch.long)
         model = adaptor.load(_decoder("llama"), example={"input_ids": ids}, capture=Capture.LAYERS)
-        found = [line for line in model.warnings if "the context has 64 tokens, got 70" in line]
-        assert len(found) == (length > 64)
+        warnings = [line for line in model.warnings if "the context has 64 tokens, got 70" in line]
+        assert len(warnings) == (length > 64)

@@ -48,21 +48,21 @@ def model():
     return ADAPTOR.load(decoder(), example=samples()[0], capture=Capture.LAYERS)
 
 
-def _plan(model, words: str, bits: int = 4) -> PrecisionPlan:
-    spec = weight_only(QuantSpec.parse(f"uint{bits} asymmetric per_group 64 {words}"))
+def _plan(model, method: str, bits: int = 4) -> PrecisionPlan:
+    spec = weight_only(QuantSpec.parse(f"uint{bits} asymmetric per_group 64 {method}"))
     dense = (op for op in ADAPTOR.grouped_weights.weights(model) if "embed" not in op)
     return PrecisionPlan(dict.fromkeys(dense, spec))
 
 
-def _made(model, words="autoround", bits=4, seed=0, folder=None):
+def _made(model, method="autoround", bits=4, seed=0, folder=None):
     options = CorrectionOptions(LearnOptions(STEPS, seed), folder)
-    made = CorrectedWeights(ADAPTOR, model, lambda: iter(samples()), options)
-    return made.of_plan(_plan(model, words, bits))
+    corrected = CorrectedWeights(ADAPTOR, model, lambda: iter(samples()), options)
+    return corrected.of_plan(_plan(model, method, bits))
 
 
-def _rounded(found) -> nn.Module:
+def _rounded(weights) -> nn.Module:
     net = decoder()
-    for op, weight in found.items():
+    for op, weight in weights.items():
         net.get_submodule(op).weight.data.copy_(torch.from_numpy(weight.floats()))
     return net
 
@@ -71,8 +71,8 @@ def _block_error(net: nn.Module) -> float:
     """The squared error of the results of the first block, which reads exact inputs."""
     exact, total = decoder(), 0.0
     results: list[torch.Tensor] = []
-    for each in (exact, net):
-        each.model.layers[0].register_forward_hook(lambda _, args, y: results.append(y))
+    for network in (exact, net):
+        network.model.layers[0].register_forward_hook(lambda _, args, y: results.append(y))
     for inputs in samples():
         with torch.no_grad():
             exact(**inputs), net(**inputs)
@@ -83,19 +83,19 @@ def _block_error(net: nn.Module) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_the_results_of_a_block_are_closer_than_with_weights_rounded_to_nearest(model, bits):
-    found = _made(model, bits=bits)
+    learned = _made(model, bits=bits)
     spec = QuantSpec.parse(f"uint{bits} asymmetric per_group 64")
     weights = ADAPTOR.grouped_weights.weights(model)
-    nearest = {op: Quantizer(spec).nearest(weights[op]) for op in found}
-    assert _block_error(_rounded(found)) < 0.9 * _block_error(_rounded(nearest))
+    nearest = {op: Quantizer(spec).nearest(weights[op]) for op in learned}
+    assert _block_error(_rounded(learned)) < 0.9 * _block_error(_rounded(nearest))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["awq", "gptq", "awq gptq"])
 def test_learning_improves_on_the_corrections_it_starts_from(model, words):
-    found, start = _made(model, f"{words} autoround", 3), _made(model, words, 3)
-    assert _block_error(_rounded(found)) < 0.95 * _block_error(_rounded(start))
-    for op, weight in found.items():
+    learned, start = _made(model, f"{words} autoround", 3), _made(model, words, 3)
+    assert _block_error(_rounded(learned)) < 0.95 * _block_error(_rounded(start))
+    for op, weight in learned.items():
         assert (weight.input_factors is None) == (start[op].input_factors is None)
 
 
@@ -111,8 +111,8 @@ def _assert_equal(first, second) -> None:
 def test_a_seed_repeats_its_result_and_another_seed_does_not(model):
     first = _made(model)
     _assert_equal(first, _made(model))
-    other = _made(model, seed=1)
-    assert any((first[op].codes != other[op].codes).any() for op in first)
+    second = _made(model, seed=1)
+    assert any((first[op].codes != second[op].codes).any() for op in first)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ t._made(model, folder=Path({str(tmp_path)!r}))
 """
     killed = subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ))
     assert killed.returncode == -signal.SIGKILL
-    (kept,) = tmp_path.glob("*.npz")
+    (file,) = tmp_path.glob("*.npz")
     learned: list[int] = []
     learn = learned_blocks._Student.learned
 
@@ -149,7 +149,7 @@ t._made(model, folder=Path({str(tmp_path)!r}))
     assert len(learned) == 1, "the first block is taken from its file"
     _assert_equal(resumed, _made(model))
     # A damaged file costs time only.
-    kept.write_bytes(kept.read_bytes()[:-100])
+    file.write_bytes(file.read_bytes()[:-100])
     _assert_equal(resumed, _made(model, folder=tmp_path))
 
 
@@ -164,29 +164,29 @@ def test_corrections_by_calibration_continue_after_the_last_block(
     files = sorted(tmp_path.glob("*.npz"), key=lambda file: file.stat().st_mtime)
     for file in files[1:]:
         file.unlink()
-    seen: list[str] = []
+    paths: list[str] = []
     observe = grouped_weights.moments_of_layers
 
     def noted(module, block, *args):
-        seen.append(block.path)
+        paths.append(block.path)
         return observe(module, block, *args)
 
     monkeypatch.setattr(grouped_weights, "moments_of_layers", noted)
     resumed = _made(model, words, folder=tmp_path)
-    assert seen == ["model.layers.1"], first
+    assert paths == ["model.layers.1"], first
     _assert_equal(resumed, whole)
 
 
 def test_moments_block_by_block_are_those_of_the_whole_model(model):
     ops = [op for op in ADAPTOR.grouped_weights.weights(model) if "layers" in op]
     whole = grouped_weights.input_moments(model, samples(), ops)
-    found = {}
+    blockwise = {}
     for moments in grouped_weights.block_moments(
         model, lambda: iter(samples()), ops, lambda _: False
     ):
-        found |= moments
-    assert found.keys() == whole.keys()
-    for op, moments in found.items():
+        blockwise |= moments
+    assert blockwise.keys() == whole.keys()
+    for op, moments in blockwise.items():
         np.testing.assert_allclose(moments.products, whole[op].products, rtol=0, atol=1e-4)
         np.testing.assert_allclose(moments.magnitudes, whole[op].magnitudes, rtol=1e-4)
 
@@ -219,13 +219,13 @@ def test_layers_outside_of_blocks_are_learned_for_their_own_results():
     batches = [torch.randn(16, 64) * torch.linspace(0.1, 3, 64) for _ in range(4)]
     spec = QuantSpec.parse("uint3 asymmetric per_group 32")
 
-    def error(words: str) -> float:
-        plan = {"0": weight_only(QuantSpec.parse(f"{spec} {words}"))}
-        found = convert_with_plan(
+    def error(method: str) -> float:
+        plan = {"0": weight_only(QuantSpec.parse(f"{spec} {method}"))}
+        result = convert_with_plan(
             copy.deepcopy(net), PrecisionPlan(plan), inputs=batches[0], calibration=batches
         )
         with torch.no_grad():
-            return sum(float((found(x) - net(x)).square().sum()) for x in batches)
+            return sum(float((result(x) - net(x)).square().sum()) for x in batches)
 
     assert error("autoround") < 0.8 * error("rtn")
 
@@ -244,9 +244,9 @@ def test_experts_of_a_block_are_learned_with_it():
     dense = [op for op in weights if "embed" not in op and weights[op].shape[0] % 16 == 0]
     assert sum("experts" in op for op in dense) == 2 * 4
 
-    def error(words: str) -> float:
-        spec = weight_only(QuantSpec.parse(f"uint4 asymmetric per_group 64 {words}"))
-        found = convert_with_plan(
+    def error(method: str) -> float:
+        spec = weight_only(QuantSpec.parse(f"uint4 asymmetric per_group 64 {method}"))
+        result = convert_with_plan(
             net,
             PrecisionPlan(dict.fromkeys(dense, spec)),
             inputs=x,
@@ -254,7 +254,7 @@ def test_experts_of_a_block_are_learned_with_it():
             capture=Capture.LAYERS,
             rounding_steps=STEPS,
         )
-        return float((found.model(**x).logits - exact).square().sum())
+        return float((result.model(**x).logits - exact).square().sum())
 
     assert error("autoround") < 0.9 * error("rtn")
 
@@ -274,8 +274,8 @@ def test_a_time_limit_ends_learning_and_other_blocks_are_corrected_alone(model, 
         return len(calls) > 5
 
     monkeypatch.setattr(TimeLimit, "ends", ends)
-    found, start = _made(model, "awq autoround", 3), _made(model, "awq", 3)
-    assert found.keys() == whole.keys() == start.keys()
-    assert _block_error(_rounded(found)) <= _block_error(_rounded(start))
-    differ = [op for op in found if not np.array_equal(found[op].codes, start[op].codes)]
+    learned, start = _made(model, "awq autoround", 3), _made(model, "awq", 3)
+    assert learned.keys() == whole.keys() == start.keys()
+    assert _block_error(_rounded(learned)) <= _block_error(_rounded(start))
+    differ = [op for op in learned if not np.array_equal(learned[op].codes, start[op].codes)]
     assert not any("layers.1" in op for op in differ)

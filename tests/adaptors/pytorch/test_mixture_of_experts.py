@@ -38,10 +38,10 @@ def _decoder(kind: str) -> nn.Module:
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
-def _converted(model: nn.Module, words: str, inputs: dict, **options):
+def _converted(model: nn.Module, method: str, inputs: dict, **options):
     adaptor = PyTorchAdaptor()
     loaded = adaptor.load(model, example=inputs, capture=Capture.LAYERS)
-    spec = QuantSpec.parse(f"uint4 asymmetric per_group 32 {words}")
+    spec = QuantSpec.parse(f"uint4 asymmetric per_group 32 {method}")
     dense = [
         op
         for op, kernels in adaptor.kernels(loaded, MACHINE).items()
@@ -92,8 +92,8 @@ def test_a_mixture_in_4_bits_generates_the_same_tokens_after_reload(kind, tmp_pa
 
 def test_experts_in_a_form_of_their_own_are_named():
     adaptor, inputs = PyTorchAdaptor(), {"input_ids": _ids()}
-    left = adaptor.load(_decoder("GptOss"), example=inputs, capture=Capture.LAYERS).warnings
-    assert any("model.layers.0.mlp.experts.gate_up_proj" in line for line in left)
+    warnings = adaptor.load(_decoder("GptOss"), example=inputs, capture=Capture.LAYERS).warnings
+    assert any("model.layers.0.mlp.experts.gate_up_proj" in line for line in warnings)
     none = adaptor.load(_decoder("Mixtral"), example=inputs, capture=Capture.LAYERS).warnings
     assert not any("experts in a form" in line for line in none)
 
@@ -103,8 +103,8 @@ def test_experts_are_corrected_with_the_tokens_routed_to_them():
     errors = []
     with torch.no_grad():
         expected = model(_ids()).logits
-    for words in ("rtn", "gptq"):
-        converted = _converted(model, words, inputs, calibration=[inputs])
+    for method in ("rtn", "gptq"):
+        converted = _converted(model, method, inputs, calibration=[inputs])
         errors.append(float((converted(input_ids=_ids()).logits - expected).norm()))
     assert errors[1] < 0.8 * errors[0]
 

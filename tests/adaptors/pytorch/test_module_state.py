@@ -16,18 +16,18 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 EVERY_NET = (*nets.DEPENDENT, *nets.INDEPENDENT)
 
 
-def state_of(value, path="", seen=None) -> Iterator[tuple]:
+def state_of(value, path="", visited=None) -> Iterator[tuple]:
     """Yield path, identity and value of all that a module refers to; independent of the code."""
-    seen = {} if seen is None else seen
+    visited = {} if visited is None else visited
     if isinstance(value, torch.Tensor):
         yield path, id(value), type(value), value.detach().clone().numpy().tobytes()
         return
     if isinstance(value, np.ndarray):
         yield path, id(value), value.tobytes()
         return
-    if id(value) in seen:
+    if id(value) in visited:
         return
-    seen[id(value)] = value
+    visited[id(value)] = value
     parts = {}
     if isinstance(value, dict):
         parts = dict(value)
@@ -43,13 +43,13 @@ def state_of(value, path="", seen=None) -> Iterator[tuple]:
         parts["class"] = vars(type(value)).get("log")
     yield path, id(value), repr(value) if not parts else sorted(map(str, parts))
     for name, part in parts.items():
-        yield from state_of(part, f"{path}.{name}", seen)
+        yield from state_of(part, f"{path}.{name}", visited)
 
 
 def loaded(make, capture, x):
     torch.manual_seed(0)
     module, adaptor = make().eval(), PyTorchAdaptor()
-    before = list(state_of(module))
+    state = list(state_of(module))
     with torch.no_grad():
         reference = make().eval()
         reference.load_state_dict(module.state_dict())
@@ -57,7 +57,7 @@ def loaded(make, capture, x):
     nets.ClassLog.log.clear()
     nets.FEATURES.clear()
     model = adaptor.load(module, example=(x,), capture=capture)
-    return module, before, expected, adaptor, model
+    return module, state, expected, adaptor, model
 
 
 @pytest.mark.slow
@@ -69,10 +69,10 @@ def test_every_attribute_of_the_users_module_is_the_same_object_with_the_same_va
     if capture == "modules" and make is nets.ClassLog:
         pytest.skip("the class belongs to the user's code, which runs")
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
-    module, before, _, adaptor, model = loaded(make, capture, x)
+    module, state, _, adaptor, model = loaded(make, capture, x)
     for _ in range(2):
         adaptor.predict(model, (x,))
-    assert list(state_of(module)) == before
+    assert list(state_of(module)) == state
 
 
 @pytest.mark.slow
@@ -95,10 +95,10 @@ def test_every_call_computes_what_the_first_call_of_the_module_does(make, captur
 @pytest.mark.parametrize("make", nets.DEPENDENT, ids=lambda make: make.__name__)
 def test_state_that_outputs_depend_on_is_named(make, capture):
     *_, model = loaded(make, capture, torch.ones(3, 8))
-    said = [warning for warning in model.warnings if "in converted models" in warning]
+    warnings = [warning for warning in model.warnings if "in converted models" in warning]
     if capture == "whole":
-        assert len(said) == 1 + (make is nets.Buffers)
-    assert any(repr(nets.DEPENDENT[make]) in warning for warning in said)
+        assert len(warnings) == 1 + (make is nets.Buffers)
+    assert any(repr(nets.DEPENDENT[make]) in warning for warning in warnings)
 
 
 @pytest.mark.slow

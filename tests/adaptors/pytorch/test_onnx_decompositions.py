@@ -43,8 +43,8 @@ def exported(module, x, folder):
 
 
 def check(outputs, expected):
-    for given, wanted in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(given, wanted.numpy(), rtol=1e-4, atol=1e-5)
+    for output, reference in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(output, reference.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_graph_of_known_ops_is_captured_once(tmp_path, monkeypatch):
@@ -81,10 +81,10 @@ class Recurrent(nn.Module):
 
 def test_the_length_of_sequences_has_a_name(tmp_path):
     torch.manual_seed(0)
-    module, words = Recurrent().eval(), torch.randn(3, 7, 4)
-    outputs, _ = exported(module, words, tmp_path)
+    module, sequences = Recurrent().eval(), torch.randn(3, 7, 4)
+    outputs, _ = exported(module, sequences, tmp_path)
     with torch.no_grad():
-        check(outputs, [module(words)])
+        check(outputs, [module(sequences)])
     graph = onnx.load(tmp_path / "model.onnx").graph
     axes = graph.input[0].type.tensor_type.shape.dim
     assert [axis.dim_param or axis.dim_value for axis in axes] == ["batch", "words_axis1", 4]

@@ -32,8 +32,12 @@ class Words(nn.Module):
 def padded_ids(padding):
     ids = torch.randint(1, 20, (4, 6), generator=torch.Generator().manual_seed(0))
     for row, length in enumerate((6, 4, 3, 5)):
-        places = torch.arange(6)
-        chosen = {RIGHT: places >= length, LEFT: places < 6 - length, BETWEEN: places == length - 2}
+        positions = torch.arange(6)
+        chosen = {
+            RIGHT: positions >= length,
+            LEFT: positions < 6 - length,
+            BETWEEN: positions == length - 2,
+        }
         ids[row, chosen[padding]] = 0
     return ids
 

@@ -33,9 +33,9 @@ class Drowned(nn.Module):
         self.head = nn.Linear(256, 10)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found = nn.functional.avg_pool2d(torch.relu(self.first(image)), 2)
-        found = torch.relu(self.second(found)) + 4096.0 - 4096.0
-        return self.head(found.flatten(1))
+        hidden = nn.functional.avg_pool2d(torch.relu(self.first(image)), 2)
+        hidden = torch.relu(self.second(hidden)) + 4096.0 - 4096.0
+        return self.head(hidden.flatten(1))
 
 
 def test_tuning_returns_lossy_ops_to_fp32_and_no_product(digits, accuracy, bf16_machine):
@@ -49,8 +49,8 @@ def test_tuning_returns_lossy_ops_to_fp32_and_no_product(digits, accuracy, bf16_
     assert not result.trials[0].met
     assert result.met
     assert len(result.trials) <= 8
-    left = {op for op, config in result.plan.items() if config.precision == "fp32"}
-    assert left == {"add", "sub"}
+    fp32_ops = {op for op, config in result.plan.items() if config.precision == "fp32"}
+    assert fp32_ops == {"add", "sub"}
 
 
 class Layers(nn.Module):
@@ -122,10 +122,10 @@ def test_what_16_bits_have_no_numbers_for_stays_right(kind, precision, all_machi
 
 def test_trials_under_other_lists_are_not_taken_up_again(digits, accuracy, bf16_machine, net):
     def converter(**amp):
-        made = MixedPrecision(amp=AutoMixedPrecisionOptions(**amp) if amp else None)
-        made.model, made.hardware, made.precisions = net, bf16_machine, "bf16"
-        made.metric, made.eval_dataloader = accuracy, digits[1].loader()
-        return made
+        tuner = MixedPrecision(amp=AutoMixedPrecisionOptions(**amp) if amp else None)
+        tuner.model, tuner.hardware, tuner.precisions = net, bf16_machine, "bf16"
+        tuner.metric, tuner.eval_dataloader = accuracy, digits[1].loader()
+        return tuner
 
     converter()()
     again = converter()

@@ -74,63 +74,63 @@ def _near_fp32(space, op):
 @settings(max_examples=3)
 @given(st.data())
 def test_any_plan_runs_near_fp32(name, data):
-    known = case(name)
+    loaded = case(name)
     plan = PrecisionPlan(
         {
-            op: data.draw(st.sampled_from(_near_fp32(known.space, op)), label=op)
-            for op in known.space.tunable_ops
+            op: data.draw(st.sampled_from(_near_fp32(loaded.space, op)), label=op)
+            for op in loaded.space.tunable_ops
         }
     )
-    converted = known.adaptor.convert(
-        known.model, known.space.resolve(plan), known.observed, known.space
+    converted = loaded.adaptor.convert(
+        loaded.model, loaded.space.resolve(plan), loaded.observed, loaded.space
     )
-    result = known.adaptor.predict(converted, known.inputs)
+    result = loaded.adaptor.predict(converted, loaded.inputs)
     bound = BOUND_OF_4_BITS if Precision.INT4 in plan.counts() else BOUND
-    for wanted, got in zip(known.reference, floats(result), strict=True):
-        assert got.dtype == wanted.dtype
-        assert signal_to_noise(wanted.numpy(), got.numpy()) > bound
-    single = floats(known.adaptor.predict(converted, ARCHITECTURES[name].inputs(1)))
-    assert len(single) == len(known.reference)
+    for reference, got in zip(loaded.reference, floats(result), strict=True):
+        assert got.dtype == reference.dtype
+        assert signal_to_noise(reference.numpy(), got.numpy()) > bound
+    single = floats(loaded.adaptor.predict(converted, ARCHITECTURES[name].inputs(1)))
+    assert len(single) == len(loaded.reference)
 
-    planned = planned_ops(known.space, known.space.resolve(plan))
-    found = audited(LoadedModel(known.adaptor, converted), planned)
-    assert found.holds, found.findings
-    assert not [op for op in found.findings if op.verdict is Verdict.LOWER]
+    planned = planned_ops(loaded.space, loaded.space.resolve(plan))
+    audit = audited(LoadedModel(loaded.adaptor, converted), planned)
+    assert audit.holds, audit.findings
+    assert not [op for op in audit.findings if op.verdict is Verdict.LOWER]
 
 
 @pytest.mark.parametrize("name", [n for n, a in ARCHITECTURES.items() if a.capturable])
 def test_the_whole_graph_is_captured_with_free_axes(name):
-    known = case(name)
-    assert not [w for w in known.model.warnings if "fixes" in w]
-    three = floats(known.adaptor.predict(known.model, ARCHITECTURES[name].inputs(3)))
+    loaded = case(name)
+    assert not [w for w in loaded.model.warnings if "fixes" in w]
+    three = floats(loaded.adaptor.predict(loaded.model, ARCHITECTURES[name].inputs(3)))
     with torch.no_grad():
-        inputs, module = ARCHITECTURES[name].inputs(3), known.model.original
+        inputs, module = ARCHITECTURES[name].inputs(3), loaded.model.original
         expected = floats(module(**inputs) if isinstance(inputs, dict) else module(inputs))
-    for got, wanted in zip(three, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    for got, reference in zip(three, expected, strict=True):
+        torch.testing.assert_close(got, reference, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "lstm_tagger"])
 def test_other_sequence_lengths_run(name):
-    known = case(name)
+    loaded = case(name)
     plan = PrecisionPlan(
         {
-            op: known.space.capabilities[op].config(Precision.INT8)
-            or known.space.capabilities[op].configs[-1]
-            for op in known.space.tunable_ops
+            op: loaded.space.capabilities[op].config(Precision.INT8)
+            or loaded.space.capabilities[op].configs[-1]
+            for op in loaded.space.tunable_ops
         }
     )
-    converted = known.adaptor.convert(
-        known.model, known.space.resolve(plan), known.observed, known.space
+    converted = loaded.adaptor.convert(
+        loaded.model, loaded.space.resolve(plan), loaded.observed, loaded.space
     )
-    longer = pytree.tree_map(lambda leaf: torch.cat([leaf, leaf[:, :3]], 1), known.inputs)
-    result = floats(known.adaptor.predict(converted, longer))
+    longer = pytree.tree_map(lambda leaf: torch.cat([leaf, leaf[:, :3]], 1), loaded.inputs)
+    result = floats(loaded.adaptor.predict(converted, longer))
     with torch.no_grad():
-        module = known.model.original
+        module = loaded.model.original
         expected = floats(module(**longer) if isinstance(longer, dict) else module(longer))
-    for got, wanted in zip(result, expected, strict=True):
-        assert got.shape == wanted.shape
-        assert signal_to_noise(wanted.numpy(), got.numpy()) > BOUND
+    for got, reference in zip(result, expected, strict=True):
+        assert got.shape == reference.shape
+        assert signal_to_noise(reference.numpy(), got.numpy()) > BOUND
 
 
 def test_a_model_that_branches_on_values_is_refused_with_a_way_on():
@@ -146,27 +146,29 @@ def test_a_model_that_branches_on_values_is_refused_with_a_way_on():
 
 def test_module_by_module_the_users_code_still_decides():
     """The early exit is taken where the first layers are sure, by the converted model too."""
-    known = case("early_exit")
+    loaded = case("early_exit")
     plan = PrecisionPlan(
         {
-            op: known.space.capabilities[op].config(Precision.INT8) or config.configs[-1]
-            for op, config in known.space.capabilities.items()
-            if op in known.space.tunable_ops
+            op: loaded.space.capabilities[op].config(Precision.INT8) or config.configs[-1]
+            for op, config in loaded.space.capabilities.items()
+            if op in loaded.space.tunable_ops
         }
     )
-    user, sure = known.model.original, known.inputs * 200
-    observed = known.adaptor.observe(known.model, [known.inputs, sure], known.space)
-    converted = known.adaptor.convert(known.model, known.space.resolve(plan), observed, known.space)
+    user, sure = loaded.model.original, loaded.inputs * 200
+    observed = loaded.adaptor.observe(loaded.model, [loaded.inputs, sure], loaded.space)
+    converted = loaded.adaptor.convert(
+        loaded.model, loaded.space.resolve(plan), observed, loaded.space
+    )
     with torch.no_grad():
         assert user.early(user.stem(sure).mean((2, 3))).softmax(1).max() > 0.9
         expected = user(sure)
-    got = known.adaptor.predict(converted, sure)
+    got = loaded.adaptor.predict(converted, sure)
     assert signal_to_noise(expected.numpy(), got.numpy()) > BOUND
     assert list(converted.parts) == ["stem", "early", "late", "rest"]
-    ran = known.adaptor.kernel_trace.trace(converted, sure)
-    reached = {op for op, found in ran.items() if found.executed}
+    ran = loaded.adaptor.kernel_trace.trace(converted, sure)
+    reached = {op for op, report in ran.items() if report.executed}
     assert reached == {"stem.0", "early"}
-    found = audit_ops(planned_ops(known.space, known.space.resolve(plan)), ran, lambda _: False)
-    assert found.holds
-    assert {op.name for op in found.findings} == {"late", "rest.0"}
+    report = audit_ops(planned_ops(loaded.space, loaded.space.resolve(plan)), ran, lambda _: False)
+    assert report.holds
+    assert {op.name for op in report.findings} == {"late", "rest.0"}
     assert type(user.early) is torch.nn.Linear  # the user's own model is untouched

@@ -57,14 +57,14 @@ def test_the_result_is_attention_by_its_definition(kind, rows, columns, scale):
     query = heads(2, 4, rows, 16, 0)
     key, value = heads(2, 4, columns, 16, 1), heads(2, 4, columns, 16, 2)
     mask = masks(rows, columns)[kind]
-    given = mask if mask is None or mask.dtype is torch.bool else mask.bfloat16()
-    prepared = None if given is None else AttentionMask(given)
-    found = attention_in_bfloat16(query, key, value, prepared, scale=scale)
+    attn_mask = mask if mask is None or mask.dtype is torch.bool else mask.bfloat16()
+    prepared = None if attn_mask is None else AttentionMask(attn_mask)
+    outputs = attention_in_bfloat16(query, key, value, prepared, scale=scale)
     reference = expected(query, key, value, mask, scale)
-    assert found.dtype is torch.bfloat16
-    assert signal_to_noise(reference.numpy(), found.float().numpy()) > LEAST_DB
-    own = F.scaled_dot_product_attention(query, key, value, given, scale=scale)
-    assert found.stride() == own.stride()
+    assert outputs.dtype is torch.bfloat16
+    assert signal_to_noise(reference.numpy(), outputs.float().numpy()) > LEAST_DB
+    own = F.scaled_dot_product_attention(query, key, value, attn_mask, scale=scale)
+    assert outputs.stride() == own.stride()
 
 
 def test_causal_attention_is_left_to_torch():
@@ -76,9 +76,9 @@ def test_causal_attention_is_left_to_torch():
 @pytest.mark.parametrize("mask", [torch.ones(2, 1, 1, 64, dtype=torch.bool), torch.zeros(64, 64)])
 def test_a_mask_that_hides_nothing_changes_no_bit(mask):
     query, key, value = (heads(2, 4, 64, 16, seed) for seed in range(3))
-    given = mask if mask.dtype is torch.bool else mask.bfloat16()
-    found = attention_in_bfloat16(query, key, value, AttentionMask(given))
-    assert torch.equal(found, attention_in_bfloat16(query, key, value))
+    attn_mask = mask if mask.dtype is torch.bool else mask.bfloat16()
+    outputs = attention_in_bfloat16(query, key, value, AttentionMask(attn_mask))
+    assert torch.equal(outputs, attention_in_bfloat16(query, key, value))
 
 
 class Attention(nn.Module):
@@ -105,17 +105,17 @@ def test_a_plan_in_bfloat16_runs_products_where_they_are_fast(is_fast, monkeypat
     assert (attention_in_bfloat16 in targets) is is_fast
     with torch.no_grad():
         reference = net(x)
-    found = adaptor.predict(converted, x)
-    assert signal_to_noise(reference.numpy(), found.numpy()) > 35
+    outputs = adaptor.predict(converted, x)
+    assert signal_to_noise(reference.numpy(), outputs.numpy()) > 35
 
 
 class Masked(nn.Module):
     """Two layers of attention under one padding mask."""
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        kept = mask.bool()[:, None, None, :]
+        visible = mask.bool()[:, None, None, :]
         for _ in range(2):
-            x = F.scaled_dot_product_attention(x, x, x, attn_mask=kept)
+            x = F.scaled_dot_product_attention(x, x, x, attn_mask=visible)
         return x
 
 
@@ -132,9 +132,9 @@ def test_layers_share_what_is_made_of_a_mask(hidden, monkeypatch):
     assert targets.count(attention_in_bfloat16) == 2
     assert targets.count(AttentionMask) == 1
     mask[1, 64 - hidden :] = 0
-    kept = mask.bool()[:, None, None]
+    visible = mask.bool()[:, None, None]
     for _ in range(2):  # by the checked path, then directly
-        found = adaptor.predict(converted, (x, mask))
-        inner = expected(x, x, x, kept)
-        wanted = expected(inner, inner, inner, kept)
-        assert signal_to_noise(wanted.numpy(), found.numpy()) > 35
+        outputs = adaptor.predict(converted, (x, mask))
+        inner = expected(x, x, x, visible)
+        reference = expected(inner, inner, inner, visible)
+        assert signal_to_noise(reference.numpy(), outputs.numpy()) > 35

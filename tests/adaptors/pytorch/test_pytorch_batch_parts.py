@@ -82,8 +82,8 @@ def converted(then, precision=Precision.INT8, batch=6):
     adaptor, x = PyTorchAdaptor(), torch.randn(batch, 3, 8, 8)
     model = adaptor.load(Net(then).eval(), example=x)
     space = adaptor.space(model, machine())
-    seen = adaptor.observe(model, [x], space)
-    return adaptor.convert(model, space.resolve(uniform(space, precision)), seen, space), x
+    observations = adaptor.observe(model, [x], space)
+    return adaptor.convert(model, space.resolve(uniform(space, precision)), observations, space), x
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_parts_give_the_results_of_the_whole_batch(name, precision, tiny_parts):
     direct = DirectGraph(model.runnable)
     assert [len(part) for (part,) in direct._parts.of([x])] == [2, 2, 2]
     with torch.no_grad():
-        wanted, first, later = model.runnable(x), direct(x), direct(x)
-    torch.testing.assert_close(first, wanted, atol=1e-5, rtol=1e-5)
+        expected, first, later = model.runnable(x), direct(x), direct(x)
+    torch.testing.assert_close(first, expected, atol=1e-5, rtol=1e-5)
     if precision is Precision.INT8:  # float products depend on the place of their operands
         torch.testing.assert_close(later, first, atol=0, rtol=0)
 
@@ -135,8 +135,8 @@ def test_ranges_of_the_batch_keep_samples_together():
         for op in space.tunable_ops
     }
     plan = space.resolve(PrecisionPlan(dynamic))
-    held = adaptor.convert(model, plan, adaptor.observe(model, [x], space), space)
-    assert not DirectGraph(held.runnable)._parts.is_splitting
+    quantized = adaptor.convert(model, plan, adaptor.observe(model, [x], space), space)
+    assert not DirectGraph(quantized.runnable)._parts.is_splitting
 
 
 def test_results_of_predict_and_of_the_module_are_the_same(tiny_parts):

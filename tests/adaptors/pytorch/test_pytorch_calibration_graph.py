@@ -85,22 +85,22 @@ def test_the_form_computes_what_the_users_code_does(kind, size):
     net = kind()
     model = captured(net)
     x = random(size, 3, 16, 12)
-    given = x.clone()
-    found = calibration_graph(model).portable(x)
+    original = x.clone()
+    outputs = calibration_graph(model).portable(x)
     # One output is in float64, computed from float32.
-    torch.testing.assert_close(found, net(x), rtol=1.3e-6, atol=1e-5)
-    assert torch.equal(x, given)
+    torch.testing.assert_close(outputs, net(x), rtol=1.3e-6, atol=1e-5)
+    assert torch.equal(x, original)
 
 
 @torch.no_grad()
 def test_convolutions_are_packed_once_and_what_nobody_reads_is_written_over():
     model = captured(Residual())
-    before = [node.target for node in model.portable.graph.nodes]
+    original = [node.target for node in model.portable.graph.nodes]
     targets = [node.target for node in calibration_graph(model).portable.graph.nodes]
     assert targets.count(PACKED) == 3
     quick = {aten.relu_.default, aten.hardtanh_.default, aten.add_.Tensor, aten.silu_.default}
     assert quick <= set(targets)
-    assert [node.target for node in model.portable.graph.nodes] == before
+    assert [node.target for node in model.portable.graph.nodes] == original
     targets = [
         node.target for node in calibration_graph(captured(ReadTwice())).portable.graph.nodes
     ]
@@ -126,8 +126,8 @@ def test_every_value_is_seen_before_it_is_written_over():
         getattr(net, name).register_forward_hook(note(name))
     x = random(4, 3, 12, 12)
     net(x)
-    for name, seen in adaptor.observe_tensors(model, [x], names):
-        assert (seen.low.min(), seen.high.max()) == pytest.approx(expected.pop(name), rel=1e-5)
+    for name, ranges in adaptor.observe_tensors(model, [x], names):
+        assert (ranges.low.min(), ranges.high.max()) == pytest.approx(expected.pop(name), rel=1e-5)
     assert not expected
 
 
@@ -136,8 +136,8 @@ def test_images_with_channels_last_give_the_same_observations():
     adaptor, x = PyTorchAdaptor(), random(4, 3, 12, 12)
     model = captured(Residual())
     space = adaptor.space(model, detect())
-    one = adaptor.observe(model, [x], space)
-    other = adaptor.observe(model, [x.contiguous(memory_format=torch.channels_last)], space)
-    assert one.nsr == pytest.approx(dict(other.nsr), rel=1e-4)
-    for tensor, ranges in one.ranges.items():
-        assert ranges["minmax"] == pytest.approx(other.ranges[tensor]["minmax"], rel=1e-5)
+    contiguous = adaptor.observe(model, [x], space)
+    channels_last = adaptor.observe(model, [x.contiguous(memory_format=torch.channels_last)], space)
+    assert contiguous.nsr == pytest.approx(dict(channels_last.nsr), rel=1e-4)
+    for tensor, ranges in contiguous.ranges.items():
+        assert ranges["minmax"] == pytest.approx(channels_last.ranges[tensor]["minmax"], rel=1e-5)

@@ -42,14 +42,14 @@ class TestPyTorch(ComparisonContract):
 
     @staticmethod
     def own(source, images):
-        seen: list[np.ndarray] = []
+        outputs: list[np.ndarray] = []
         hook = convolutions(source)[5].register_forward_hook(
-            lambda module, inputs, output: seen.append(output.numpy().copy())
+            lambda module, inputs, output: outputs.append(output.numpy().copy())
         )
         with torch.no_grad():
             source(torch.from_numpy(images))
         hook.remove()
-        return seen[0]
+        return outputs[0]
 
     @staticmethod
     def first_layer(source):
@@ -66,8 +66,8 @@ def test_ops_keep_their_names_in_files_where_exporting_numbers_additions_anew(tm
             self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
 
         def forward(self, x):
-            places = torch.arange(x.shape[1]) + torch.arange(x.shape[1] + 2)[2:]
-            x = x + places[:, None]
+            positions = torch.arange(x.shape[1]) + torch.arange(x.shape[1] + 2)[2:]
+            x = x + positions[:, None]
             x = self.one(x) + torch.cat([x, x], 1)[:, : x.shape[1]]
             x = self.two(x) + x
             return x.reshape(-1, 8) + 1
@@ -76,16 +76,18 @@ def test_ops_keep_their_names_in_files_where_exporting_numbers_additions_anew(tm
     adaptor = PyTorchAdaptor()
     model = adaptor.load(Positions().eval(), example=inputs)
     space = adaptor.space(model, machine())
-    seen = adaptor.observe(model, [inputs], space)
-    converted = adaptor.convert(model, space.resolve(uniform(space, Precision.INT8)), seen, space)
+    observations = adaptor.observe(model, [inputs], space)
+    converted = adaptor.convert(
+        model, space.resolve(uniform(space, Precision.INT8)), observations, space
+    )
     adaptor.save(converted, tmp_path)
     restored = adaptor.restore(tmp_path)
     assert [op.name for op in adaptor.graph(restored)] == [
         op.name for op in adaptor.graph(converted)
     ]
-    found = compare_models(
+    comparison = compare_models(
         LoadedModel(adaptor, converted), LoadedModel(adaptor, restored), [inputs]
     )
-    assert len(found.layers) > 4
-    assert not found.left_out.get("are fused into another op in B")
-    assert all(layer.sqnr > 100 for layer in found.layers)
+    assert len(comparison.layers) > 4
+    assert not comparison.left_out.get("are fused into another op in B")
+    assert all(layer.sqnr > 100 for layer in comparison.layers)

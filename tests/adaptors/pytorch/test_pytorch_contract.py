@@ -42,11 +42,13 @@ class TestPyTorch(AdaptorContract):
 
     def test_the_users_model_keeps_its_weights_and_mode(self, adaptor, source, images):
         source.train()
-        before = {name: value.clone() for name, value in source.state_dict().items()}
+        original = {name: value.clone() for name, value in source.state_dict().items()}
         adaptor.load(source, example=images)
         assert source.training
         assert source.drop.training
-        assert all(torch.equal(value, before[name]) for name, value in source.state_dict().items())
+        assert all(
+            torch.equal(value, original[name]) for name, value in source.state_dict().items()
+        )
         source.eval()
 
     def test_ops_are_named_after_the_modules_they_come_from(self, space):

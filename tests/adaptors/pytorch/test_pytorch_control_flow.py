@@ -57,14 +57,14 @@ def test_bodies_run_reload_and_are_said_to_stay_in_fp32(name, tmp_path):
     )
     converter.calib_dataloader = [(batch, None) for batch in batches]
     result = converter()
-    (said,) = (words for words in result.report.warnings if f"within the op {name!r}" in words)
-    assert said.startswith(f"{layers} linear")
-    assert "FP32" in said
+    (warning,) = (line for line in result.report.warnings if f"within the op {name!r}" in line)
+    assert warning.startswith(f"{layers} linear")
+    assert "FP32" in warning
     assert result.plan["first"].precision.value == "int8"
     result.save(tmp_path / "saved")
-    for one in (result, neural_mp.load(tmp_path / "saved")):
+    for form in (result, neural_mp.load(tmp_path / "saved")):
         for batch in batches:
             with torch.no_grad():
                 expected = model(batch).numpy()
-            given = np.asarray(one.loaded(batch))
-            assert np.linalg.norm(given - expected) < 0.05 * np.linalg.norm(expected)
+            outputs = np.asarray(form.loaded(batch))
+            assert np.linalg.norm(outputs - expected) < 0.05 * np.linalg.norm(expected)

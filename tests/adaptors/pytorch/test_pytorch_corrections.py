@@ -35,10 +35,10 @@ class TestCorrections(CorrectionContract):
         return seeded(Normed)
 
     def test_the_users_own_module_is_untouched(self, case, net):
-        before = {name: value.clone() for name, value in net.state_dict().items()}
+        original = {name: value.clone() for name, value in net.state_dict().items()}
         case.convert(case.corrected)
         for name, value in net.state_dict().items():
-            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+            torch.testing.assert_close(value, original[name], rtol=0, atol=0)
 
 
 class Between(nn.Module):
@@ -117,16 +117,16 @@ class Shared(Between):
 def test_a_layer_used_several_times_is_changed_where_it_has_to_be():
     case = Case(seeded(Shared), np.random.default_rng(0).random((128, 8, 8), np.float32))
     assert len(case.best) == 2
-    found = case.run(case.in_fp32(case.corrected))
-    np.testing.assert_allclose(found, case.reference, rtol=1e-3, atol=1e-4 * FACTOR)
+    outputs = case.run(case.in_fp32(case.corrected))
+    np.testing.assert_allclose(outputs, case.reference, rtol=1e-3, atol=1e-4 * FACTOR)
 
 
 class TwoActivations(Between):
     """What one of them silences is loud in the other."""
 
     def forward(self, x):
-        found = self.a(x)
-        return self.b(torch.relu(found)) + self.b(F.leaky_relu(found, 0.5))
+        hidden = self.a(x)
+        return self.b(torch.relu(hidden)) + self.b(F.leaky_relu(hidden, 0.5))
 
 
 def nearly_silenced(net: nn.Module, data: np.ndarray, loudest: float) -> None:
@@ -155,10 +155,10 @@ def test_a_channel_that_calibration_found_silent_is_scaled_like_the_rest():
     nearly_silenced(net, data, -0.1)
     case = Case(net, data)
     models = case.model, case.in_fp32(case.with_corrections_of("b", "smooth"))
-    before, after = (
+    original, corrected = (
         case.adaptor.corrections.layer_params(model)["a"].output_limits() for model in models
     )
-    scales = after / before
+    scales = corrected / original
     heard = np.array(case.observed.channels["relu"].high) > 0
     assert not heard[5]
     assert scales[heard].min() <= scales[5] <= scales[heard].max()
@@ -172,8 +172,8 @@ def test_weights_in_bf16_are_scaled_in_bf16():
     assert limits[3] > 100 * np.median(limits)
     twice, half = LayerRescale(outputs=np.full(8, 2.0)), LayerRescale(inputs=np.full(8, 0.5))
     changed = adaptor.corrections.with_layer_params(model, {"a": twice, "b": half})
-    before, after = (adaptor.predict(held, data) for held in (model, changed))
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    expected, outputs = (adaptor.predict(form, data) for form in (model, changed))
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
 
 
 class Sequence(nn.Module):

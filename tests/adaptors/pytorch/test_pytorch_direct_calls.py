@@ -55,46 +55,46 @@ def model(request):
     net = Two().eval()
     x, y = torch.randn(2, 8, 6)
     adaptor = adaptor_for(net)
-    held = adaptor.load(net, example=(x, y))
+    source = adaptor.load(net, example=(x, y))
     if request.param == "fp32":
-        return net, LoadedModel(adaptor, held)
-    space = adaptor.space(held, machine())
+        return net, LoadedModel(adaptor, source)
+    space = adaptor.space(source, machine())
     resolved = space.resolve(uniform(space, Precision.INT8))
-    seen = adaptor.observe(held, [(x, y)], space)
-    return net, LoadedModel(adaptor, adaptor.convert(held, resolved, seen, space))
+    observations = adaptor.observe(source, [(x, y)], space)
+    return net, LoadedModel(adaptor, adaptor.convert(source, resolved, observations, space))
 
 
 def test_later_calls_give_what_the_first_one_does_in_every_form_and_order(model):
     net, loaded = model
     x, y = torch.randn(2, 5, 6)
     with torch.no_grad():
-        wanted = net(x, y)
-    for given in ((x, y), [x, y], {"x": x, "y": y}, {"y": y, "x": x}):
-        first, second, third = (loaded(given) for _ in range(3))
-        for found in (first, second, third):
-            assert list(found) == ["sum", "difference"]
-            for name, value in found.items():
+        expected = net(x, y)
+    for inputs in ((x, y), [x, y], {"x": x, "y": y}, {"y": y, "x": x}):
+        first, second, third = (loaded(inputs) for _ in range(3))
+        for result in (first, second, third):
+            assert list(result) == ["sum", "difference"]
+            for name, value in result.items():
                 torch.testing.assert_close(value, first[name], rtol=0, atol=0)
-                torch.testing.assert_close(value, wanted[name], rtol=0.1, atol=0.4)
+                torch.testing.assert_close(value, expected[name], rtol=0.1, atol=0.4)
 
 
 def test_one_tensor_given_twice_does_not_stand_for_two(model):
     _, loaded = model
     x, y = torch.randn(2, 5, 6)
-    both = loaded((x, x))["difference"]
-    other = loaded((x, y))["difference"]
+    repeated = loaded((x, x))["difference"]
+    distinct = loaded((x, y))["difference"]
     again = loaded((x, y))["difference"]
-    torch.testing.assert_close(other, again, rtol=0, atol=0)
-    assert not torch.equal(both, other)
+    torch.testing.assert_close(distinct, again, rtol=0, atol=0)
+    assert not torch.equal(repeated, distinct)
 
 
 def test_arrays_come_back_as_arrays_and_strides_do_not_matter(model):
     _, loaded = model
     x, y = np.random.default_rng(0).random((2, 6, 5), dtype=np.float32)
-    turned = (x.T, y.T)
-    first, second = loaded(turned), loaded(turned)
+    transposed = (x.T, y.T)
+    first, second = loaded(transposed), loaded(transposed)
     assert all(isinstance(value, np.ndarray) for value in second.values())
-    plain = loaded(tuple(map(np.ascontiguousarray, turned)))
+    plain = loaded(tuple(map(np.ascontiguousarray, transposed)))
     np.testing.assert_array_equal(first["sum"], second["sum"])
     np.testing.assert_allclose(plain["sum"], second["sum"], rtol=1e-6)
 
@@ -139,9 +139,9 @@ def test_an_fp32_result_returns_the_bits_of_the_users_own_module_from_the_first_
     images = torch.randn(4, 3, 8, 8)
     loaded = LoadedModel(adaptor, adaptor.load(net, example=images))
     with torch.no_grad():
-        wanted = net(images)
-    for given in (images, images, [images], {"input": images}, (images,), images):
-        torch.testing.assert_close(loaded(given), wanted, rtol=0, atol=0)
+        expected = net(images)
+    for inputs in (images, images, [images], {"input": images}, (images,), images):
+        torch.testing.assert_close(loaded(inputs), expected, rtol=0, atol=0)
 
 
 def test_an_fp32_result_returns_the_same_bits_for_inputs_within_containers():
@@ -160,9 +160,9 @@ def test_an_fp32_result_returns_the_same_bits_for_inputs_within_containers():
     adaptor, batch = adaptor_for(net), {"images": [images], "scale": torch.full((), 0.3)}
     loaded = LoadedModel(adaptor, adaptor.load(net, example={"batch": batch}))
     with torch.no_grad():
-        wanted = net(batch)
+        expected = net(batch)
     for _ in range(3):
-        torch.testing.assert_close(loaded({"batch": batch}), wanted, rtol=0, atol=0)
+        torch.testing.assert_close(loaded({"batch": batch}), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", [Counting, Overwriting])
@@ -171,9 +171,9 @@ def test_a_module_that_writes_to_itself_or_its_input_is_run_as_its_graph(kind):
     adaptor = adaptor_for(net)
     x = torch.randn(8, 6)
     loaded = LoadedModel(adaptor, adaptor.load(net, example=x))
-    before = x.clone()
+    original = x.clone()
     outputs = [loaded(x) for _ in range(3)]
-    torch.testing.assert_close(x, before, rtol=0, atol=0)
+    torch.testing.assert_close(x, original, rtol=0, atol=0)
     torch.testing.assert_close(outputs[0], outputs[2], rtol=0, atol=0)
     if kind is Counting:
         assert float(net.runs) == 0
@@ -186,7 +186,7 @@ def test_a_graph_that_calibrated_a_layout_is_not_run_to_check_it(monkeypatch):
     space = adaptor.space(model, machine())
     adaptor.observe(model, [images], space)
     checked = []
-    monkeypatch.setattr(direct_calls, "run_call", lambda *given: checked.append(given))
+    monkeypatch.setattr(direct_calls, "run_call", lambda *arguments: checked.append(arguments))
     assert torch.equal(adaptor.predict(model, images), net(images))
     assert not checked
     adaptor.predict(model, torch.rand(7, 6))
@@ -201,6 +201,6 @@ def test_sizes_known_at_capture_are_those_of_a_run():
     names = [*graph.inputs, *(op.name for op in graph)]
     for count in (2, 5):
         images = torch.rand(count, 3, 6, 6)
-        found = adaptor.element_counts(model, images, names)
-        assert found == Adaptor.element_counts(adaptor, model, images, names)
-        assert len(found) > 3
+        counts = adaptor.element_counts(model, images, names)
+        assert counts == Adaptor.element_counts(adaptor, model, images, names)
+        assert len(counts) > 3

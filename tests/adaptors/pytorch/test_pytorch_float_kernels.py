@@ -72,7 +72,7 @@ def space(adaptor, fp32):
 
 @pytest.fixture(scope="module")
 def packed_plan(space):
-    ops = {op: PACKED for op, found in space.capabilities.items() if found.kernels}
+    ops = {op: PACKED for op, capability in space.capabilities.items() if capability.kernels}
     return space.resolve(PrecisionPlan(ops))
 
 
@@ -99,9 +99,9 @@ def test_outputs_differ_by_rounding_only_and_not_between_runs(adaptor, net, pack
     x = images(*shape)
     with torch.no_grad():
         expected = net(torch.from_numpy(x)).numpy()
-    found = adaptor.predict(packed, x)
-    assert signal_to_noise(expected, found) > ROUNDING
-    assert np.array_equal(found, adaptor.predict(packed, x))
+    outputs = adaptor.predict(packed, x)
+    assert signal_to_noise(expected, outputs) > ROUNDING
+    assert np.array_equal(outputs, adaptor.predict(packed, x))
     assert len(packed_calls(packed)) == len(LAYERS)
 
 
@@ -122,12 +122,12 @@ def test_fp32_ops_of_a_mixed_plan_may_have_the_kernel(adaptor, fp32, space):
     convolved = [op.name for op in space.graph if op.type == "conv2d"]
     int8 = {op: space.capabilities[op].config(INT8) for op in convolved}
     x = images(4)
-    seen = adaptor.observe(fp32, [x], space)
+    observations = adaptor.observe(fp32, [x], space)
     outputs = []
     for kernel in ("", "onednn"):
         forms = dict.fromkeys(dense, OpConfig(FP32, kernel=kernel))
         plan = space.resolve(PrecisionPlan({**int8, **forms}))
-        model = adaptor.convert(fp32, plan, seen, space)
+        model = adaptor.convert(fp32, plan, observations, space)
         assert len(packed_calls(model)) == (len(dense) if kernel else 0)
         outputs.append(adaptor.predict(model, x))
     assert signal_to_noise(*outputs) > ROUNDING
@@ -152,9 +152,9 @@ def test_wrong_kernels_are_refused(entry, error):
 
 
 def test_an_op_without_the_kernel_is_refused(space):
-    other = next(op.name for op in space.graph if op.type == "mean")
+    mean = next(op.name for op in space.graph if op.type == "mean")
     with pytest.raises(PlanError, match=r"has no FP32 kernel 'onednn' here; remove the kernel"):
-        space.resolve(PrecisionPlan({other: PACKED}))
+        space.resolve(PrecisionPlan({mean: PACKED}))
 
 
 @pytest.fixture
@@ -169,11 +169,11 @@ def converter(net, monkeypatch):
 
     monkeypatch.setattr(PyTorchAdaptor, "float_kernels", FloatKernels(faster))
     monkeypatch.setattr(Measurement, "contest", contest)
-    made = MixedPrecision()
-    made.model, made.precisions = net, "fp32"
-    made.calib_dataloader = [torch.from_numpy(images(2))]
-    made.cache = False
-    return made
+    tuner = MixedPrecision()
+    tuner.model, tuner.precisions = net, "fp32"
+    tuner.calib_dataloader = [torch.from_numpy(images(2))]
+    tuner.cache = False
+    return tuner
 
 
 @pytest.mark.slow
@@ -220,14 +220,17 @@ def test_every_variant_of_a_layer_is_measured(adaptor, fp32, packed_plan, monkey
     measured = []
 
     def fastest(variants):
-        own, *others = [run() for run in variants]
-        measured.append(len(others))
-        assert all(signal_to_noise(own.numpy(), other.numpy()) > ROUNDING for other in others)
+        own, *alternatives = [run() for run in variants]
+        measured.append(len(alternatives))
+        assert all(
+            signal_to_noise(own.numpy(), alternative.numpy()) > ROUNDING
+            for alternative in alternatives
+        )
         return seconds[len(variants)]
 
     monkeypatch.setattr(float_kernels, "fastest_runs", fastest)
     monkeypatch.setattr(float_kernels, "_LEAST_PRODUCTS", 0)
-    found = float_kernels.faster(fp32, images(2), list(packed_plan.plan))
-    layers = [op for op in found if packed_plan.plan[op] == PACKED]
-    assert len(found) == len(LAYERS) == len(layers)
+    kernels = float_kernels.faster(fp32, images(2), list(packed_plan.plan))
+    layers = [op for op in kernels if packed_plan.plan[op] == PACKED]
+    assert len(kernels) == len(LAYERS) == len(layers)
     assert sorted(measured) == [1, 1, 2, 2, 2]

@@ -93,10 +93,10 @@ def tuned(model, batches, tmp_path, how="whole"):
 def noise(result, model, batch):
     with torch.no_grad():
         expected = torch.utils._pytree.tree_leaves(model(*batch))
-    given = torch.utils._pytree.tree_leaves(result.loaded(batch))
+    outputs = torch.utils._pytree.tree_leaves(result.loaded(batch))
     return max(
         np.linalg.norm(np.asarray(ours) - theirs.numpy()) / np.linalg.norm(theirs)
-        for ours, theirs in zip(given, expected, strict=True)
+        for ours, theirs in zip(outputs, expected, strict=True)
     )
 
 
@@ -114,8 +114,8 @@ def test_any_length_runs_where_a_program_is_traced_anew(tmp_path):
     model = Attentive(LAYERS["LSTM"]()).eval()
     result = tuned(model, [masked(4, 9), masked(3, 12)], tmp_path)
     result.save(tmp_path / "saved")
-    for one in (result, neural_mp.load(tmp_path / "saved")):
-        assert noise(one, model, masked(2, 30)) < INT8_NOISE
+    for form in (result, neural_mp.load(tmp_path / "saved")):
+        assert noise(form, model, masked(2, 30)) < INT8_NOISE
 
 
 def test_packed_sequences_of_any_lengths_run_module_by_module(tmp_path):
@@ -152,7 +152,7 @@ def test_a_refused_size_says_whether_the_module_itself_takes_it(takes_any, said,
 
 def test_recurrent_layers_are_traced_as_ever_once_a_model_is_captured():
     op = torch.ops.aten.lstm.input
-    before = dict(op.py_kernels), torch._decomp.decomposition_table[op]
+    original = dict(op.py_kernels), torch._decomp.decomposition_table[op]
     with free_lengths():
-        assert (dict(op.py_kernels), torch._decomp.decomposition_table[op]) != before
-    assert (dict(op.py_kernels), torch._decomp.decomposition_table[op]) == before
+        assert (dict(op.py_kernels), torch._decomp.decomposition_table[op]) != original
+    assert (dict(op.py_kernels), torch._decomp.decomposition_table[op]) == original

@@ -41,8 +41,8 @@ class Reshaped(nn.Module):
     def forward(self, x):
         tokens = self.embed(x).flatten(2).transpose(1, 2)
         batch, count = tokens.shape[:2]
-        one, other = self.mix(tokens).to(torch.float64).to(x.dtype).chunk(2, dim=-1)
-        return (one * other).permute(2, 0, 1).reshape(4, -1), tokens.reshape(batch, count * 8)
+        values, gates = self.mix(tokens).to(torch.float64).to(x.dtype).chunk(2, dim=-1)
+        return (values * gates).permute(2, 0, 1).reshape(4, -1), tokens.reshape(batch, count * 8)
 
 
 class SeenElsewhere(nn.Module):
@@ -61,9 +61,9 @@ class ReadBefore(nn.Module):
 
     def forward(self, x):
         y = x * 2
-        before = y + 1
-        y.add_(before)
-        return y, before
+        shifted = y + 1
+        y.add_(shifted)
+        return y, shifted
 
 
 class Dropped(nn.Module):
@@ -145,16 +145,16 @@ def test_an_update_seen_through_a_view_is_left_to_torch():
 
 def test_a_size_is_worked_out_of_the_inputs_and_reads_no_result():
     graph = capture.graph_of(exported(Reshaped()))
-    asked = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
-    assert asked
-    assert all(node.args[0].op == "placeholder" for node in asked)
+    sizes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
+    assert sizes
+    assert all(node.args[0].op == "placeholder" for node in sizes)
 
 
 def test_a_program_of_the_users_is_left_as_it_was():
     program = exported(Residual())
-    before = str(program.graph)
+    original = str(program.graph)
     PyTorchAdaptor().load(program)
-    assert str(program.graph) == before
+    assert str(program.graph) == original
 
 
 def test_a_large_first_batch_is_not_run_whole():

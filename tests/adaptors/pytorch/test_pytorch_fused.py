@@ -28,18 +28,18 @@ CONVOLVED = str(integer_convolution(2))
 
 def written(converted, x):
     """Graph node name of the runnable form → what it computes for `x`."""
-    found = {}
+    values = {}
 
     class Spy(torch.fx.Interpreter):
         def run_node(self, n):
             result = super().run_node(n)
             # What a node writes may be overwritten in place later.
-            found[n] = result.clone() if isinstance(result, torch.Tensor) else result
+            values[n] = result.clone() if isinstance(result, torch.Tensor) else result
             return result
 
     with torch.no_grad():
         Spy(converted.runnable).run(torch.from_numpy(x))
-    return found
+    return values
 
 
 def kernel_results(converted, x, name):
@@ -89,13 +89,13 @@ def test_a_residual_sum_in_integers_is_exact_to_one_step(
     (result,) = kernel_results(converted, x, "pointwise.binary")
     assert result.dtype == torch.uint8
     # The term that is added and the kernel's input, as the kernel sees them.
-    before = kernel_results(converted, x, CONVOLVED)[0].numpy().astype(np.int64)
+    codes = kernel_results(converted, x, CONVOLVED)[0].numpy().astype(np.int64)
     scale, zero_point = parameters(observed, "a")
     weight, weight_scale = integer_weight(module.b.weight, DEPTHWISE if groups > 1 else CONVOLUTION)
-    total = convolve(before - zero_point, weight, stride, padding, 1, groups)
+    total = convolve(codes - zero_point, weight, stride, padding, 1, groups)
     real = total * scale * weight_scale.reshape(1, -1, 1, 1)
     real += module.b.bias.detach().numpy().reshape(1, -1, 1, 1)
-    real += (before[:, :, ::stride, ::stride] - zero_point) * scale
+    real += (codes[:, :, ::stride, ::stride] - zero_point) * scale
     if activated:
         real = np.maximum(real, 0)
     expected, _, _ = requantized(real, observed, "relu" if activated else "add")
@@ -121,13 +121,13 @@ def test_a_residual_sum_in_float_is_exact(channels):
     x = torch.randn(2, channels, 7, 9).numpy()
     result, observed, converted, _ = lowered(module, x)
     assert len(kernel_results(converted, x, "pointwise.binary")) == 1
-    before = kernel_results(converted, x, CONVOLVED)[0].numpy().astype(np.int64)
+    codes = kernel_results(converted, x, CONVOLVED)[0].numpy().astype(np.int64)
     scale, zero_point = parameters(observed, "a")
     weight, weight_scale = integer_weight(module.b.weight)
-    real = convolve(before - zero_point, weight, 1, 1, 1, 1) * scale
+    real = convolve(codes - zero_point, weight, 1, 1, 1, 1) * scale
     real = real * weight_scale.reshape(1, -1, 1, 1)
     real += module.b.bias.detach().numpy().reshape(1, -1, 1, 1)
-    real = np.maximum(real + (before - zero_point) * scale, 0)
+    real = np.maximum(real + (codes - zero_point) * scale, 0)
     np.testing.assert_allclose(result, real.mean((2, 3)), rtol=1e-4, atol=1e-4)
 
 
@@ -137,10 +137,10 @@ class DenseSum(nn.Module):
         self.dense, self.reader = nn.Linear(inputs, outputs), nn.Linear(outputs, 4)
         self.activated, self.read, self.turned = activated, read, turned
 
-    def forward(self, x, other):
+    def forward(self, x, addend):
         if self.turned:
-            other = other.transpose(0, 1)
-        total = self.dense(x) + torch.exp(other)  # a float term
+            addend = addend.transpose(0, 1)
+        total = self.dense(x) + torch.exp(addend)  # a float term
         total = F.relu(total) if self.activated else total
         return self.reader(total) if self.read else total * 2
 
@@ -158,35 +158,35 @@ def test_a_dense_layer_adds_a_float_term(seed, features, activated, read, turned
     inputs, outputs = features
     module = DenseSum(inputs, outputs, activated, read, turned).eval()
     x = torch.randn(6, inputs)
-    other = torch.randn(outputs, 6) if turned else torch.randn(6, outputs)
+    addend = torch.randn(outputs, 6) if turned else torch.randn(6, outputs)
     adaptor = PyTorchAdaptor()
-    model = adaptor.load(module, example=(x, other))
+    model = adaptor.load(module, example=(x, addend))
     space = adaptor.space(model, MACHINE)
-    observed = adaptor.observe(model, [(x, other)], space)
+    observed = adaptor.observe(model, [(x, addend)], space)
     converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
-    found = {}
+    results = {}
 
     class Spy(torch.fx.Interpreter):
         def run_node(self, n):
             result = super().run_node(n)
             if n.target is torch.ops.onednn.qlinear_pointwise.binary:
-                found["sum"] = result
+                results["sum"] = result
             return result
 
     with torch.no_grad():
-        Spy(converted.runnable).run(x, other)
+        Spy(converted.runnable).run(x, addend)
     scale, zero_point = parameters(observed, "x")
     weight, weight_scale = integer_weight(module.dense.weight)
     real = (integers(x.numpy(), scale, zero_point) - zero_point) @ weight.T * scale * weight_scale
-    term = (other.T if turned else other).exp().numpy()
+    term = (addend.T if turned else addend).exp().numpy()
     real = real + module.dense.bias.detach().numpy() + term
     real = np.maximum(real, 0) if activated else real
     if read:
         expected, _, _ = requantized(real, observed, "relu" if activated else "add")
-        assert found["sum"].dtype == torch.uint8
-        assert np.abs(found["sum"].numpy().astype(int) - expected).max() <= 1
+        assert results["sum"].dtype == torch.uint8
+        assert np.abs(results["sum"].numpy().astype(int) - expected).max() <= 1
     else:
-        np.testing.assert_allclose(found["sum"].numpy(), real, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(results["sum"].numpy(), real, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("axes", "activation"), [(1, nn.ReLU()), (1, None), (3, nn.ReLU())])
@@ -301,19 +301,19 @@ def test_weights_alone_in_integers(rows, features):
 def test_a_table_of_embeddings_is_stored_in_integers():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(50, 12), nn.Linear(12, 3)).eval()
-    words = torch.randint(0, 50, (4, 7))
+    ids = torch.randint(0, 50, (4, 7))
     adaptor = PyTorchAdaptor()
-    model = adaptor.load(module, example=words)
+    model = adaptor.load(module, example=ids)
     space = adaptor.space(model, MACHINE)
     table, scale = integer_weight(module[0].weight, limit=127)
     plan = PrecisionPlan({"0": space.capabilities["0"].config(INT8)})
     converted = adaptor.convert(
         model, space.resolve(plan), adaptor.observe(model, [], space), space
     )
-    vectors = table[words.numpy()] * scale[words.numpy()][..., None]
+    vectors = table[ids.numpy()] * scale[ids.numpy()][..., None]
     expected = module[1](torch.from_numpy(vectors).float()).detach().numpy()
     np.testing.assert_allclose(
-        adaptor.predict(converted, words).detach().numpy(), expected, rtol=1e-4, atol=1e-5
+        adaptor.predict(converted, ids).detach().numpy(), expected, rtol=1e-4, atol=1e-5
     )
 
 
@@ -329,12 +329,12 @@ class Tied(nn.Module):
 
 def test_tied_weights_are_stored_once():
     torch.manual_seed(0)
-    module, words = Tied().eval(), torch.randint(0, 40, (4, 5))
+    module, ids = Tied().eval(), torch.randint(0, 40, (4, 5))
     adaptor = PyTorchAdaptor()
-    model = adaptor.load(module, example=words)
+    model = adaptor.load(module, example=ids)
     space = adaptor.space(model, MACHINE)
     converted = adaptor.convert(
-        model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [words], space), space
+        model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [ids], space), space
     )
     assert adaptor.weight_bytes(model) == 40 * 32 * 4
     assert adaptor.weight_bytes(converted) == 40 * 32 + 40 * 4

@@ -33,8 +33,8 @@ class Gated(nn.Module):
         x = nn.functional.silu(self.first(x))
         gates = self.excite(nn.functional.silu(self.squeeze(x.mean((2, 3), keepdim=True))))
         gated = x * torch.sigmoid(gates)
-        found = self.last(gated * gates if self.twice else gated)
-        return (found, x.sum((2, 3))) if self.keeps else found
+        features = self.last(gated * gates if self.twice else gated)
+        return (features, x.sum((2, 3))) if self.keeps else features
 
 
 def converted(net):
@@ -64,12 +64,12 @@ def test_every_bit_is_that_of_the_kernels(keeps, twice, layout):
     graph = converted(Gated(keeps, twice))
     module, _ = rewritten(graph)
     x = (torch.randn(4, 3, 12, 12) * 3).contiguous(memory_format=layout)
-    given, direct = x.clone(), DirectGraph(graph)
+    original, direct = x.clone(), DirectGraph(graph)
     with torch.no_grad():
-        wanted, found, *again = graph(x), module(x), direct(x), direct(x)
-    pairs = zip(*map(torch.utils._pytree.tree_leaves, (wanted, found, *again)), strict=True)
-    assert all(torch.equal(first, other) for first, *others in pairs for other in others)
-    assert torch.equal(x, given)
+        expected, result, *again = graph(x), module(x), direct(x), direct(x)
+    pairs = zip(*map(torch.utils._pytree.tree_leaves, (expected, result, *again)), strict=True)
+    assert all(torch.equal(first, value) for first, *rest in pairs for value in rest)
+    assert torch.equal(x, original)
 
 
 def test_no_python_kernel_is_left_of_conversions():
@@ -101,10 +101,10 @@ def test_inputs_are_never_overwritten():
     torch.manual_seed(0)
     adaptor, x = PyTorchAdaptor(), torch.randn(4, 8)
     direct = DirectGraph(adaptor.load(Scaled().eval(), example=x).runnable)
-    given = x.clone()
+    original = x.clone()
     for _ in range(3):
         direct(x)
-    assert torch.equal(x, given)
+    assert torch.equal(x, original)
 
 
 def test_a_product_of_another_shape_overwrites_nothing():
@@ -128,10 +128,10 @@ def test_a_product_of_another_shape_overwrites_nothing():
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 def test_a_graph_runs_in_every_mode_of_gradients(guard):
     graph, x = converted(Gated()), torch.randn(4, 3, 12, 12)
-    direct, wanted = DirectGraph(graph), graph(x)
+    direct, expected = DirectGraph(graph), graph(x)
     with guard():
-        assert torch.equal(graph(x), wanted)
-        assert all(torch.equal(direct(x), wanted) for _ in range(3))
+        assert torch.equal(graph(x), expected)
+        assert all(torch.equal(direct(x), expected) for _ in range(3))
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -146,10 +146,10 @@ def test_floats_are_truncated_to_bytes(step, dtype, monkeypatch):
 def test_images_are_quantized_into_channels_last_memory(layout):
     x = (torch.randn(2, 3, 5, 4) * 3).contiguous(memory_format=layout)
     offset = torch.tensor(117.5)
-    found = kernels.quantize_rgb(x, offset, 30.0)
-    assert torch.equal(found[:, :3], kernels.quantize_uint8(x, offset, 30.0))
-    assert not found[:, 3].any()
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    quantized = kernels.quantize_rgb(x, offset, 30.0)
+    assert torch.equal(quantized[:, :3], kernels.quantize_uint8(x, offset, 30.0))
+    assert not quantized[:, 3].any()
+    assert quantized.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_only_images_that_convolutions_alone_read_are_reordered():
@@ -177,8 +177,8 @@ def test_the_channel_that_is_added_to_an_image_changes_no_result(batch, monkeypa
     net = Branches()
     with monkeypatch.context() as patched:
         patched.setattr(lowering, "_holds_rgb", lambda node: False)
-        before = converted(net)
-    after, x = converted(net), torch.randn(batch, 3, 11, 6) * 3
-    assert kernels.quantize_rgb in targets_of(after)
+        reference = converted(net)
+    padded, x = converted(net), torch.randn(batch, 3, 11, 6) * 3
+    assert kernels.quantize_rgb in targets_of(padded)
     with torch.no_grad():
-        assert torch.equal(after(x), before(x))
+        assert torch.equal(padded(x), reference(x))

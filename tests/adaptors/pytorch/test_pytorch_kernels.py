@@ -169,9 +169,9 @@ def test_a_residual_sum_never_overwrites_what_is_read_later():
     sums = [n for n in converted.runnable.graph.nodes if "pointwise.binary" in str(n.target)]
     assert len(sums) >= 3
     expected = converted.portable(torch.from_numpy(x))
-    for got, wanted in zip(result, expected, strict=True):
-        step = float(wanted.detach().abs().max()) / 255
-        assert np.abs(got - wanted.detach().numpy()).max() <= 2 * step
+    for got, reference in zip(result, expected, strict=True):
+        step = float(reference.detach().abs().max()) / 255
+        assert np.abs(got - reference.detach().numpy()).max() <= 2 * step
     # And again: what one run leaves behind must not change the next.
     adaptor = PyTorchAdaptor()
     for got, again in zip(result, adaptor.predict(converted, x), strict=True):
@@ -199,10 +199,10 @@ def test_max_pooling_of_integers_is_exact(size, window, stride, dilation, ceil_m
     )
     expected = F.max_pool2d(values.double(), kernel, stride, padding, dilation, ceil_mode)
     assert torch.equal(pooled.double(), expected)
-    before = values[0].clone()
-    alone = max_pool2d_uint8(values[0], kernel, stride, padding, dilation, ceil_mode)
-    assert torch.equal(alone.double(), expected[0])
-    assert torch.equal(values[0], before)
+    original = values[0].clone()
+    single = max_pool2d_uint8(values[0], kernel, stride, padding, dilation, ceil_mode)
+    assert torch.equal(single.double(), expected[0])
+    assert torch.equal(values[0], original)
 
 
 def test_a_dense_layer_adds_a_part_of_a_larger_tensor():
@@ -246,8 +246,8 @@ def test_results_read_in_16_bits_take_no_reference_implementation(layers, size, 
     converted = adaptor.convert(model, plan, observe(adaptor, model, [x], space), space)
     capfd.readouterr()
     with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
-        found = adaptor.predict(converted, x)
+        outputs = adaptor.predict(converted, x)
     ran = [line for line in capfd.readouterr().out.splitlines() if "exec,cpu" in line]
     assert any("src:u8" in line for line in ran)
     assert not [line for line in ran if ",ref" in line and "src:u8" in line]
-    assert signal_to_noise(net(x).detach().numpy(), found.float().numpy()) > 25
+    assert signal_to_noise(net(x).detach().numpy(), outputs.float().numpy()) > 25

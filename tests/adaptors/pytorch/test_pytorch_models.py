@@ -129,9 +129,9 @@ def test_every_mix_is_near_fp32_and_survives_saving(kind, all_machine, tmp_path)
     for index, plan in enumerate(plans):
         converted = adaptor.convert(model, space.resolve(plan), observed, space)
         results = leaves(adaptor.predict(converted, x))
-        for wanted, got in zip(reference, results, strict=True):
-            assert got.dtype == wanted.dtype
-            assert signal_to_noise(wanted, got) > 18, plan.to_dict()
+        for expected, got in zip(reference, results, strict=True):
+            assert got.dtype == expected.dtype
+            assert signal_to_noise(expected, got) > 18, plan.to_dict()
         if index in (1, 2):  # all in 16 bits: the mixes hold the same ops
             continue
         folder = tmp_path / str(index)
@@ -152,8 +152,8 @@ def load(module, example, **options):
 def test_other_image_sizes_and_sequence_lengths_run():
     adaptor, model = load(nn.Sequential(conv(1, 3), nn.ReLU(), conv(3, 2)), np.ones((4, 1, 8, 8)))
     assert adaptor.predict(model, np.ones((2, 1, 12, 9))).shape == (2, 2, 12, 9)
-    words = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 3))
-    adaptor, model = load(words, np.zeros((4, 7), np.int64))
+    encoder = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 3))
+    adaptor, model = load(encoder, np.zeros((4, 7), np.int64))
     assert adaptor.predict(model, np.zeros((2, 11), np.int64)).shape == (2, 11, 3)
 
 
@@ -228,11 +228,11 @@ class WritesToItsInput(nn.Module):
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
 def test_the_users_data_never_change(kind):
     data = np.arange(12, dtype=np.float32).reshape(3, 4)
-    given = kind(data.copy())
-    adaptor, model = load(WritesToItsInput(), given)
-    first = adaptor.predict(model, given)
-    second = adaptor.predict(model, given)
-    np.testing.assert_array_equal(np.asarray(given), data)
+    batch = kind(data.copy())
+    adaptor, model = load(WritesToItsInput(), batch)
+    first = adaptor.predict(model, batch)
+    second = adaptor.predict(model, batch)
+    np.testing.assert_array_equal(np.asarray(batch), data)
     np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
 
 

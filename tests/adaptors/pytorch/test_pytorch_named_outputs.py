@@ -53,13 +53,13 @@ def tuned():
 @pytest.mark.slow
 def test_a_tuned_model_of_theirs_loads_where_transformers_is_missing(tuned, tmp_path):
     tuned.save(tmp_path / "saved")
-    found = tmp_path / "logits.pt"
-    command = [sys.executable, "-c", FRESH, str(tmp_path / "saved"), str(found)]
+    path = tmp_path / "logits.pt"
+    command = [sys.executable, "-c", FRESH, str(tmp_path / "saved"), str(path)]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     ids = torch.arange(24).reshape(2, 12)
-    wanted = tuned(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    torch.testing.assert_close(torch.load(found, weights_only=True), wanted)
+    expected = tuned(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    torch.testing.assert_close(torch.load(path, weights_only=True), expected)
 
 
 @pytest.mark.slow
@@ -68,8 +68,8 @@ def test_a_loaded_model_takes_its_inputs_in_the_models_own_order(tuned, tmp_path
     loaded = neural_mp.load(tmp_path)
     ids = torch.arange(24).reshape(2, 12)
     mask = (ids % 5 > 0).long()
-    wanted = tuned(input_ids=ids, attention_mask=mask).logits
-    torch.testing.assert_close(loaded(ids, mask).logits, wanted)
+    expected = tuned(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(loaded(ids, mask).logits, expected)
     with pytest.raises(DataError, match="'attention_mask' is missing"):
         loaded(input_ids=ids)
     assert tuned(ids, mask).loss is loaded(ids, mask).loss is None
@@ -96,6 +96,6 @@ def test_plain_containers_come_back_as_they_were(tmp_path):
     converter.exit_policy = {"performance_only": True}
     converter.calib_dataloader = [torch.randn(8, 4)]
     converter().save(tmp_path)
-    found = neural_mp.load(tmp_path)(torch.zeros(2, 4))
-    assert type(found) is dict
-    assert type(found["both"]) is OrderedDict
+    outputs = neural_mp.load(tmp_path)(torch.zeros(2, 4))
+    assert type(outputs) is dict
+    assert type(outputs["both"]) is OrderedDict

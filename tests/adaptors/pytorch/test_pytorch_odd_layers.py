@@ -46,7 +46,7 @@ class Best(nn.Module):
 def test_what_torch_returns_under_names_is_saved_and_read_back(tmp_path):
     batch = torch.randn(4, 8)
     result = tuned(Best(), [batch], tmp_path)
-    ours, theirs = (one.loaded(batch) for one in (reloaded(result, tmp_path), result))
+    ours, theirs = (form.loaded(batch) for form in (reloaded(result, tmp_path), result))
     assert type(ours) is type(theirs) is torch.return_types.topk
     np.testing.assert_array_equal(ours.values, theirs.values)
     np.testing.assert_array_equal(ours.indices, theirs.indices)
@@ -66,7 +66,7 @@ class Named(Best):
 def test_a_named_tuple_of_the_users_own_is_read_back_by_name_and_by_position(tmp_path):
     batch = torch.randn(4, 8)
     result = tuned(Named(), [batch], tmp_path)
-    ours, theirs = (one.loaded(batch) for one in (reloaded(result, tmp_path), result))
+    ours, theirs = (form.loaded(batch) for form in (reloaded(result, tmp_path), result))
     assert isinstance(theirs, Scores)
     np.testing.assert_array_equal(ours.logits, theirs.logits)
     np.testing.assert_array_equal(ours[1], theirs.hidden)

@@ -61,9 +61,9 @@ def test_a_program_that_was_exported_with_a_fixed_batch_says_so_and_how_to_open_
     (warning,) = (w for w in result.report.warnings if "batch size" in w)
     assert warning.startswith("the program was exported with a fixed batch size of 2")
     result.save(tmp_path)
-    for one in (result, neural_mp.load(tmp_path)):
+    for form in (result, neural_mp.load(tmp_path)):
         with pytest.raises(DataError, match=r"expected 2, as in the exported program; .*Dim"):
-            one(torch.zeros(5, 4, 4))
+            form(torch.zeros(5, 4, 4))
 
 
 def test_a_program_that_was_exported_with_an_open_batch_takes_any():

@@ -42,27 +42,27 @@ def graph():
     adaptor, x = PyTorchAdaptor(), torch.randn(8, 3, 12, 12) * 3
     model = adaptor.load(Residual().eval(), example=x)
     space = adaptor.space(model, machine())
-    seen = adaptor.observe(model, [x], space)
+    observations = adaptor.observe(model, [x], space)
     plan = space.resolve(uniform(space, Precision.INT8))
-    return adaptor.convert(model, plan, seen, space).runnable
+    return adaptor.convert(model, plan, observations, space).runnable
 
 
 @pytest.mark.parametrize("batch", [2, 5])
 def test_the_result_is_that_of_the_ops_for_every_batch_size(graph, batch):
     x = torch.randn(batch, 3, 12, 12) * 3
     with torch.no_grad():
-        wanted, direct = graph(x), DirectGraph(graph)
+        expected, direct = graph(x), DirectGraph(graph)
         first, second = direct(x), direct(x)
-    assert torch.equal(first, wanted)
-    assert torch.equal(second, wanted)
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
 
 
 def test_threads_get_the_same_results(graph):
     direct, x = DirectGraph(graph), torch.randn(2, 3, 12, 12)
-    wanted = direct(x)
+    expected = direct(x)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: direct(x), range(200)))
-    assert all(torch.equal(result, wanted) for result in found)
+        results = list(pool.map(lambda _: direct(x), range(200)))
+    assert all(torch.equal(result, expected) for result in results)
 
 
 def test_without_an_interpreter_the_result_is_the_same(graph, monkeypatch):
@@ -80,9 +80,9 @@ def test_ops_of_a_float_graph_keep_every_bit():
     x = torch.randn(3, 6)
     model = PyTorchAdaptor().load(net, example=x)
     with torch.no_grad():
-        direct, wanted = DirectGraph(model.runnable), model.runnable(x)
-        assert torch.equal(direct(x), wanted)
-        assert torch.equal(direct(x), wanted)
+        direct, expected = DirectGraph(model.runnable), model.runnable(x)
+        assert torch.equal(direct(x), expected)
+        assert torch.equal(direct(x), expected)
 
 
 def test_relu6_up_to_the_largest_integer_needs_no_kernel_of_its_own(graph):

@@ -59,9 +59,9 @@ def sequences(count=1, batch=BATCH, length=LENGTH):
     return [torch.randn(length, batch, INPUT) for _ in range(count)]
 
 
-def sqnr(wanted, found):
-    wanted, found = wanted.double(), found.double()
-    return float(10 * torch.log10((wanted**2).mean() / ((wanted - found) ** 2).mean()))
+def sqnr(reference, output):
+    reference, output = reference.double(), output.double()
+    return float(10 * torch.log10((reference**2).mean() / ((reference - output) ** 2).mean()))
 
 
 def flat(result):
@@ -77,8 +77,8 @@ class Case:
         self.held = self.adaptor.load(net, example=example)
         self.space = self.adaptor.space(self.held, machine(BF16))
         self.resolved = self.space.resolve(uniform(self.space, INT8) if plan is None else plan)
-        seen = self.adaptor.observe(self.held, [example], self.space)
-        self.converted = self.adaptor.convert(self.held, self.resolved, seen, self.space)
+        observations = self.adaptor.observe(self.held, [example], self.space)
+        self.converted = self.adaptor.convert(self.held, self.resolved, observations, self.space)
 
     def __call__(self, *inputs):
         return flat(self.adaptor.predict(self.converted, inputs))
@@ -114,19 +114,19 @@ def test_int8_gives_the_numbers_of_fp32_for_any_batch_and_length(kind, form):
     assert case.resolved.plan[case.layer].approach is Approach.DYNAMIC
     for batch, length in ((BATCH, LENGTH), (1, 5), (7, 23)):
         (x,) = sequences(batch=batch, length=length)
-        found, wanted = case(x), case.wanted(x)
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
-            assert one.shape == other.shape
-            assert MIN_SQNR < sqnr(other, one) < 80, "rounded, and not more than that"
+        outputs, expected = case(x), case.wanted(x)
+        assert len(outputs) == len(expected)
+        for output, reference in zip(outputs, expected, strict=True):
+            assert output.shape == reference.shape
+            assert MIN_SQNR < sqnr(reference, output) < 80, "rounded, and not more than that"
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_what_ran_is_the_integer_kernel_alone(kind):
     case = Case(Layer(kind, num_layers=2), sequences()[0])
-    found = case.audit()
-    assert found.holds
-    (ran,) = [op for op in found.ops if op.name == case.layer]
+    audit = case.audit()
+    assert audit.holds
+    (ran,) = [op for op in audit.ops if op.name == case.layer]
     assert ran.ran_in is INT8
     assert ran.kernels == (f"aten::quantized_{kind.lower()}",)
 
@@ -138,8 +138,8 @@ def test_first_states_that_are_given_count(kind):
     h, c = torch.randn(2, 1, BATCH, HIDDEN)
     case = Case(WithStates(kind), (x, h, c))
     for states in ((h, c), (h * 0, c * 0)):
-        for one, other in zip(case(x, *states), case.wanted(x, *states), strict=True):
-            assert sqnr(other, one) > MIN_SQNR
+        for output, reference in zip(case(x, *states), case.wanted(x, *states), strict=True):
+            assert sqnr(reference, output) > MIN_SQNR
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_first_states_that_are_given_count(kind):
 def test_what_has_no_kernel_stays_in_fp32_and_says_why(net, reason):
     built = net().eval()
     lengths = (torch.full((BATCH,), LENGTH),) if isinstance(built, Packed) else ()
-    held = adaptor_for(built).load(built, example=(*sequences(), *lengths))
-    space = adaptor_for(built).space(held, machine())
+    model = adaptor_for(built).load(built, example=(*sequences(), *lengths))
+    space = adaptor_for(built).space(model, machine())
     kinds = ("lstm", "rnn_tanh")
     layer = next(op.name for op in space.graph if op.type in kinds)
     assert reason in space.capabilities[layer].reasons[INT8]
-    assert any("stays in FP32" in words and reason in words for words in held.warnings)
+    assert any("stays in FP32" in warning and reason in warning for warning in model.warnings)
 
 
 def test_a_torch_without_the_kernels_says_so_and_runs_the_rounded_weights_in_float(monkeypatch):
@@ -173,8 +173,8 @@ def test_a_torch_without_the_kernels_says_so_and_runs_the_rounded_weights_in_flo
     portable = case.converted.portable
     with torch.no_grad():
         floats = flat(runnable_form(portable)(x))
-    for one, other in zip(floats, case.wanted(x), strict=True):
-        assert MIN_SQNR < sqnr(other, one) < 80
+    for output, reference in zip(floats, case.wanted(x), strict=True):
+        assert MIN_SQNR < sqnr(reference, output) < 80
 
 
 def test_activations_keep_to_seven_bits_where_products_of_bytes_saturate(monkeypatch):
@@ -184,8 +184,8 @@ def test_activations_keep_to_seven_bits_where_products_of_bytes_saturate(monkeyp
     exact = Case(Layer("LSTM"), x)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": False})
     reduced = Case(exact.net, x)
-    (wanted, *_), (eight, *_), (seven, *_) = exact.wanted(x), exact(x), reduced(x)
-    assert sqnr(wanted, seven) > MIN_SQNR
+    (reference, *_), (eight, *_), (seven, *_) = exact.wanted(x), exact(x), reduced(x)
+    assert sqnr(reference, seven) > MIN_SQNR
     # On a CPU whose products saturate, 8 bits are worse than 7.
     assert not torch.equal(seven, eight)
 
@@ -210,9 +210,9 @@ def test_beside_bf16_ops_the_layer_reads_and_writes_float32():
         {op: dynamic if op == layer else OpConfig(BF16) for op in ("before", layer, "after")}
     )
     case = Case(net, x, plan)
-    (found,), (wanted,) = case(x), case.wanted(x)
-    assert found.dtype is torch.float32
-    assert sqnr(wanted, found) > MIN_SQNR
+    (output,), (reference,) = case(x), case.wanted(x)
+    assert output.dtype is torch.float32
+    assert sqnr(reference, output) > MIN_SQNR
 
 
 class Tagger(nn.Module):
@@ -242,7 +242,7 @@ def test_a_run_converts_saves_and_brings_back_a_recurrent_net(kind, tmp_path):
     assert result.met
     layer = next(op for op in result.plan if kind.lower() in op)
     assert result.plan[layer].precision is INT8
-    assert not [words for words in result.report.warnings if "stays in FP32" in words]
+    assert not [warning for warning in result.report.warnings if "stays in FP32" in warning]
     assert result.audit().holds
     result.save(tmp_path / "saved")
     restored = neural_mp.load(tmp_path / "saved")
@@ -251,8 +251,8 @@ def test_a_run_converts_saves_and_brings_back_a_recurrent_net(kind, tmp_path):
         torch.testing.assert_close(restored(x), result(x), rtol=0, atol=0)
     result.export_onnx(tmp_path / "net.onnx")
     session = InferenceSession(tmp_path / "net.onnx")
-    (found,) = session.run(None, {session.get_inputs()[0].name: batches[0].numpy()})
-    np.testing.assert_allclose(found, labelled_outputs(net, batches[0]), atol=0.05)
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: batches[0].numpy()})
+    np.testing.assert_allclose(outputs, labelled_outputs(net, batches[0]), atol=0.05)
 
 
 def labelled_outputs(net, x):

@@ -94,11 +94,11 @@ def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(r
     # One kernel each, and of other ops none but what moves integers and the mean before the end.
     assert {op: len(ran[op].kernels) for op in plan} == dict.fromkeys(plan, 1)
     assert {op: ran[op].precision for op in plan} == dict.fromkeys(plan, INT8)
-    assert {found.effective_precision for op, found in ran.items() if op not in plan} == {
+    assert {trace.effective_precision for op, trace in ran.items() if op not in plan} == {
         INT8,
         FP32,
     }
-    assert [op for op, found in ran.items() if found.effective_precision is FP32] == ["mean"]
+    assert [op for op, trace in ran.items() if trace.effective_precision is FP32] == ["mean"]
     counts = converted.counts
     assert counts.quantize == 2  # the images, and the means before the dense layer
     assert counts.dequantize <= 1

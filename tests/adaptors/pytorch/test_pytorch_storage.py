@@ -60,10 +60,10 @@ def test_a_new_process_runs_it_with_the_same_results_and_kernels(tuned, folder, 
     data = str(tmp_path / "images.npy")
     np.save(data, images)
     subprocess.run([sys.executable, "-c", NEW_PROCESS, str(folder), data], check=True, cwd=tmp_path)
-    told = np.load(data + ".out.npz")
-    assert told["kernels"] == len(tuned.plan) == 7
+    results = np.load(data + ".out.npz")
+    assert results["kernels"] == len(tuned.plan) == 7
     for size in (1, 5, 40):
-        np.testing.assert_array_equal(told[str(size)], tuned(images[:size]))
+        np.testing.assert_array_equal(results[str(size)], tuned(images[:size]))
 
 
 def test_the_file_of_an_int8_model_is_a_third_of_the_float_one(tmp_path):
@@ -97,7 +97,7 @@ def test_torch_reads_the_program_whose_texts_are_compressed(tmp_path):
         smaller = member.compress_size < member.file_size / 2
         assert smaller == member.filename.endswith(("model.json", "weights_config.json", ".pt"))
     assert torch.equal(torch.export.load(file).module()(x), module(x))
-    assert [found.name for found in tmp_path.iterdir() if found.is_dir()] == []
+    assert [entry.name for entry in tmp_path.iterdir() if entry.is_dir()] == []
 
 
 def test_a_file_that_was_cut_off_is_refused(folder):
@@ -141,8 +141,8 @@ def test_code_in_a_file_never_runs(folder, tmp_path, monkeypatch):
 
 def test_the_names_of_ops_survive(tuned, folder):
     restored = neural_mp.load(folder)
-    before = [op.name for op in tuned.adaptor.graph(tuned.held) if op.name in tuned.plan]
-    assert before == [
+    op_names = [op.name for op in tuned.adaptor.graph(tuned.held) if op.name in tuned.plan]
+    assert op_names == [
         op.name for op in restored.adaptor.graph(restored.held) if op.name in tuned.plan
     ]
     assert restored.plan == tuned.plan

@@ -105,9 +105,9 @@ class Strided(nn.Module):
     def forward(self, x):
         y = self.a(x)
         b, c, h, w = y.shape
-        turned = torch.view_as_complex(y.reshape(b, c, h, w // 2, 2)).abs()
+        magnitudes = torch.view_as_complex(y.reshape(b, c, h, w // 2, 2)).abs()
         y = torch.as_strided(y, (b, c, h // 2, w), (c * h * w, h * w, 2 * w, 1))
-        return self.b(y), turned
+        return self.b(y), magnitudes
 
 
 def test_what_reads_memory_in_order_gets_it_in_order():
@@ -208,16 +208,16 @@ class Walks(nn.Module):
 
 def test_modules_that_are_more_than_called_are_taken_apart_further():
     torch.manual_seed(0)
-    module, words = Walks(), torch.randint(0, 20, (4, 5))
+    module, ids = Walks(), torch.randint(0, 20, (4, 5))
     module.cached = module.first(torch.ones(1, 8))  # a tensor with a history, left by a training
-    adaptor, converted, expected = all_int8(module, words, capture="modules")
+    adaptor, converted, expected = all_int8(module, ids, capture="modules")
     assert set(converted.parts) == {"first", "rest.0", "rest.2"}
-    assert_near(adaptor.predict(converted, words), expected)
+    assert_near(adaptor.predict(converted, ids), expected)
     assert module.calls == 1  # the user's own, from the test's own call
     module.train()
-    assert_near(adaptor.predict(converted, words), expected)
+    assert_near(adaptor.predict(converted, ids), expected)
     with torch.no_grad():
-        assert_near(adaptor.native(converted)(words), expected)
+        assert_near(adaptor.native(converted)(ids), expected)
 
 
 class Changes(nn.Module):
@@ -234,9 +234,9 @@ class Changes(nn.Module):
 
 def test_loading_changes_neither_buffers_nor_weights():
     module = Changes().eval()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
+    original = {name: value.clone() for name, value in module.state_dict().items()}
     PyTorchAdaptor().load(module, example=torch.randint(0, 20, (4, 5)))
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(torch.equal(value, original[name]) for name, value in module.state_dict().items())
 
 
 class ScalesInPlace(nn.Module):
@@ -251,10 +251,10 @@ class ScalesInPlace(nn.Module):
 
 def test_module_by_module_the_users_data_stay_as_they_are():
     x = torch.randn(3, 4)
-    kept = x.clone()
+    original = x.clone()
     adaptor, converted, expected = all_int8(ScalesInPlace(), x, capture="modules")
     assert_near(adaptor.predict(converted, x), expected)
-    assert torch.equal(x, kept)
+    assert torch.equal(x, original)
 
 
 class Copies(nn.Module):

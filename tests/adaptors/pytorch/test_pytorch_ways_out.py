@@ -99,9 +99,9 @@ def test_dicts_of_inputs_are_compiled_too():
 def run_onnx(path, inputs):
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     values = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
-    names = [given.name for given in session.get_inputs()]
+    names = [argument.name for argument in session.get_inputs()]
     fed = {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
-    outputs = [given.name for given in session.get_outputs()]
+    outputs = [argument.name for argument in session.get_outputs()]
     return dict(zip(outputs, session.run(None, fed), strict=True))
 
 
@@ -126,18 +126,18 @@ def test_onnx_runtime_computes_the_same_from_the_exported_file(exported):
     assert "QuantizeLinear" in kinds
     assert "DequantizeLinear" in kinds
     for size in (4, 2):
-        given = ARCHITECTURES[name].inputs(size)
-        expected = pytree.tree_leaves(adaptor.predict(converted, given))
-        got = list(run_onnx(path, given).values())
-        for wanted, result in zip(expected, got, strict=True):
-            assert signal_to_noise(wanted.numpy(), result) > 25
+        inputs = ARCHITECTURES[name].inputs(size)
+        expected = pytree.tree_leaves(adaptor.predict(converted, inputs))
+        got = list(run_onnx(path, inputs).values())
+        for reference, result in zip(expected, got, strict=True):
+            assert signal_to_noise(reference.numpy(), result) > 25
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_outputs_bear_the_names_that_the_model_gives_them(exported):
     name, path = exported
-    found = run_onnx(path, ARCHITECTURES[name].inputs(4))
-    assert set(found) == {"last_hidden_state", "pooler_output"}
+    outputs = run_onnx(path, ARCHITECTURES[name].inputs(4))
+    assert set(outputs) == {"last_hidden_state", "pooler_output"}
 
 
 @pytest.mark.parametrize("approach", ["dynamic", "weight_only"])
@@ -188,23 +188,23 @@ def test_a_model_in_bfloat16_is_converted_like_any_other(name):
     with torch.no_grad():
         result = module(**inputs) if isinstance(inputs, dict) else module(inputs)
     exact = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
-    given = pytree.tree_map(
+    batch = pytree.tree_map(
         lambda leaf: leaf.bfloat16() if leaf.is_floating_point() else leaf, inputs
     )
     adaptor, half = PyTorchAdaptor(), build(name).bfloat16()
-    model = adaptor.load(half, example=given)
+    model = adaptor.load(half, example=batch)
     space = adaptor.space(model, machine(BF16))
-    observed = adaptor.observe(model, [given], space)
+    observed = adaptor.observe(model, [batch], space)
     assert space.int8_ops
     decibels = 25 if weight_limit_here("pytorch", CONVOLUTION) == 127 else 22
     for precision, casts in ((INT8, None), (BF16, 0)):
         converted = adaptor.convert(
             model, space.resolve(uniform(space, precision)), observed, space
         )
-        got = pytree.tree_leaves(adaptor.predict(converted, given))
-        for wanted, value in zip(exact, got, strict=True):
+        got = pytree.tree_leaves(adaptor.predict(converted, batch))
+        for reference, value in zip(exact, got, strict=True):
             assert value.dtype is torch.bfloat16
-            assert signal_to_noise(wanted.numpy(), value.float().numpy()) > decibels
+            assert signal_to_noise(reference.numpy(), value.float().numpy()) > decibels
         if casts is not None:
             assert converted.counts.casts == casts
     assert adaptor.convert(model, space.resolve(space.fp32_plan()), observed, space) is model

@@ -72,8 +72,8 @@ def distance(model, result, inputs=IMAGES):
 
 def test_the_trained_simulation_and_the_converted_model_agree():
     model = simulation()
-    before = training.finish(model)
-    assert distance(model, before) < 1e-2
+    untrained = training.finish(model)
+    assert distance(model, untrained) < 1e-2
     losses = steps(model, 40, 1e-2)
     assert losses[-1] < 0.7 * losses[0]
     result = training.finish(model)
@@ -88,10 +88,10 @@ def test_the_trained_simulation_and_the_converted_model_agree():
 
 def test_training_leaves_the_given_model_unchanged():
     net = Net().eval()
-    before = copy.deepcopy(net.state_dict())
+    original = copy.deepcopy(net.state_dict())
     steps(simulation(net), 3)
     for name, value in net.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+        torch.testing.assert_close(value, original[name], rtol=0, atol=0)
 
 
 def test_training_starts_from_reconstructed_weights():
@@ -104,8 +104,8 @@ def test_training_starts_from_reconstructed_weights():
     model = training.quantization_aware(net, plan, calibration=[IMAGES])
     assert distance(model, training.finish(model)) < 1e-2
     with torch.no_grad():
-        wanted, found = net(IMAGES), model(IMAGES)
-    noise = float((found - wanted).square().sum() / wanted.square().sum())
+        expected, outputs = net(IMAGES), model(IMAGES)
+    noise = float((outputs - expected).square().sum() / expected.square().sum())
     progress = training.fit(model, [IMAGES], epochs=1)
     assert progress.losses[0] == pytest.approx(noise, rel=1e-3)
 
@@ -132,17 +132,17 @@ def test_ranges_follow_the_data_until_observers_are_frozen():
 def test_a_checkpoint_resumes_with_scales_and_steps():
     model = simulation(observe_steps=2)
     steps(model, 3)
-    other = simulation(observe_steps=2)
-    other.load_state_dict(copy.deepcopy(model.state_dict()))
-    assert int(other.steps) == 3
-    assert steps(other, 2) == pytest.approx(steps(model, 2), rel=1e-5)
+    resumed = simulation(observe_steps=2)
+    resumed.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert int(resumed.steps) == 3
+    assert steps(resumed, 2) == pytest.approx(steps(model, 2), rel=1e-5)
 
 
 def test_a_copy_can_be_trained_and_finished_by_itself():
     model = simulation()
-    other = copy.deepcopy(model)
-    steps(other, 2)
-    assert distance(other, training.finish(other)) < 1e-2
+    duplicate = copy.deepcopy(model)
+    steps(duplicate, 2)
+    assert distance(duplicate, training.finish(duplicate)) < 1e-2
     assert distance(model, training.finish(model)) < 1e-2
 
 

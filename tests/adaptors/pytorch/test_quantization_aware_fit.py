@@ -38,17 +38,17 @@ def assert_same(first, second):
 
 def test_training_with_a_loss_ends_with_the_best_epoch():
     model = simulation()
-    seen = []
+    snapshots = []
 
     def evaluate(trained):
-        seen.append(weights(trained))
-        return [0.1, 0.2, 0.5, 0.3][len(seen) - 1]
+        snapshots.append(weights(trained))
+        return [0.1, 0.2, 0.5, 0.3][len(snapshots) - 1]
 
     progress = training.fit(model, BATCHES, F.cross_entropy, epochs=3, evaluate=evaluate)
     assert progress.complete
     assert progress.best == 2
     assert progress.losses[-1] < progress.losses[0]
-    assert_same(weights(model), seen[2])
+    assert_same(weights(model), snapshots[2])
     assert distance(model, training.finish(model)) < 1e-2
 
 
@@ -64,11 +64,11 @@ def test_without_labels_outputs_approach_those_of_the_fp32_model():
     def noise(run):
         return float((run(unseen) - net(unseen)).square().sum())
 
-    before = noise(model)
+    initial = noise(model)
     progress = training.fit(model, images.split(100), epochs=16, learning_rate=2e-3)
     assert progress.losses[-1] < 0.5 * progress.losses[0]
-    assert noise(model) < 0.6 * before
-    assert noise(training.finish(model).model) < 0.6 * before
+    assert noise(model) < 0.6 * initial
+    assert noise(training.finish(model).model) < 0.6 * initial
 
 
 def test_interrupted_training_continues_after_its_last_epoch(tmp_path):
@@ -76,9 +76,9 @@ def test_interrupted_training_continues_after_its_last_epoch(tmp_path):
     whole, parts = simulation(), simulation()
     training.fit(whole, BATCHES, **options)
 
-    def stop(batches, after):
+    def stop(batches, limit):
         for number, batch in enumerate(batches * 10):
-            if number == after:
+            if number == limit:
                 raise KeyboardInterrupt
             yield batch
 
@@ -177,8 +177,8 @@ def test_a_gradient_that_is_nan_changes_no_weight():
         def backward(ctx, grad):
             return grad * torch.nan
 
-    def loss(found, labels):
-        return F.cross_entropy(Broken.apply(found), labels)
+    def loss(outputs, labels):
+        return F.cross_entropy(Broken.apply(outputs), labels)
 
     model = simulation()
     best = weights(model)

@@ -10,8 +10,8 @@ from neural_mp import training
 
 
 def normed(model):
-    (found,) = (m for m in model.modules() if hasattr(m, "trains_norm"))
-    return found
+    (layer,) = (m for m in model.modules() if hasattr(m, "trains_norm"))
+    return layer
 
 
 def trained_net():
@@ -42,21 +42,21 @@ def test_a_norm_trains_as_in_fp32():
         (layer.norm_weight.grad, net.norm.weight.grad),
         (layer.norm_bias.grad, net.norm.bias.grad),
     ]
-    for found, wanted in pairs:
-        assert float((found - wanted).norm() / wanted.norm()) < 0.2
+    for actual, reference in pairs:
+        assert float((actual - reference).norm() / reference.norm()) < 0.2
     torch.testing.assert_close(layer.running_mean, net.norm.running_mean, rtol=0.05, atol=0.01)
     torch.testing.assert_close(layer.running_var, net.norm.running_var, rtol=0.05, atol=0.01)
 
 
 def test_a_norm_is_frozen_after_its_steps():
     model = simulation(trained_net(), norm_steps=2)
-    layer, seen = normed(model), []
+    layer, variances = normed(model), []
     model.train()
     for factor in (1, 2, 3, 4):
         model(IMAGES * factor)
-        seen.append(layer.running_var.clone())
-    assert not torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[1], seen[3])
+        variances.append(layer.running_var.clone())
+    assert not torch.equal(variances[0], variances[1])
+    assert torch.equal(variances[1], variances[3])
     model.eval()
     frozen = model(IMAGES)
     model.train()
@@ -69,6 +69,6 @@ def test_simulation_and_converted_model_agree_in_every_phase():
     for _ in range(3):
         steps(model, 5)
         assert distance(model, training.finish(model)) < 1e-2
-    other = simulation(trained_net(), norm_steps=8)
-    other.load_state_dict(copy.deepcopy(model.state_dict()))
-    torch.testing.assert_close(other.eval()(IMAGES), model(IMAGES), rtol=0, atol=0)
+    resumed = simulation(trained_net(), norm_steps=8)
+    resumed.load_state_dict(copy.deepcopy(model.state_dict()))
+    torch.testing.assert_close(resumed.eval()(IMAGES), model(IMAGES), rtol=0, atol=0)

@@ -51,23 +51,23 @@ def test_results_stay_the_same(bias, monkeypatch):
     net = Layers(bias)
     with monkeypatch.context() as patched:
         patched.setattr(lowering, "fold_scales", lambda module: None)
-        before = converted(net)
-    after, x = converted(net), torch.randn(4, 3, 9, 7) * 3
+        reference = converted(net)
+    folded, x = converted(net), torch.randn(4, 3, 9, 7) * 3
     with torch.no_grad():
-        wanted, found = before(x), after(x)
+        expected, outputs = reference(x), folded(x)
     # A value between two integers may be rounded to the other one.
-    assert (found - wanted).norm() < 5e-3 * wanted.norm()
-    assert {given["x_scale"] for _, given in kernels_of(after)} == {1.0}
-    assert 1.0 not in {given["x_scale"] for _, given in kernels_of(before)}
+    assert (outputs - expected).norm() < 5e-3 * expected.norm()
+    assert {options["x_scale"] for _, options in kernels_of(folded)} == {1.0}
+    assert 1.0 not in {options["x_scale"] for _, options in kernels_of(reference)}
 
 
 def test_the_scale_of_an_output_is_folded_unless_an_activation_precedes():
     folded = {
-        given.get("attr", given.get("unary_attr", given.get("post_op_name"))): (
-            given["output_scale"] == 1.0
+        options.get("attr", options.get("unary_attr", options.get("post_op_name"))): (
+            options["output_scale"] == 1.0
         )
-        for _, given in kernels_of(converted(Layers()))
-        if given["output_dtype"] is torch.uint8
+        for _, options in kernels_of(converted(Layers()))
+        if options["output_dtype"] is torch.uint8
     }
     assert folded == {"none": True, "swish": False}
 
@@ -78,16 +78,16 @@ def test_the_scale_of_an_output_is_folded_unless_an_activation_precedes():
 def test_floats_differ_by_no_more_than_rounding(layer, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(lowering, "fold_scales", lambda module: None)
-        before = converted(layer)
-    after, x = converted(layer), torch.randn(4, 3, 9, 7)
+        reference = converted(layer)
+    folded, x = converted(layer), torch.randn(4, 3, 9, 7)
     with torch.no_grad():
-        torch.testing.assert_close(after(x), before(x), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(folded(x), reference(x), rtol=1e-5, atol=1e-6)
 
 
 def test_folding_twice_changes_nothing_more():
     graph, x = converted(Layers()), torch.randn(4, 3, 9, 7)
     with torch.no_grad():
-        wanted = graph(x)
+        expected = graph(x)
         fold_scales(graph)
         graph.recompile()
-        assert torch.equal(graph(x), wanted)
+        assert torch.equal(graph(x), expected)

@@ -55,8 +55,8 @@ def _folder(decoder: nn.Module, path):
     return path
 
 
-def _plan(decoder: nn.Module, words: str) -> PrecisionPlan:
-    spec = QuantSpec.parse(words)
+def _plan(decoder: nn.Module, text: str) -> PrecisionPlan:
+    spec = QuantSpec.parse(text)
     dense = (nn.Linear, transformers.pytorch_utils.Conv1D)
     names = [name for name, part in decoder.named_modules() if isinstance(part, dense)]
     names = [name for name in names if name != "lm_head" and (".c_proj" not in name)]
@@ -82,17 +82,17 @@ def _written(model: nn.Module) -> list[int]:
     ],
 )
 def test_a_folder_is_converted_like_the_model_in_memory(kind, correction, dtype, tmp_path):
-    decoder, words = _decoder(kind, dtype), f"uint4 asymmetric per_group 32 {correction}"
+    decoder, text = _decoder(kind, dtype), f"uint4 asymmetric per_group 32 {correction}"
     folder = _folder(decoder, tmp_path / "float")
-    given = {
+    options = {
         "inputs": {"input_ids": _IDS},
         "calibration": [{"input_ids": _IDS}],
         "capture": Capture.LAYERS,
     }
     # Not `decoder`: a cast of a whole module rounds its rotary frequencies, too.
-    held = copy.deepcopy(type(decoder).from_pretrained(folder).eval())
-    from_memory = convert_with_plan(held, _plan(decoder, words), **given)
-    from_files = convert_with_plan(folder, _plan(decoder, words), **given)
+    model = copy.deepcopy(type(decoder).from_pretrained(folder).eval())
+    from_memory = convert_with_plan(model, _plan(decoder, text), **options)
+    from_files = convert_with_plan(folder, _plan(decoder, text), **options)
     assert from_files.report.op_counts == from_memory.report.op_counts
     expected = from_memory(input_ids=_IDS).logits
     assert torch.equal(from_files(input_ids=_IDS).logits, expected)
@@ -196,9 +196,9 @@ def test_parts_of_a_weight_are_laid_out_like_the_whole(monkeypatch):
 
 
 def test_the_layout_of_the_kernel_is_made_at_the_first_call_with_few_rows(monkeypatch):
-    made = []
+    layouts = []
     lay_out = kernel_ops.four_bit_weight
-    monkeypatch.setattr(kernel_ops, "four_bit_weight", lambda *w: made.append(w) or lay_out(*w))
+    monkeypatch.setattr(kernel_ops, "four_bit_weight", lambda *w: layouts.append(w) or lay_out(*w))
     codes = torch.randint(0, 256, (32, 32), dtype=torch.uint8)
     stored = (
         codes,
@@ -208,11 +208,11 @@ def test_the_layout_of_the_kernel_is_made_at_the_first_call_with_few_rows(monkey
     weight = kernel_ops.KernelWeight()
     rows = torch.randn(65, 64, generator=torch.Generator().manual_seed(0))
     many = kernel_ops.four_bit_linear(rows, weight, *stored, None)
-    assert not made
+    assert not layouts
     for first in (0, 32):
         few = kernel_ops.four_bit_linear(rows[first : first + 32], weight, *stored, None)
         torch.testing.assert_close(few, many[first : first + 32], rtol=0.02, atol=0.5)
-    assert len(made) == 1
+    assert len(layouts) == 1
 
 
 def _of_half_the_bytes(shard):

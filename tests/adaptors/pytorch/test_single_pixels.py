@@ -54,10 +54,12 @@ def converted(net, precisions, size=(9, 7)):
     space = adaptor.space(model, machine(Precision.BF16))
     configs = {}
     for op in space.tunable_ops:
-        wanted = [kind for part, kind in precisions.items() if part in op]
-        configs[op] = space.capabilities[op].config(wanted[0]) or FP32 if wanted else FP32
-    seen = adaptor.observe(model, [x], space)
-    return adaptor.convert(model, space.resolve(PrecisionPlan(configs)), seen, space).runnable
+        matches = [kind for part, kind in precisions.items() if part in op]
+        configs[op] = space.capabilities[op].config(matches[0]) or FP32 if matches else FP32
+    observations = adaptor.observe(model, [x], space)
+    return adaptor.convert(
+        model, space.resolve(PrecisionPlan(configs)), observations, space
+    ).runnable
 
 
 def without_products(monkeypatch, net, precisions):
@@ -76,38 +78,41 @@ def targets(graph):
 @pytest.mark.parametrize("shape", [(1, 9, 7), (3, 5, 5), (2, 13, 6)])
 def test_results_are_those_of_the_convolutions(form, shape, monkeypatch):
     net, precisions = Block(form), {"first": Precision.INT8}
-    before, after = (
+    reference, rewritten = (
         without_products(monkeypatch, net, precisions),
         converted(net, precisions),
     )
     batch, height, width = shape
     x = torch.randn(batch, 3, height, width) * 3
     with torch.no_grad():
-        wanted, found, direct = before(x), after(x), DirectGraph(after)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-        assert torch.equal(direct(x), found)
-        assert torch.equal(direct(x), found)
-    assert targets(before).count(layers.CONVOLUTION) == 3
-    assert targets(after).count(layers.CONVOLUTION) == 1
+        expected, outputs, direct = reference(x), rewritten(x), DirectGraph(rewritten)
+        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(direct(x), outputs)
+        assert torch.equal(direct(x), outputs)
+    assert targets(reference).count(layers.CONVOLUTION) == 3
+    assert targets(rewritten).count(layers.CONVOLUTION) == 1
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_gate_is_part_of_the_quantization(form, monkeypatch):
     net = Block(form)
     precisions = {"first": Precision.INT8, "last": Precision.INT8}
-    before, after = (
+    reference, rewritten = (
         without_products(monkeypatch, net, precisions),
         converted(net, precisions),
     )
-    assert kernels.quantize_gated in targets(after)
-    assert aten.mul.Tensor not in targets(after)[: targets(after).index(kernels.quantize_gated)]
+    assert kernels.quantize_gated in targets(rewritten)
+    assert (
+        aten.mul.Tensor
+        not in targets(rewritten)[: targets(rewritten).index(kernels.quantize_gated)]
+    )
     x = torch.randn(3, 3, 9, 7) * 3
     with torch.no_grad():
-        wanted, found, direct = before(x), after(x), DirectGraph(after)
+        expected, outputs, direct = reference(x), rewritten(x), DirectGraph(rewritten)
         # A value between two integers may be rounded to the other one.
-        assert (found - wanted).norm() < 1e-3 * wanted.norm()
-        assert torch.equal(direct(x), found)
-        assert torch.equal(direct(x), found)
+        assert (outputs - expected).norm() < 1e-3 * expected.norm()
+        assert torch.equal(direct(x), outputs)
+        assert torch.equal(direct(x), outputs)
 
 
 def test_few_ops_remain_of_a_block(monkeypatch):
@@ -125,20 +130,20 @@ def test_few_ops_remain_of_a_block(monkeypatch):
         aten.sigmoid.default,
         aten.view.default,
     ]
-    before = shallow_copy(without_products(monkeypatch, Block(), precisions))
-    inline_kernels(before)
-    assert aten.addcmul.default not in targets(before)
+    reference = shallow_copy(without_products(monkeypatch, Block(), precisions))
+    inline_kernels(reference)
+    assert aten.addcmul.default not in targets(reference)
 
 
 def test_layers_in_bfloat16_stay_convolutions(monkeypatch):
     net = Block()
     precisions = {"first": Precision.INT8, "squeeze": Precision.BF16, "excite": Precision.BF16}
-    before = without_products(monkeypatch, net, precisions)
-    after = converted(net, precisions)
+    reference = without_products(monkeypatch, net, precisions)
+    rewritten = converted(net, precisions)
     x = torch.randn(2, 3, 9, 7)
     with torch.no_grad():
-        assert torch.equal(after(x), before(x))
-    assert targets(after) == targets(before)
+        assert torch.equal(rewritten(x), reference(x))
+    assert targets(rewritten) == targets(reference)
 
 
 @pytest.mark.parametrize(

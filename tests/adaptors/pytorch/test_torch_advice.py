@@ -62,34 +62,34 @@ def everything_in(precision):
 def test_both_dangers_are_found_in_fp16_one_of_them_late(data):
     at_first = advise(digits_net(True), data, F.cross_entropy, "fp16", steps=0)
     assert set(at_first.keep) == {"energy", "logits"}
-    found = advise(digits_net(True), data, F.cross_entropy, "fp16")
-    assert set(found.keep) == {"energy", "offset", "logits"}
-    assert "turns float16 inputs of at most 0.4" in found.layers["energy"].reason
-    assert found.layers["offset"].step > 0
-    wanted = last_loss(digits_net(True), data, "fp32")
+    advice = advise(digits_net(True), data, F.cross_entropy, "fp16")
+    assert set(advice.keep) == {"energy", "offset", "logits"}
+    assert "turns float16 inputs of at most 0.4" in advice.layers["energy"].reason
+    assert advice.layers["offset"].step > 0
+    expected = last_loss(digits_net(True), data, "fp32")
     all_low = apply_plan(digits_net(True), everything_in("fp16"))
     assert math.isnan(last_loss(all_low, data, "fp16"))
-    advised = last_loss(apply_plan(digits_net(True), found), data, "fp16")
-    assert 0.8 * wanted < advised < 1.05 * wanted  # chance may make it a little better, too
+    advised = last_loss(apply_plan(digits_net(True), advice), data, "fp16")
+    assert 0.8 * expected < advised < 1.05 * expected  # chance may make it a little better, too
 
 
 @pytest.mark.slow
 def test_bf16_has_the_range_but_not_the_digits(data):
-    found = advise(digits_net(True), data, F.cross_entropy, "bf16")
-    assert {"offset", "logits"} <= set(found.keep)
-    assert "energy" not in found.keep
-    wanted = last_loss(digits_net(True), data, "fp32")
+    advice = advise(digits_net(True), data, F.cross_entropy, "bf16")
+    assert {"offset", "logits"} <= set(advice.keep)
+    assert "energy" not in advice.keep
+    expected = last_loss(digits_net(True), data, "fp32")
     lost = last_loss(apply_plan(digits_net(True), everything_in("bf16")), data, "bf16")
-    advised = last_loss(apply_plan(digits_net(True), found), data, "bf16")
-    assert 0.8 * wanted < advised < 1.05 * wanted  # chance may make it a little better, too
-    assert lost > 2 * wanted
+    advised = last_loss(apply_plan(digits_net(True), advice), data, "bf16")
+    assert 0.8 * expected < advised < 1.05 * expected  # chance may make it a little better, too
+    assert lost > 2 * expected
 
 
 def test_where_all_layers_add_a_little_it_says_which_limit_keeps_what_breaks(data):
     strict = advise(digits_net(False), data, F.cross_entropy, "bf16", steps=0, limit=1e-9)
     assert len(strict.keep) > 3
-    (said,) = [warning for warning in strict.warnings if "many layers are kept" in warning]
-    limit = float(said.split("limit=")[1].split(",")[0])
+    (message,) = [warning for warning in strict.warnings if "many layers are kept" in warning]
+    limit = float(message.split("limit=")[1].split(",")[0])
     wide = advise(digits_net(False), data, F.cross_entropy, "bf16", steps=0, limit=limit)
     assert wide.keep == ("logits",)
     assert not any("many layers" in warning for warning in wide.warnings)
@@ -97,18 +97,18 @@ def test_where_all_layers_add_a_little_it_says_which_limit_keeps_what_breaks(dat
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_healthy_net_keeps_its_outputs_only_and_costs_little(data, precision):
-    found = advise(digits_net(False), data, F.cross_entropy, precision, steps=20)
-    assert found.keep == ("logits",)
-    assert found.passes == 20 + 2 * 11
+    advice = advise(digits_net(False), data, F.cross_entropy, precision, steps=20)
+    assert advice.keep == ("logits",)
+    assert advice.passes == 20 + 2 * 11
 
 
 def test_the_module_is_left_as_it_was(data):
     model = digits_net(True).eval()
     model[0].weight.grad = torch.ones_like(model[0].weight)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    original = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
     advise(model, data, F.cross_entropy, "fp16", steps=4)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, original[name]) for name, value in model.state_dict().items())
     assert not any(module.training for module in model.modules())
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
     assert not any(module._forward_hooks for module in model.modules())
@@ -146,8 +146,8 @@ class OwnProduct(nn.Module):
 
 def test_a_model_whose_own_code_multiplies_can_be_advised_on(data):
     torch.manual_seed(0)
-    found = advise(OwnProduct(), data, F.cross_entropy, "bf16", steps=3, limit=1e-9)
-    assert set(found.layers) == {"fc1", "fc2"}
+    advice = advise(OwnProduct(), data, F.cross_entropy, "bf16", steps=3, limit=1e-9)
+    assert set(advice.layers) == {"fc1", "fc2"}
 
 
 def test_what_breaks_in_float32_is_said_to(data):
@@ -181,31 +181,33 @@ def test_what_breaks_in_float32_is_said_to(data):
     ],
 )
 def test_bad_input_is_one_error_that_names_it(data, change, error, said):
-    given = {"model": digits_net(False), "batches": data, "loss": F.cross_entropy, "steps": 2}
+    arguments = {"model": digits_net(False), "batches": data, "loss": F.cross_entropy, "steps": 2}
     with pytest.raises(error, match=said):
-        advise(**(given | change))
+        advise(**(arguments | change))
 
 
 def dtypes_seen(model, batch):
-    seen = {}
+    dtypes = {}
     hooks = [
-        module.register_forward_hook(lambda _m, _a, out, name=name: seen.update({name: out.dtype}))
+        module.register_forward_hook(
+            lambda _m, _a, out, name=name: dtypes.update({name: out.dtype})
+        )
         for name, module in model.named_modules()
         if name
     ]
     outputs = model(batch)
     for hook in hooks:
         hook.remove()
-    return seen, outputs.dtype
+    return dtypes, outputs.dtype
 
 
 def test_a_plan_runs_modules_as_it_says(data):
     model = digits_net(False)
     plan = PrecisionPlan.from_dict({**everything_in("bf16").to_dict(), "fc1": "fp32"})
     assert apply_plan(model, plan) is model
-    seen, outputs = dtypes_seen(model, data[0][0])
-    assert seen["conv1"] == seen["conv2"] == seen["logits"] == torch.bfloat16
-    assert seen["fc1"] == seen["relu3"] == torch.float32
+    dtypes, outputs = dtypes_seen(model, data[0][0])
+    assert dtypes["conv1"] == dtypes["conv2"] == dtypes["logits"] == torch.bfloat16
+    assert dtypes["fc1"] == dtypes["relu3"] == torch.float32
     assert outputs == torch.float32
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
@@ -213,17 +215,17 @@ def test_a_plan_runs_modules_as_it_says(data):
 def test_a_plan_replaces_the_one_before(data):
     model = apply_plan(digits_net(False), everything_in("bf16"))
     apply_plan(model, PrecisionPlan.from_dict({"conv1": "fp32"}))
-    seen, _ = dtypes_seen(model, data[0][0])
-    assert set(seen.values()) == {torch.float32}
+    dtypes, _ = dtypes_seen(model, data[0][0])
+    assert set(dtypes.values()) == {torch.float32}
 
 
 def test_a_planned_model_can_be_copied_and_pickled(data):
     model = apply_plan(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), everything_plain())
-    wanted = model(data[0][0])
+    expected = model(data[0][0])
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        torch.testing.assert_close(again(data[0][0]), wanted, rtol=0, atol=0)
-        seen, _ = dtypes_seen(again, data[0][0])
-        assert seen["1"] == torch.bfloat16
+        torch.testing.assert_close(again(data[0][0]), expected, rtol=0, atol=0)
+        dtypes, _ = dtypes_seen(again, data[0][0])
+        assert dtypes["1"] == torch.bfloat16
 
 
 def everything_plain():
@@ -246,9 +248,9 @@ def test_the_module_that_makes_inf_is_named(data):
     model = digits_net(True)
     assert first_nonfinite(model, data[0], F.cross_entropy) is None
     with torch.autocast("cpu", torch.float16):
-        found = first_nonfinite(model, data[0], F.cross_entropy)
-    assert found.layer == "energy"
-    assert "turns float16 inputs of at most 0.4" in found.message
+        cause = first_nonfinite(model, data[0], F.cross_entropy)
+    assert cause.layer == "energy"
+    assert "turns float16 inputs of at most 0.4" in cause.message
     with torch.autocast("cpu", torch.float16):
         assert first_nonfinite(model, data[0][0]).layer == "energy"
 
@@ -259,7 +261,7 @@ def test_the_module_that_ruins_gradients_is_named(data):
             return x + torch.sqrt((x - x).sum(-1, keepdim=True))
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Root())
-    found = first_nonfinite(model, data[0], F.cross_entropy)
-    assert found.layer == "2"
-    assert found.message.startswith("backwards, '2' (Root) turns float32 gradients")
+    cause = first_nonfinite(model, data[0], F.cross_entropy)
+    assert cause.layer == "2"
+    assert cause.message.startswith("backwards, '2' (Root) turns float32 gradients")
     assert first_nonfinite(model, data[0][0]) is None

@@ -42,18 +42,18 @@ class OwnCode(nn.Module):
 
 def test_what_feeds_code_that_takes_no_16_bits_is_kept():
     model = OwnCode(lambda x, w: x + torch.addmv(x[:, 0], x, w[0])[:, None])
-    found = advise(model, DATA, F.cross_entropy, steps=2)
-    assert found.keep == ("fc2", "fc3")
-    assert "in bf16, the model does not accept" in found.layers["fc2"].reason
-    assert "RuntimeError" in found.layers["fc2"].reason  # torch's own words follow
-    trained_once(model, found)
+    advice = advise(model, DATA, F.cross_entropy, steps=2)
+    assert advice.keep == ("fc2", "fc3")
+    assert "in bf16, the model does not accept" in advice.layers["fc2"].reason
+    assert "RuntimeError" in advice.layers["fc2"].reason  # torch's own words follow
+    trained_once(model, advice)
 
 
 def test_where_the_models_own_code_overflows_nothing_is_left_in_16_bits():
     model = OwnCode(lambda x, w: x + 1e-5 * ((INPUTS * 300) @ (w * 300)))
-    found = advise(model, DATA, F.cross_entropy, "fp16", steps=2)
-    assert found.keep == ("fc1", "fc2", "fc3")
-    trained_once(model, found)
+    advice = advise(model, DATA, F.cross_entropy, "fp16", steps=2)
+    assert advice.keep == ("fc1", "fc2", "fc3")
+    trained_once(model, advice)
 
 
 class WantsFloat32(nn.Module):
@@ -64,9 +64,9 @@ class WantsFloat32(nn.Module):
 
 def test_a_module_that_refuses_16_bits_is_kept():
     model = net(WantsFloat32())
-    found = advise(model, DATA, F.cross_entropy, steps=1)
-    assert "2" in found.keep
-    trained_once(model, found)
+    advice = advise(model, DATA, F.cross_entropy, steps=1)
+    assert "2" in advice.keep
+    trained_once(model, advice)
 
 
 def test_sparse_and_complex_gradients_count():
@@ -81,8 +81,8 @@ def test_sparse_and_complex_gradients_count():
 
     torch.manual_seed(0)
     data = [(torch.arange(80).reshape(16, 5) % 20, LABELS)]
-    found = advise(Phases(), data, F.cross_entropy, steps=1, optimizer=torch.optim.SGD)
-    assert 0 < found.noise < 1e-3
+    advice = advise(Phases(), data, F.cross_entropy, steps=1, optimizer=torch.optim.SGD)
+    assert 0 < advice.noise < 1e-3
 
 
 def test_a_module_that_writes_into_its_inputs_spoils_no_batch():
@@ -91,21 +91,21 @@ def test_a_module_that_writes_into_its_inputs_spoils_no_batch():
             return x.mul_(2)
 
     inputs = INPUTS.clone()
-    found = advise(nn.Sequential(Doubles(), net()), [(inputs, LABELS)], F.cross_entropy, steps=5)
+    advice = advise(nn.Sequential(Doubles(), net()), [(inputs, LABELS)], F.cross_entropy, steps=5)
     assert torch.equal(inputs, INPUTS)
-    assert found.keep == ("1.2",)
+    assert advice.keep == ("1.2",)
 
 
 def test_advice_does_not_depend_on_a_plan_or_a_compiler_before_it():
-    wanted = advise(net(), DATA, F.cross_entropy, steps=2)
+    expected = advise(net(), DATA, F.cross_entropy, steps=2)
     model = apply_plan(net(), PrecisionPlan.from_dict({"0": "bf16", "2": "bf16"}))
     outputs = model(INPUTS)
-    assert advise(model, DATA, F.cross_entropy, steps=2) == wanted
+    assert advise(model, DATA, F.cross_entropy, steps=2) == expected
     assert torch.equal(model(INPUTS), outputs)
     model = torch.compile(net(), backend="eager")
     model(INPUTS)
-    found = advise(model, DATA, F.cross_entropy, steps=2)
-    assert (found.noise, found.keep) == (wanted.noise, ("_orig_mod.2",))
+    advice = advise(model, DATA, F.cross_entropy, steps=2)
+    assert (advice.noise, advice.keep) == (expected.noise, ("_orig_mod.2",))
 
 
 def test_first_nonfinite_sees_into_a_compiled_model():
@@ -144,12 +144,12 @@ def test_an_optimizer_that_is_interrupted_leaves_the_users_gradients():
 
     model = net()
     model[0].weight.grad = mine = torch.ones(8, 8)
-    before = model[0].weight.detach().clone()
+    weight = model[0].weight.detach().clone()
     with pytest.raises(KeyboardInterrupt):
         advise(model, DATA, F.cross_entropy, optimizer=Interrupted)
     assert model[0].weight.grad is mine
     assert model[2].weight.grad is None
-    assert torch.equal(model[0].weight, before)
+    assert torch.equal(model[0].weight, weight)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_an_optimizer_that_is_interrupted_leaves_the_users_gradients():
     ],
 )
 def test_what_cannot_be_advised_on_is_said(change, said):
-    given = {"model": net(), "batches": DATA, "loss": F.cross_entropy, "steps": 1}
+    arguments = {"model": net(), "batches": DATA, "loss": F.cross_entropy, "steps": 1}
     with pytest.raises(ConfigurationError, match=said):
-        advise(**(given | change))
+        advise(**(arguments | change))
 
 
 @pytest.mark.parametrize("around", [autocast("bf16"), torch.autocast("cpu", torch.bfloat16)])

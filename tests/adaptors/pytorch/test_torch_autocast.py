@@ -36,15 +36,15 @@ def accuracy(net, split):
 
 def result_dtypes(net, inputs):
     """Layer → dtype of what it returns."""
-    found = {}
+    dtypes = {}
     hooks = [
-        layer.register_forward_hook(lambda _, __, out, name=name: found.update({name: out.dtype}))
+        layer.register_forward_hook(lambda _, __, out, name=name: dtypes.update({name: out.dtype}))
         for name, layer in net.named_children()
     ]
     net(inputs)
     for hook in hooks:
         hook.remove()
-    return found
+    return dtypes
 
 
 def test_training_reaches_the_accuracy_of_float32(digits):
@@ -82,14 +82,14 @@ def test_a_scaled_loss_does_not_overflow_inside(square):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_every_layer_runs_in_what_its_list_says(gated_net, digit_batch, precision):
     with autocast(precision) as context:
-        found = result_dtypes(gated_net, digit_batch[0])
+        dtypes = result_dtypes(gated_net, digit_batch[0])
         loss = F.cross_entropy(gated_net(digit_batch[0]), digit_batch[1])
     low = BF16 if precision == "bf16" else FP16
     assert str(context.precision) == precision
-    assert {found[name] for name in ("conv1", "conv2", "batch_norm", "hidden", "head")} == {low}
+    assert {dtypes[name] for name in ("conv1", "conv2", "batch_norm", "hidden", "head")} == {low}
     # In FP16 layer norm is dangerous, and softmax is right behind it.
     behind = FP32 if precision == "fp16" else low
-    assert (found["layer_norm"], found["softmax"], loss.dtype) == (behind, behind, FP32)
+    assert (dtypes["layer_norm"], dtypes["softmax"], loss.dtype) == (behind, behind, FP32)
 
 
 def test_gradients_are_float32_and_those_of_float32_but_for_rounding(gated_net, digit_batch):
@@ -235,8 +235,10 @@ NAMELESS = {
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_function_that_torch_lets_us_see_has_a_name_that_edits_know():
-    made = [function_of(function) for function in torch.overrides.get_testing_overrides()]
-    computing = {function.op_type for function in made if function.handling is Handling.COMPUTES}
+    functions = [function_of(function) for function in torch.overrides.get_testing_overrides()]
+    computing = {
+        function.op_type for function in functions if function.handling is Handling.COMPUTES
+    }
     assert len(computing) > 500
     assert computing - all_op_types() <= NAMELESS
 

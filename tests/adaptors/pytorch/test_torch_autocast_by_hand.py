@@ -19,13 +19,13 @@ def test_scores_may_be_masked_with_a_number_that_float16_cannot_hold(precision, 
     def attention():
         return (query @ key.T).masked_fill(above, lowest).softmax(-1)
 
-    wanted = attention()
+    expected = attention()
     with autocast(precision):
-        found = attention()
+        scores = attention()
         again = (query @ key.T).masked_fill(above, 0.0)
     assert again.dtype != torch.float32  # the next mask is none of these
-    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.02)
-    assert not found[above].any()
+    torch.testing.assert_close(scores.float(), expected, rtol=0.05, atol=0.02)
+    assert not scores[above].any()
 
 
 @PRECISIONS
@@ -39,7 +39,7 @@ def test_a_sparse_matrix_multiplies_what_comes_in_16_bits(precision):
         out = torch.sparse.mm(neighbours, F.linear(features, weight))
         return torch.autograd.grad(out.float().square().mean(), weight)[0]
 
-    wanted = gradient()
+    expected = gradient()
     with autocast(precision):
-        found = gradient()
-    assert (found - wanted).norm() < 0.02 * wanted.norm()
+        actual = gradient()
+    assert (actual - expected).norm() < 0.02 * expected.norm()

@@ -76,9 +76,9 @@ def test_a_weight_is_cast_once_in_a_context_and_counts_anew_in_the_next():
                     outputs = layer(outputs)
     assert casts.shapes.count((5, 5)) == 2
     with torch.no_grad(), autocast("bf16"):
-        before = layer(inputs)
+        original = layer(inputs)
         layer.weight.zero_()
-        assert float(layer(inputs).abs().sum()) == 0 != float(before.abs().sum())
+        assert float(layer(inputs).abs().sum()) == 0 != float(original.abs().sum())
 
 
 def test_a_cast_without_gradients_is_not_used_with_them():
@@ -93,9 +93,9 @@ def test_a_cast_without_gradients_is_not_used_with_them():
 def test_casts_die_with_the_context():
     layer = nn.Linear(3, 3)
     with autocast("bf16"):
-        kept = weakref.ref(layer(torch.ones(1, 3)))
+        output = weakref.ref(layer(torch.ones(1, 3)))
         weight = weakref.ref(layer.weight)
-    assert kept() is None
+    assert output() is None
     del layer
     assert weight() is None
 
@@ -132,19 +132,19 @@ def test_one_object_serves_again_inside_itself_after_an_error_and_as_a_decorator
 def test_what_makes_a_tensor_of_a_tensor_keeps_its_type(square):
     with autocast("bf16"):
         low = square @ square
-        made = [torch.as_tensor(low), torch.zeros_like(low), low.new_zeros(2), nn.Parameter(low)]
-        made += [low.detach(), low.clone(), low.data, low.T, low[0], low.cpu()]
+        tensors = [torch.as_tensor(low), torch.zeros_like(low), low.new_zeros(2), nn.Parameter(low)]
+        tensors += [low.detach(), low.clone(), low.data, low.T, low[0], low.cpu()]
         assert low.detach().data_ptr() == low.data_ptr()
-    assert {tensor.dtype for tensor in made} == {BF16}
+    assert {tensor.dtype for tensor in tensors} == {BF16}
 
 
 def test_other_threads_are_not_touched(square):
-    found = []
+    dtypes = []
     with autocast("bf16"):
-        thread = threading.Thread(target=lambda: found.append((square @ square).dtype))
+        thread = threading.Thread(target=lambda: dtypes.append((square @ square).dtype))
         thread.start()
         thread.join()
-    assert found == [FP32]
+    assert dtypes == [FP32]
 
 
 def test_torchs_own_autocast_is_off_inside_and_on_again_behind(square):

@@ -83,9 +83,9 @@ def test_attention_is_one_op_with_its_masks_kept():
     changed = SEQUENCE.clone()
     changed[0, 3:] = 100.0  # padding: nobody may look at it
     with torch.no_grad(), autocast("bf16"):
-        seen, unseen = attention(SEQUENCE), attention(changed)
-    assert seen.dtype is BF16
-    assert torch.equal(seen[0, :3], unseen[0, :3])
+        original, masked = attention(SEQUENCE), attention(changed)
+    assert original.dtype is BF16
+    assert torch.equal(original[0, :3], masked[0, :3])
     with autocast("bf16", amp(allowlist_remove="scaled_dot_product_attention")):
         assert attention(SEQUENCE).dtype is FP32
 

@@ -24,20 +24,20 @@ def test_a_module_that_cannot_hold_its_inputs_is_said_to(plan):
     model = net()
     with torch.no_grad():
         model[0].weight.mul_(1e6)
-    found = first_nonfinite(apply_plan(model, PrecisionPlan.from_dict(plan)), BATCH)
-    assert found.message.startswith("'1' (Linear) reads values of up to ")
-    assert found.message.endswith("which overflow float16")
-    assert (found.layer, found.keep) == ("1", True)
+    cause = first_nonfinite(apply_plan(model, PrecisionPlan.from_dict(plan)), BATCH)
+    assert cause.message.startswith("'1' (Linear) reads values of up to ")
+    assert cause.message.endswith("which overflow float16")
+    assert (cause.layer, cause.keep) == ("1", True)
 
 
 def test_a_loss_scale_too_large_for_the_outputs_is_said_to():
     model = net()
     with autocast("fp16"):
         assert first_nonfinite(model, BATCH, F.cross_entropy, loss_scale=2.0**10) is None
-        found = first_nonfinite(model, BATCH, F.cross_entropy, loss_scale=2.0**24)
-    assert found.layer is None
-    assert found.message.startswith("backwards, the gradients of the outputs of '2'")
-    assert "lower the loss scale" in found.message
+        cause = first_nonfinite(model, BATCH, F.cross_entropy, loss_scale=2.0**24)
+    assert cause.layer is None
+    assert cause.message.startswith("backwards, the gradients of the outputs of '2'")
+    assert "lower the loss scale" in cause.message
 
 
 def test_code_between_the_layers_is_said_to_make_inf():
@@ -49,10 +49,10 @@ def test_code_between_the_layers_is_said_to_make_inf():
         def forward(self, x):
             return self.fc2(self.fc1(x).abs() / 0)
 
-    found = first_nonfinite(Divides(), BATCH, F.cross_entropy)
-    assert found.layer is None
+    cause = first_nonfinite(Divides(), BATCH, F.cross_entropy)
+    assert cause.layer is None
     assert (
         "code outside of the layers, before 'fc2' (Linear), turns values of at most"
-        in found.message
+        in cause.message
     )
-    assert found.message.endswith("into Inf")
+    assert cause.message.endswith("into Inf")

@@ -51,10 +51,12 @@ class Kinds(nn.Module):
         self.empty, self.repeated = torch.zeros(0, 4), torch.ones(1).expand(4)
 
     def forward(self, tokens, *, flag=True, word="a", factor=1.5, more=None):
-        found = self.head(self.blocks["a-b c"](self.embedding(tokens)) * self.aside * self.repeated)
+        outputs = self.head(
+            self.blocks["a-b c"](self.embedding(tokens)) * self.aside * self.repeated
+        )
         if more is not None:
-            found = found * more["by"][0]
-        limited = found.clamp(float("-inf"), 1e4) * factor
+            outputs = outputs * more["by"][0]
+        limited = outputs.clamp(float("-inf"), 1e4) * factor
         return OrderedDict(
             a=(limited, [self.low + 1]), b=(self.turned @ self.turned.t()), c=self.empty
         )
@@ -110,11 +112,11 @@ def test_what_is_read_is_what_pytorch_would_read(kind, tmp_path):
     same(ours.module()(*args, **named), theirs.module()(*args, **named))
 
 
-def same(found, expected):
-    assert pytree.tree_structure(found) == pytree.tree_structure(expected)
-    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
-    for one, other in pairs:
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+def same(actual, expected):
+    assert pytree.tree_structure(actual) == pytree.tree_structure(expected)
+    pairs = zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
+    for leaf, reference in pairs:
+        assert torch.equal(leaf, reference) if isinstance(leaf, torch.Tensor) else leaf == reference
 
 
 def test_shared_weights_are_read_once(tmp_path):
@@ -148,8 +150,8 @@ def test_sizes_as_older_versions_write_them_mean_the_same(text, expected):
 def test_a_size_in_several_cases_is_read():
     u0 = sympy.Symbol("u0", integer=True)
     size = sympy.Piecewise((1, sympy.Eq(u0, 1)), (64 * u0, True))
-    read = sympy.sympify(rendered(sympy.srepr(size)))
-    assert [read.subs(u0, value) for value in (1, 2)] == [1, 128]
+    parsed = sympy.sympify(rendered(sympy.srepr(size)))
+    assert [parsed.subs(u0, value) for value in (1, 2)] == [1, 128]
 
 
 def test_a_size_in_many_cases_is_refused():
@@ -276,9 +278,9 @@ def test_inputs_on_which_exporting_left_notes_are_read_without_them(sizes, tmp_p
     torch._dynamo.maybe_mark_dynamic(inputs, 1)
     torch._dynamo.mark_dynamic(inputs, 0, min=2, max=64)
     torch.export.save(program, tmp_path / "net.pt2")
-    (read,), _ = read_program(tmp_path / "net.pt2").example_inputs
-    torch.testing.assert_close(read, inputs, rtol=0, atol=0)
-    assert not vars(read)
+    (loaded,), _ = read_program(tmp_path / "net.pt2").example_inputs
+    torch.testing.assert_close(loaded, inputs, rtol=0, atol=0)
+    assert not vars(loaded)
 
 
 def test_parameters_with_attributes_are_unpickled_without_them():
@@ -286,9 +288,9 @@ def test_parameters_with_attributes_are_unpickled_without_them():
     value.note = {"axes": {0, 1}}
     written = io.BytesIO()
     torch.save(value, written)
-    read = read_plain(written)
-    assert isinstance(read, nn.Parameter)
-    assert not hasattr(read, "note")
+    parameter = read_plain(written)
+    assert isinstance(parameter, nn.Parameter)
+    assert not hasattr(parameter, "note")
 
 
 class Traced(torch.Tensor):

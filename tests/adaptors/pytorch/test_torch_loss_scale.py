@@ -42,12 +42,12 @@ class Training:
 def test_its_state_is_that_of_the_rule_step_by_step(sequence):
     training, state = Training(GradScaler("cpu", RULE)), RULE.start()
     for finite in sequence:
-        before = training.weight.detach().clone()
+        previous = training.weight.detach().clone()
         training.step(finite)
         state = RULE.after(state, finite)
         assert training.scaler.state == state
         assert training.scaler.loss_scale == state.scale
-        assert torch.equal(before, training.weight) != finite
+        assert torch.equal(previous, training.weight) != finite
 
 
 def test_three_hundred_bad_batches_and_a_good_one():
@@ -113,10 +113,10 @@ def test_gradients_may_be_unscaled_to_be_clipped():
     training.scaler.scale(loss).backward()
     training.scaler.unscale_(training.optimizer)
     torch.nn.utils.clip_grad_norm_([training.weight], 0.5)
-    before = training.weight.detach().clone()
+    previous = training.weight.detach().clone()
     training.scaler.step(training.optimizer)
     training.scaler.update()
-    assert float((training.weight.detach() - before).norm()) == pytest.approx(0.5, rel=1e-4)
+    assert float((training.weight.detach() - previous).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
 def test_disabled_it_does_nothing():
@@ -158,7 +158,7 @@ def test_an_update_without_a_step_says_so():
 def test_a_new_scale_that_would_ruin_weights_is_refused(scale):
     training = Training(GradScaler("cpu"))
     training.step()
-    before = training.scaler.loss_scale
+    previous = training.scaler.loss_scale
     with pytest.raises(ConfigurationError, match="new_scale must be a finite number above 0"):
         training.scaler.update(scale)
-    assert training.scaler.loss_scale == before
+    assert training.scaler.loss_scale == previous

@@ -223,7 +223,7 @@ def test_a_write_that_the_graph_does_not_pass_on_is_seen(tmp_path):
         node["inputs"][0]["arg"] = {"as_tensor": {"name": "b_buffer"}}
         node["inputs"][1]["arg"] = {"as_int": -(10**7)}
         (bag,) = calls_of(graph, "embedding_bag")
-        offsets = next(given for given in bag["inputs"] if given["name"] == "offsets")
+        offsets = next(argument for argument in bag["inputs"] if argument["name"] == "offsets")
         offsets["arg"] = {"as_tensor": {"name": "b_buffer"}}
 
     path = saved(tmp_path, lambda y, b: (y, _bag(aten.mul_(b.clone(), 1))), OFFSETS)

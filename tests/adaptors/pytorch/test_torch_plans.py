@@ -32,9 +32,9 @@ def test_autocast_ends_where_the_user_interrupts_the_model():
     nesting = torch.autocast_increment_nesting()
     with pytest.raises(KeyboardInterrupt):
         model(INPUTS)
-    left = torch.autocast_increment_nesting() - 1
+    depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting(), torch.autocast_decrement_nesting()
-    assert left == nesting
+    assert depth == nesting
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -63,21 +63,21 @@ def test_a_planned_model_still_says_what_it_takes():
 def test_an_empty_plan_takes_away_what_an_earlier_one_put_on_the_modules_within():
     model = net()
     attributes = [sorted(vars(module)) for module in model.modules()]
-    wanted = model(INPUTS)
+    expected = model(INPUTS)
     apply_plan(model, PrecisionPlan.from_dict({"0": "fp32", "2": "bf16"}))
     apply_plan(model, PrecisionPlan.from_dict({}))
-    torch.testing.assert_close(model(INPUTS), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=0)
     assert [sorted(vars(module)) for module in model] == attributes[1:]
 
 
 def dtypes_seen(model):
     """Name → what a module of the model computes in: that of its product, if it is linear."""
-    seen = {}
+    dtypes = {}
 
     def noting(name):
         def note(module, args, kwargs, outputs):
             rounded = torch.equal(outputs, outputs.bfloat16().float().to(outputs.dtype))
-            seen[name] = "bf16" if rounded else "fp32"
+            dtypes[name] = "bf16" if rounded else "fp32"
 
         return note
 
@@ -91,7 +91,7 @@ def dtypes_seen(model):
     for hook in hooks:
         hook.remove()
     assert outputs.dtype == torch.float32
-    return seen
+    return dtypes
 
 
 def nested():
@@ -147,10 +147,10 @@ class GivesRecord(nn.Module):
 
 def test_outputs_in_a_dataclass_are_float32_and_found_to_be_outputs():
     labels = torch.arange(16) % 4
-    found = advise(
+    advice = advise(
         GivesRecord(), [(INPUTS, labels)], lambda out, y: F.cross_entropy(out.scores, y), steps=1
     )
-    assert set(found.keep) == {"fc", "scores"}
+    assert set(advice.keep) == {"fc", "scores"}
     model = apply_plan(GivesRecord(), PrecisionPlan.from_dict({"fc": "bf16", "scores": "bf16"}))
     outputs = model(INPUTS)
     assert outputs.scores.dtype == outputs.hidden[0].dtype == torch.float32
@@ -168,9 +168,9 @@ def test_a_plan_that_advice_gives_fits_the_model():
     )
     labels = torch.arange(16) % 4
     for model, units in ((shares, ["0.0", "0.1", "1.1", "2"]), (normed, ["0", "1", "2"])):
-        found = advise(model, [(INPUTS, labels)], F.cross_entropy, steps=1, limit=1e-9)
-        assert list(found.layers) == units
-        inner = [layer for layer in found.layers.values() if layer.kind.endswith("Linear")][:-1]
+        advice = advise(model, [(INPUTS, labels)], F.cross_entropy, steps=1, limit=1e-9)
+        assert list(advice.layers) == units
+        inner = [layer for layer in advice.layers.values() if layer.kind.endswith("Linear")][:-1]
         assert inner
         assert all(layer.noise > 0 for layer in inner)
-        F.cross_entropy(apply_plan(model, found)(INPUTS), labels).backward()
+        F.cross_entropy(apply_plan(model, advice)(INPUTS), labels).backward()

@@ -44,8 +44,8 @@ class Attention(nn.Module):
         q, k, v = (
             part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1)
         )
-        found = F.scaled_dot_product_attention(q, k, v)
-        return self.last(found.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return self.last(attended.transpose(1, 2).flatten(2))
 
 
 class Recurrent(nn.Module):

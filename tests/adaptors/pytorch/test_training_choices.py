@@ -44,19 +44,19 @@ def test_an_optimizer_by_name_trains_as_that_of_pytorch_and_scales_do_not_decay(
     with torch.no_grad():
         for scale in model.scales():  # logarithms relative to calibrated scales, 0 at first
             scale.add_(0.3)
-    other = copy.deepcopy(model)
+    twin = copy.deepcopy(model)
     choice = training.OptimizerChoice(name, options)
     training.fit(model, BATCHES, F.cross_entropy, epochs=1, learning_rate=RATE, optimizer=choice)
     own = {**(theirs or options)}
     decay = own.pop("weight_decay", 0.0)
     groups = [
-        {"params": list(other.weights()), "weight_decay": decay},
-        {"params": list(other.scales()), "weight_decay": 0.0},
+        {"params": list(twin.weights()), "weight_decay": decay},
+        {"params": list(twin.scales()), "weight_decay": 0.0},
     ]
-    wanted = trained_by(getattr(torch.optim, name)(groups, lr=RATE, **own), other)
-    found = model.state_dict()
-    for key, value in wanted.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5, msg=key)
+    expected = trained_by(getattr(torch.optim, name)(groups, lr=RATE, **own), twin)
+    actual = model.state_dict()
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -64,10 +64,10 @@ def test_an_optimizer_by_name_trains_as_that_of_pytorch_and_scales_do_not_decay(
 def test_cross_entropy_reads_class_numbers_of_any_width(dtype, reduction):
     logits = torch.randn(64, 10, generator=torch.manual_seed(0))
     loss = chosen_loss(LossChoice(reduction=reduction))
-    wanted = F.cross_entropy(logits, LABELS, reduction=reduction)
-    torch.testing.assert_close(loss(logits, LABELS.to(dtype)), wanted)
-    torch.testing.assert_close(loss(logits, LABELS.to(dtype)[:, None]), wanted)
-    torch.testing.assert_close(loss(logits, F.one_hot(LABELS, 10).float()), wanted)
+    expected = F.cross_entropy(logits, LABELS, reduction=reduction)
+    torch.testing.assert_close(loss(logits, LABELS.to(dtype)), expected)
+    torch.testing.assert_close(loss(logits, LABELS.to(dtype)[:, None]), expected)
+    torch.testing.assert_close(loss(logits, F.one_hot(LABELS, 10).float()), expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -75,15 +75,15 @@ def test_cross_entropy_reads_class_numbers_of_any_width(dtype, reduction):
 def test_losses_of_single_outputs_read_columns_and_vectors(name, reduction):
     outputs = torch.randn(64, generator=torch.Generator().manual_seed(0))
     targets = (LABELS % 2).numpy()
-    wanted = {
+    expected = {
         "BinaryCrossentropy": np.logaddexp(0, outputs.numpy()) - targets * outputs.numpy(),
         "MeanSquaredError": (outputs.numpy() - targets) ** 2,
     }[name]
     loss = chosen_loss(LossChoice(name, reduction))
     for shape in ((64,), (64, 1)):
         for theirs in ((64,), (64, 1)):
-            found = loss(outputs.view(shape), torch.from_numpy(targets).view(theirs))
-            assert float(found) == pytest.approx(getattr(wanted, reduction)(), rel=1e-5)
+            actual = loss(outputs.view(shape), torch.from_numpy(targets).view(theirs))
+            assert float(actual) == pytest.approx(getattr(expected, reduction)(), rel=1e-5)
     with pytest.raises(DataError, match="one value for each output"):
         loss(outputs.view(64, 1), torch.zeros(64, 10))
 

@@ -51,13 +51,13 @@ def trained_net():
 
 @torch.no_grad()
 def accuracy(model):
-    found = torch.as_tensor(model(torch.from_numpy(TEST.images)))
-    return float((found.argmax(1) == torch.from_numpy(TEST.labels)).float().mean())
+    outputs = torch.as_tensor(model(torch.from_numpy(TEST.images)))
+    return float((outputs.argmax(1) == torch.from_numpy(TEST.labels)).float().mean())
 
 
 def search(folder, **options):
     """Return a search whose only plan, all layers in INT8 without corrections, misses."""
-    given = {
+    defaults = {
         "precisions": "int8",
         "strategy": "basic",
         "calib_dataloader": [images.numpy() for images, _ in BATCHES[:4]],
@@ -70,7 +70,7 @@ def search(folder, **options):
         "workspace": folder,
     }
     conf = options.pop("conf", None)
-    return MixedPrecision(conf, model=trained_net(), **{**given, **options})
+    return MixedPrecision(conf, model=trained_net(), **{**defaults, **options})
 
 
 def check(result):
@@ -200,15 +200,15 @@ def test_without_time_left_the_plan_is_not_trained_and_the_run_says_so(tmp_path,
     batches = CountingEpochs(BATCHES)
     result = search(tmp_path, exit_policy=limits, train_dataloader=batches, epochs=10).fit()
     assert (batches.epochs, len(result.trials), result.met) == (0, 1, False)
-    said = "the plan of trial 1 was not trained: no time was left; set a longer timeout, and resume"
-    assert said in result.report.warnings
+    note = "the plan of trial 1 was not trained: no time was left; set a longer timeout, and resume"
+    assert note in result.report.warnings
 
 
 def test_options_that_do_not_fit_are_named(tmp_path):
-    def refused(words, **options):
-        given = {"model": Net().eval(), "calib_dataloader": [IMAGES], "workspace": tmp_path}
-        with pytest.raises(ConfigurationError, match=words):
-            MixedPrecision(**{**given, "eval_func": lambda model: 1.0, **options}).fit()
+    def refused(message, **options):
+        arguments = {"model": Net().eval(), "calib_dataloader": [IMAGES], "workspace": tmp_path}
+        with pytest.raises(ConfigurationError, match=message):
+            MixedPrecision(**{**arguments, "eval_func": lambda model: 1.0, **options}).fit()
 
     refused("must be set together", train_dataloader=[(IMAGES, LABELS)])
     refused("train_func must be a function", train_func="train")
@@ -238,8 +238,8 @@ def from_file(folder, optimizer="Adam", **options):
     np.save(folder / "images.npy", TRAIN.images[:1200])
     np.save(folder / "labels.npy", TRAIN.labels[:1200].astype(np.int32))
     (folder / "conf.yaml").write_text(FILE.format(folder, optimizer))
-    given = {"train_dataloader": None, "loss": None, "exit_policy": {"max_trials": 1}}
-    return search(folder, conf=str(folder / "conf.yaml"), **{**given, **options})
+    defaults = {"train_dataloader": None, "loss": None, "exit_policy": {"max_trials": 1}}
+    return search(folder, conf=str(folder / "conf.yaml"), **{**defaults, **options})
 
 
 @pytest.mark.slow

@@ -32,16 +32,16 @@ def _configure(folder, **changes):
 @pytest.fixture
 def asked(monkeypatch):
     """Hosts that were asked for, none of which answers."""
-    found = []
+    addresses = []
 
     def refuse(*address, **_):
-        found.append(address)
+        addresses.append(address)
         raise OSError("no network in this test")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    return found
+    return addresses
 
 
 NETWORK = {
@@ -63,13 +63,13 @@ def test_a_folder_is_loaded_without_network(folder, asked):
 
 def test_the_hub_is_online_again_afterwards(folder):
     constants = pytest.importorskip("huggingface_hub.constants")
-    before = constants.HF_HUB_OFFLINE
+    previous = constants.HF_HUB_OFFLINE
     read_folder(folder)
-    assert before == constants.HF_HUB_OFFLINE
+    assert previous == constants.HF_HUB_OFFLINE
     (folder / "config.json").write_text(json.dumps(NETWORK))
     with pytest.raises(ModelLoadError):
         read_folder(folder)
-    assert before == constants.HF_HUB_OFFLINE
+    assert previous == constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.parametrize(

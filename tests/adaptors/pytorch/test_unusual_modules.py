@@ -78,8 +78,8 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_modules_without_usable_weights_are_refused_with_the_cause(kind):
-    make, x, words = REFUSED[kind]
-    with pytest.raises((ModelLoadError, CaptureError), match=words):
+    make, x, message = REFUSED[kind]
+    with pytest.raises((ModelLoadError, CaptureError), match=message):
         PyTorchAdaptor().load(make().eval(), example=(x,))
 
 
@@ -114,12 +114,12 @@ def test_what_is_saved_is_loaded_or_the_conversion_names_what_to_trust(kind, tmp
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     result = tuned(kind().eval(), [x], tmp_path)
     result.save(tmp_path / "saved")
-    said = [warning for warning in result.report.warnings if "trust" in warning]
+    messages = [warning for warning in result.report.warnings if "trust" in warning]
     if kind is Padding:
-        assert not said
+        assert not messages
         loaded = neural_mp.load(tmp_path / "saved")
     else:
-        assert "neural_mp.load(path, trust=['aten.segment_reduce'])" in said[0]
+        assert "neural_mp.load(path, trust=['aten.segment_reduce'])" in messages[0]
         with pytest.raises(NeuralMPError, match="segment_reduce"):
             neural_mp.load(tmp_path / "saved")
         loaded = neural_mp.load(tmp_path / "saved", trust=["aten.segment_reduce"])
@@ -166,8 +166,8 @@ def test_results_keep_their_types_and_are_not_traced(tmp_path):
         with pytest.raises(NeuralMPError, match="traced for TorchScript"):
             torch.jit.trace(traced, x)
     unchanged = (module.float(), module.to("cpu"), module.to(memory_format=torch.channels_last))
-    for kept in (module, *unchanged, module.share_memory()):
-        assert torch.equal(kept(x), expected)
+    for variant in (module, *unchanged, module.share_memory()):
+        assert torch.equal(variant(x), expected)
 
 
 class TwoInputs(nn.Module):
@@ -211,12 +211,12 @@ class LengthRegulator(nn.Module):
 
 @pytest.mark.slow
 def test_ops_on_sizes_that_depend_on_data_are_kept(tmp_path):
-    x, other = torch.tensor([[0, 1], [2, 3]]), torch.tensor([[3, 3], [1, 0]])
+    x, second = torch.tensor([[0, 1], [2, 3]]), torch.tensor([[3, 3], [1, 0]])
     module, adaptor = LengthRegulator().eval(), PyTorchAdaptor()
     model = adaptor.load(module, example=(x,))
     adaptor.save(model, tmp_path)
     with trusting(["aten.pad_sequence"]):
         loaded = adaptor.restore(tmp_path)
     for form in (model, loaded):
-        for batch in (x, other):
+        for batch in (x, second):
             torch.testing.assert_close(adaptor.predict(form, (batch,)), module(batch).detach())

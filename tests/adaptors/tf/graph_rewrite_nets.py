@@ -44,10 +44,10 @@ def convolved(config=None):
             tf.nn.conv2d(v1.placeholder_with_default(IMAGES, None), filters, 1, "SAME")
         )
         session.run(v1.global_variables_initializer())
-        said = v1.RunMetadata()
-        asked = v1.RunOptions(output_partition_graphs=True)
-        values = session.run(tf.identity(result), options=asked, run_metadata=said)
-    nodes = [node for graph in said.partition_graphs for node in graph.node]
+        metadata = v1.RunMetadata()
+        options = v1.RunOptions(output_partition_graphs=True)
+        values = session.run(tf.identity(result), options=options, run_metadata=metadata)
+    nodes = [node for graph in metadata.partition_graphs for node in graph.node]
     low = tf.bfloat16.as_datatype_enum
     return values, sum(node.op == "Cast" and node.attr["DstT"].type == low for node in nodes)
 

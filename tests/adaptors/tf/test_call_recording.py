@@ -30,10 +30,10 @@ def test_direct_calls_and_the_batches_of_predict_are_recorded(net, data):
     compiled = net.predict_function
     with neural_mp.calibration(net) as calibrated:
         net(data[:8])
-        found = net.predict(data[8:], batch_size=8, verbose=0)
+        outputs = net.predict(data[8:], batch_size=8, verbose=0)
     np.testing.assert_array_equal(np.concatenate([*calibrated]), data)
     assert [len(batch) for batch in calibrated] == [8, 8, 8]
-    np.testing.assert_allclose(found, expected[8:], atol=1e-5)
+    np.testing.assert_allclose(outputs, expected[8:], atol=1e-5)
     net(data)
     assert len(calibrated) == 3
     assert net.predict_function is compiled
@@ -60,9 +60,9 @@ def test_ranges_of_the_recorded_calls_are_those_of_the_same_batches(net, data):
         for batch in batches:
             net(batch)
     ranges = []
-    for given in (calibrated, batches):
+    for dataloader in (calibrated, batches):
         converter = MixedPrecision(
-            model=net, precisions="int8", calib_dataloader=given, approach="static"
+            model=net, precisions="int8", calib_dataloader=dataloader, approach="static"
         )
         converter.exit_policy = {"performance_only": True}
         ranges.append(converter().observations.ranges)

@@ -46,14 +46,14 @@ def is_bf16(values) -> bool:
 
 
 def test_on_and_off_again(two_layers):
-    before = two_layers(DATA)
-    assert not is_bf16(before)
+    original = two_layers(DATA)
+    assert not is_bf16(original)
     enable_graph_rewrite()
     low = two_layers(DATA)
     assert is_bf16(low)
-    np.testing.assert_allclose(low, before, rtol=0.02)  # two roundings of 2⁻⁸, and those within
+    np.testing.assert_allclose(low, original, rtol=0.02)  # two roundings of 2⁻⁸, and those within
     disable_graph_rewrite()
-    np.testing.assert_array_equal(two_layers(DATA), before)
+    np.testing.assert_array_equal(two_layers(DATA), original)
 
 
 def test_what_was_set_before_is_set_again(monkeypatch, two_layers):
@@ -110,11 +110,11 @@ def test_the_level_that_the_environment_names_is_handed_to_it(monkeypatch):
         low = tf.function(product_and_sum)(DATA)
     assert not is_bf16(low)  # the addition, on INFER, is in float32; the product is not
     assert not np.array_equal(low, product_and_sum(DATA))
-    for word, message in (
+    for value, message in (
         ("UNSAFE_FORCE_ALL", f"{level} is set, but"),
         ("ALL", "cannot be 'ALL'; known are"),
     ):
-        monkeypatch.setenv(level, word)
+        monkeypatch.setenv(level, value)
         with pytest.raises(ConfigurationError, match=message):
             enable_graph_rewrite("bf16")
 
@@ -143,9 +143,9 @@ def test_a_keras_model_is_trained_with_it():
 
 
 def test_what_it_cannot_do_is_said_before_anything_is_set(two_layers):
-    for given in (("bf16,fp16",), ("bf16", AutoMixedPrecisionOptions(data_type="fp16"))):
+    for arguments in (("bf16,fp16",), ("bf16", AutoMixedPrecisionOptions(data_type="fp16"))):
         with pytest.raises(ConfigurationError, match="requires a single 16-bit precision"):
-            enable_graph_rewrite(*given)
+            enable_graph_rewrite(*arguments)
     with pytest.raises(ConfigurationError, match="amp must be AutoMixedPrecisionOptions"):
         enable_graph_rewrite("bf16", {"denylist_add": "Tanh"})
     with pytest.raises(UnsupportedPrecisionError, match="got int8"):

@@ -114,10 +114,10 @@ def test_the_words_for_bf16(word):
 
 
 def test_fp16_without_a_gpu_is_refused_in_all_its_words():
-    for word in ("fp16", "FLOAT16", Precision.FP16):
+    for precision in ("fp16", "FLOAT16", Precision.FP16):
         with pytest.raises(UnsupportedPrecisionError, match="fp16 requires a GPU"):
-            enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), precision=word)
-    said = AutoMixedPrecisionOptions(data_type="FLOAT16")
+            enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), precision=precision)
+    options = AutoMixedPrecisionOptions(data_type="FLOAT16")
     with pytest.raises(UnsupportedPrecisionError, match="fp16 requires a GPU"):
-        enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), amp=said)
+        enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), amp=options)
     assert not rewrite_is_enabled()

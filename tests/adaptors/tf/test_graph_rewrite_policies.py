@@ -54,10 +54,10 @@ SETTERS = (
 @pytest.mark.parametrize("setter", SETTERS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_mixed_policy_set_later_is_refused_in_the_setter(enabled_rewrite, policy, setter):
-    before = keras.config.dtype_policy()
+    original = keras.config.dtype_policy()
     with pytest.raises(ValueError, match="disable_mixed_precision_graph_rewrite"):
         setter(POLICIES[policy]())
-    assert keras.config.dtype_policy() == before
+    assert keras.config.dtype_policy() == original
     disable_mixed_precision_graph_rewrite()
     setter(POLICIES[policy]())
 

@@ -69,13 +69,13 @@ def test_where_there_is_a_gpu_it_is_fp16_and_sessions_follow(monkeypatch, precis
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [gpu])
     enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), precision=precision)
     assert tf.config.optimizer.get_experimental_options()[FP16]
-    given = config_with("disable_meta_optimizer", False)
-    with v1.Session(graph=tf.Graph(), config=given) as session:
+    config = config_with("disable_meta_optimizer", False)
+    with v1.Session(graph=tf.Graph(), config=config) as session:
         rewrites = session._config.graph_options.rewrite_options
         assert rewrites.auto_mixed_precision == RewriterConfig.ON
     disable_mixed_precision_graph_rewrite()
-    with v1.Session(graph=tf.Graph(), config=given) as session:
-        assert session._config == given
+    with v1.Session(graph=tf.Graph(), config=config) as session:
+        assert session._config == config
 
 
 @needs_pass
@@ -83,10 +83,10 @@ def test_sessions_follow_it_unless_their_config_forbids_it(enabled_rewrite):
     low, casts = convolved()
     assert casts
     for config in (v1.ConfigProto(), config_with("remapping", RewriterConfig.OFF)):
-        before = config.SerializeToString()
-        values, found = convolved(config)
-        assert found == casts
-        assert config.SerializeToString() == before
+        original = config.SerializeToString()
+        values, count = convolved(config)
+        assert count == casts
+        assert config.SerializeToString() == original
         np.testing.assert_array_equal(values, low)
     plain, none = convolved(config_with(BF16, RewriterConfig.OFF))
     assert none == 0
@@ -100,17 +100,17 @@ def test_sessions_follow_it_unless_their_config_forbids_it(enabled_rewrite):
 
 @needs_pass
 def test_a_session_that_somebody_else_has_wrapped_stays_wrapped(enabled_rewrite, monkeypatch):
-    made = []
+    sessions = []
     within = graph_rewrite_checks.BaseSession.__init__
 
     def counted(self, *args, **options):
-        made.append(self)
+        sessions.append(self)
         within(self, *args, **options)
 
     monkeypatch.setattr(graph_rewrite_checks.BaseSession, "__init__", counted)
     disable_mixed_precision_graph_rewrite()
     assert convolved(v1.ConfigProto())[1] == 0
-    assert len(made) == 1
+    assert len(sessions) == 1
 
 
 @needs_pass

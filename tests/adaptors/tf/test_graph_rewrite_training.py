@@ -40,11 +40,13 @@ def test_a_step_that_xla_compiles_warns_that_the_rewrite_does_not_see_it(make, c
         else:
             wrapped.minimize(lambda: tf.reduce_sum(plain), var_list=[plain])
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step()
-    told = [str(found.message) for found in told if "XLA compiles the step" in str(found.message)]
-    assert bool(told) == compiled
+    caught = [
+        str(entry.message) for entry in caught if "XLA compiles the step" in str(entry.message)
+    ]
+    assert bool(caught) == compiled
     disable_mixed_precision_graph_rewrite()
 
 
@@ -75,13 +77,13 @@ class Training:
 
     def after(self, finite):
         """The numbers, the scale, and the counters of skipped steps after one more step."""
-        factor, found = 1.0 if finite else np.inf, self.optimizer
+        factor, optimizer = 1.0 if finite else np.inf, self.optimizer
         if self.how == "graph":
             self.session.run(self.train, {self.factor: factor})
             return self.session.run((self.weight, *self.state))
         self.factor.assign(factor)
         self._run()
-        values = (found.loss_scale, found.skipped_steps, found.skipped_in_a_row)
+        values = (optimizer.loss_scale, optimizer.skipped_steps, optimizer.skipped_in_a_row)
         return (self.weight.numpy(), *(value.numpy() for value in values))
 
 
@@ -92,14 +94,14 @@ class Training:
 def test_optimizers_of_tensorflow_1_go_by_the_rule_step_by_step(how, rule):
     wrapped = enable_mixed_precision_graph_rewrite(v1.train.GradientDescentOptimizer(0.01), rule)
     training, state = Training(wrapped, how), rule.start()
-    before = np.array([1.0, 2.0, 3.0], np.float32)
+    previous = np.array([1.0, 2.0, 3.0], np.float32)
     for finite in map(bool, (1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1)):
         state = rule.after(state, finite)
-        weight, *told = training.after(finite)
-        assert told == [state.scale, state.skipped_steps, state.skipped_in_a_row]
-        assert np.array_equal(weight, before) != finite
+        weight, *counters = training.after(finite)
+        assert counters == [state.scale, state.skipped_steps, state.skipped_in_a_row]
+        assert np.array_equal(weight, previous) != finite
         assert np.isfinite(weight).all()
-        before = weight
+        previous = weight
     if how == "graph":
         assert training.session.run(training.steps) == state.steps
         training.session.close()
@@ -155,7 +157,7 @@ def fitted(optimizer, digits):
     graphs = context.context().export_run_metadata().function_graphs
     context.disable_graph_collection()
     casts, low = 0, tf.bfloat16.as_datatype_enum
-    for graph in (found.post_optimization_graph for found in graphs):
+    for graph in (entry.post_optimization_graph for entry in graphs):
         nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
         casts += sum(n.op == "Cast" and n.attr["DstT"].type == low for n in nodes)
     return net.get_weights(), casts

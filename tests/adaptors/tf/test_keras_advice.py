@@ -98,11 +98,11 @@ def test_both_dangers_are_found_in_fp16_and_the_training_is_saved(data, wanted, 
 
 @pytest.mark.slow
 def test_bf16_has_the_range_but_not_the_digits(data, wanted):
-    found = advise(digits_net(dangerous=True), data, LOSS, "bf16", steps=20)
-    assert {"offset", "softmax"} <= set(found.keep)
-    assert "energy" not in found.keep
-    assert found.noise <= 0.01
-    advised = last_loss(apply_plan(digits_net(dangerous=True), found.plan), data, "bf16")
+    advice = advise(digits_net(dangerous=True), data, LOSS, "bf16", steps=20)
+    assert {"offset", "softmax"} <= set(advice.keep)
+    assert "energy" not in advice.keep
+    assert advice.noise <= 0.01
+    advised = last_loss(apply_plan(digits_net(dangerous=True), advice.plan), data, "bf16")
     assert 0.8 * wanted < advised < 1.05 * wanted  # chance may make it a little better, too
 
 
@@ -110,12 +110,12 @@ def test_bf16_has_the_range_but_not_the_digits(data, wanted):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_healthy_net_keeps_its_outputs_only_and_costs_little(data, precision):
     model = digits_net(dangerous=False)
-    found = advise(model, data, LOSS, precision, steps=20)
-    assert found.keep == ("softmax",)
+    advice = advise(model, data, LOSS, precision, steps=20)
+    assert advice.keep == ("softmax",)
     points = 11
-    assert found.passes == 20 + 2 * points
-    assert found.plan["conv1"].precision is Precision(precision)
-    assert found.plan["softmax"].precision is Precision.FP32
+    assert advice.passes == 20 + 2 * points
+    assert advice.plan["conv1"].precision is Precision(precision)
+    assert advice.plan["softmax"].precision is Precision.FP32
 
 
 @pytest.mark.slow
@@ -125,9 +125,9 @@ def test_the_model_is_left_as_it_was(data):
     values, policies = state_of(model)
     steps = int(model.optimizer.iterations)
     advise(model, data, precision="fp16", steps=4)
-    after, same_policies = state_of(model)
-    for before, value in zip(values, after, strict=True):
-        np.testing.assert_array_equal(before, value)
+    current, same_policies = state_of(model)
+    for previous, value in zip(values, current, strict=True):
+        np.testing.assert_array_equal(previous, value)
     assert same_policies == policies
     assert int(model.optimizer.iterations) == steps
     assert not any("call" in vars(layer) for layer in model.layers)
@@ -161,19 +161,19 @@ class Residual(keras.Model):
 @pytest.mark.slow
 def test_a_model_whose_own_code_adds_can_be_advised_on(data):
     keras.utils.set_random_seed(0)
-    found = advise(Residual(), data, LOSS, "bf16", steps=3, limit=1e-9)
-    assert set(found.layers) == {"flat", "first", "second", "out"}
-    assert "out" in found.keep
-    assert len(found.keep) > 1
+    advice = advise(Residual(), data, LOSS, "bf16", steps=3, limit=1e-9)
+    assert set(advice.layers) == {"flat", "first", "second", "out"}
+    assert "out" in advice.keep
+    assert len(advice.keep) > 1
 
 
 @pytest.mark.slow
 def test_a_layer_with_a_dtype_of_its_own_keeps_it(monkeypatch, data):
     monkeypatch.setenv("FORCE_BF16", "1")
     set_policy("mixed_bfloat16", keep=("fc1", "softmax"))
-    found = advise(digits_net(dangerous=False), data, LOSS, "bf16", steps=2)
-    assert found.keep == ("fc1", "softmax")
-    assert found.layers["fc1"].reason == "has its own dtype, float32"
+    advice = advise(digits_net(dangerous=False), data, LOSS, "bf16", steps=2)
+    assert advice.keep == ("fc1", "softmax")
+    assert advice.layers["fc1"].reason == "has its own dtype, float32"
 
 
 @pytest.mark.slow
@@ -253,9 +253,9 @@ def vector_loss(targets, outputs):
     ],
 )
 def test_bad_input_is_one_error_that_names_it(data, change, error, said):
-    given = {"model": digits_net(False), "batches": data, "loss": LOSS, "steps": 2} | change
+    arguments = {"model": digits_net(False), "batches": data, "loss": LOSS, "steps": 2} | change
     with pytest.raises(error, match=said):
-        advise(**given)
+        advise(**arguments)
 
 
 @pytest.mark.slow
@@ -284,8 +284,8 @@ def test_a_plan_names_layers_within_layers(data):
     attended = layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
     model = keras.Model(inputs, layers.Dense(1, name="out")(attended))
     apply_plan(model, PrecisionPlan.from_dict({"attention": "bf16", "attention/query": "fp32"}))
-    found = model._flatten_layers()  # Keras numbers those that have no name of their own
-    dtypes = {layer.name.rstrip("_0123456789"): layer.compute_dtype for layer in found}
+    inner = model._flatten_layers()  # Keras numbers those that have no name of their own
+    dtypes = {layer.name.rstrip("_0123456789"): layer.compute_dtype for layer in inner}
     assert (dtypes["query"], dtypes["key"], dtypes["softmax"]) == (
         "float32",
         "bfloat16",

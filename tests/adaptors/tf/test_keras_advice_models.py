@@ -49,8 +49,8 @@ def values_of(model):
     return [np.array(value) for value in (*model.variables, *model.metrics_variables)]
 
 
-def assert_untouched(model, before):
-    for value, same in zip(before, values_of(model), strict=True):
+def assert_untouched(model, original):
+    for value, same in zip(original, values_of(model), strict=True):
         np.testing.assert_array_equal(value, same)
 
 
@@ -64,11 +64,11 @@ def test_metrics_stay_what_they_were(batch):
     advise(model, pairs, steps=1)
     assert not any(np.any(variable) for variable in model.metrics_variables)
     model.fit(*pairs[0], verbose=0)
-    before = values_of(model)
-    assert len(before) > len(model.variables)
+    original = values_of(model)
+    assert len(original) > len(model.variables)
     advise(model, pairs, steps=2)
     first_nonfinite(model, pairs[0])
-    assert_untouched(model, before)
+    assert_untouched(model, original)
 
 
 @pytest.mark.slow
@@ -83,19 +83,19 @@ def test_recurrent_states_and_seeds_stay_what_they_were(batch):
     model.compile("adam", "mse", jit_compile=False)
     rows = (batch[0].reshape(-1, 8, 8), batch[1])
     model.fit(*rows, batch_size=32, verbose=0)
-    before = values_of(model)
+    original = values_of(model)
     assert advise(model, [rows], steps=2).keep == ("out",)
     assert first_nonfinite(model, rows) is None
-    assert_untouched(model, before)
+    assert_untouched(model, original)
 
 
 @pytest.mark.slow
 def test_words_are_no_layers_in_float32(batch):
-    words = layers.TextVectorization(vocabulary=["one", "two"], output_sequence_length=4)
+    vectorizer = layers.TextVectorization(vocabulary=["one", "two"], output_sequence_length=4)
     model = keras.Sequential(
         [
             keras.Input((), dtype="string"),
-            words,
+            vectorizer,
             layers.Embedding(4, 4, name="embedding"),
             layers.Flatten(name="flat"),
             layers.Dense(1, name="out"),
@@ -103,10 +103,10 @@ def test_words_are_no_layers_in_float32(batch):
     )
     model.compile("adam", "mse", jit_compile=False)
     pairs = [(tf.constant(["one two", "two"]), np.ones((2, 1), np.float32))]
-    found = advise(model, pairs, steps=2)
-    assert found.keep == ("out",)
+    advice = advise(model, pairs, steps=2)
+    assert advice.keep == ("out",)
     assert first_nonfinite(model, pairs[0]) is None
-    apply_plan(model, found)
+    apply_plan(model, advice)
     assert np.isfinite(model.fit(*pairs[0], verbose=0).history["loss"][0])
 
 
@@ -126,10 +126,10 @@ def test_layers_that_add_to_the_loss_stay_in_float32(batch, loss):
     x = layers.Dense(8, activity_regularizer="l2", name="regularized")(x)
     model = keras.Model(inputs, layers.Dense(1, name="out")(x))
     model.compile("adam", "mse", jit_compile=False)
-    found = advise(model, [batch], loss, steps=1)
-    assert found.keep == ("penalty", "regularized", "out")
-    assert found.layers["penalty"].reason == "adds to the loss, which stays in float32"
-    apply_plan(model, found)
+    advice = advise(model, [batch], loss, steps=1)
+    assert advice.keep == ("penalty", "regularized", "out")
+    assert advice.layers["penalty"].reason == "adds to the loss, which stays in float32"
+    apply_plan(model, advice)
     assert np.isfinite(model.fit(*batch, verbose=0).history["loss"][0])
 
 
@@ -137,9 +137,9 @@ def test_outputs_that_go_through_ops_are_in_float32(batch):
     inputs = keras.Input((64,))
     x = layers.Dense(10, name="logits")(layers.Dense(8, name="first")(inputs))
     model = keras.Model(inputs, keras.ops.softmax(x))
-    found = advise(model, [batch], "sparse_categorical_crossentropy", steps=1)
-    assert found.keep == ("logits",)
-    assert apply_plan(model, found)(batch[0]).dtype == "float32"
+    advice = advise(model, [batch], "sparse_categorical_crossentropy", steps=1)
+    assert advice.keep == ("logits",)
+    assert apply_plan(model, advice)(batch[0]).dtype == "float32"
 
 
 class Plain(keras.Model):
@@ -170,10 +170,10 @@ def test_a_loss_of_ones_own_need_not_know_of_training(batch):
 def test_a_mixed_model_is_looked_at_in_float32_and_casts_nothing_under_a_plan(batch):
     set_policy("mixed_float16")
     model = Plain()
-    found = advise(model, [batch], "mse", steps=1, precision="fp16")
+    advice = advise(model, [batch], "mse", steps=1, precision="fp16")
     assert model.compute_dtype == "float16"
     model.seen.clear()
-    apply_plan(model, found)(batch[0])
+    apply_plan(model, advice)(batch[0])
     assert model.seen == {"float32"}
     apply_plan(model, PrecisionPlan.from_dict({"first": "fp32", "out": "fp32"}))
     assert np.isfinite(model(batch[0] * 1e6)).all()
@@ -274,12 +274,12 @@ class Within(Plain):
 
 
 def test_a_plan_for_layers_that_are_not_built_yet_says_to_build_them(batch):
-    found = advise(Within(), [batch], "mse", steps=0)
+    advice = advise(Within(), [batch], "mse", steps=0)
     model = Within()
     with pytest.raises(UnknownOperatorError, match="'inner/deep'.*call the model on a batch first"):
-        apply_plan(model, found)
+        apply_plan(model, advice)
     model(batch[0])
-    apply_plan(model, found)
+    apply_plan(model, advice)
     assert model.inner.layers[0].compute_dtype == "bfloat16"
 
 
@@ -297,8 +297,8 @@ class Sum(Plain):
 
 def test_code_that_adds_two_types_is_reported_before_a_plan_breaks_it(batch):
     with pytest.warns(UserWarning, match="combines 16-bit and float32 tensors"):
-        found = advise(Sum(operator.add), [batch], "mse", steps=0)
-    assert set(found.keep) == {"penalty", "out"}
+        advice = advise(Sum(operator.add), [batch], "mse", steps=0)
+    assert set(advice.keep) == {"penalty", "out"}
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         advise(Sum(keras.ops.add), [batch], "mse", steps=0)

@@ -86,9 +86,11 @@ def test_batches_of_several_lengths_free_the_length(encoder, called, tmp_path):
 )
 def test_shapes_given_as_inputs_free_the_length(encoder, shapes):
     adaptor = TensorFlowAdaptor()
-    first, other = _tokens(8, 13)
+    first, second = _tokens(8, 13)
     model = adaptor.load(encoder, inputs=shapes, example=first)
-    np.testing.assert_allclose(adaptor.predict(model, other), encoder(other), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        adaptor.predict(model, second), encoder(second), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -103,20 +105,20 @@ def test_shapes_by_name_free_the_axes_of_one_input():
             return tf.reduce_mean(inputs["a"], 1) + tf.reduce_mean(inputs["b"], 1)
 
     adaptor, net = TensorFlowAdaptor(), Two()
-    given = {"a": np.ones((2, 3, 4), "f4"), "b": np.ones((2, 5, 4), "f4")}
-    model = adaptor.load(net, inputs={"a": (None, None, 4)}, example=given)
-    longer = {**given, "a": np.ones((2, 9, 4), "f4")}
+    example = {"a": np.ones((2, 3, 4), "f4"), "b": np.ones((2, 5, 4), "f4")}
+    model = adaptor.load(net, inputs={"a": (None, None, 4)}, example=example)
+    longer = {**example, "a": np.ones((2, 9, 4), "f4")}
     np.testing.assert_allclose(adaptor.predict(model, longer), net(longer))
     with pytest.raises(ConfigurationError, match="'c', which is not an input"):
-        adaptor.load(net, inputs={"c": (None, None, 4)}, example=given)
+        adaptor.load(net, inputs={"c": (None, None, 4)}, example=example)
 
 
 def test_shapes_free_the_length_of_a_function():
     adaptor = TensorFlowAdaptor()
     mean = tf.function(lambda values: tf.reduce_mean(tf.nn.relu(values), 1))
-    first, other = np.ones((2, 3, 4), "f4"), np.ones((2, 7, 4), "f4")
+    first, second = np.ones((2, 3, 4), "f4"), np.ones((2, 7, 4), "f4")
     model = adaptor.load(mean, inputs=(None, None, 4), example=first)
-    np.testing.assert_allclose(adaptor.predict(model, other), mean(other))
+    np.testing.assert_allclose(adaptor.predict(model, second), mean(second))
 
 
 def test_a_model_that_needs_the_length_is_refused_with_the_reason(tmp_path):

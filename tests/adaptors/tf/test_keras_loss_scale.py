@@ -24,8 +24,8 @@ class Training:
         random = np.random.default_rng(0)
         self.weight = keras.Variable(random.normal(size=(4, 1)).astype(np.float32))
         self.inputs = random.normal(size=(16, 4)).astype(np.float32)
-        wanted = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
-        self.targets = self.inputs @ wanted
+        solution = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
+        self.targets = self.inputs @ solution
         self.optimizer = optimizer
         optimizer.build([self.weight])
         step = {"keras 3": self._in_keras_3, "keras 2": self._in_keras_2}[language]
@@ -85,13 +85,13 @@ def training(request):
 def test_its_state_is_that_of_the_rule_step_by_step(training, sequence):
     state = training.state
     for finite in sequence:
-        before = training.values
+        previous = training.values
         training.step(finite)
         state = RULE.after(state, finite)
         assert training.state == state
         assert np.isfinite(training.values).all()
         if not finite:
-            np.testing.assert_array_equal(training.values, before)
+            np.testing.assert_array_equal(training.values, previous)
 
 
 @pytest.mark.slow
@@ -137,17 +137,17 @@ def test_a_fixed_scale_skips_and_stays():
 
 def test_gradients_are_clipped_after_they_are_divided():
     training = Training(ours(inner=keras.optimizers.SGD(1.0, clipnorm=0.5)))
-    before = training.values
+    original = training.values
     training.step()
-    assert np.linalg.norm(training.values - before) == pytest.approx(0.5, rel=1e-4)
+    assert np.linalg.norm(training.values - original) == pytest.approx(0.5, rel=1e-4)
 
 
 def test_gradients_may_be_accumulated():
     inner = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
     training, plain = Training(ours(inner=inner), how="graph"), Training(ours(), how="graph")
-    before = training.values
+    original = training.values
     training.step()
-    np.testing.assert_array_equal(training.values, before)
+    np.testing.assert_array_equal(training.values, original)
     training.step()
     plain.step()
     np.testing.assert_allclose(training.values, plain.values, rtol=1e-5, atol=1e-6)
@@ -194,9 +194,9 @@ def test_a_checkpoint_keeps_all_that_was_counted(tmp_path):
     for finite in (True, False, True, False, False):
         training.step(finite)
     path = tf.train.Checkpoint(optimizer=training.optimizer).save(tmp_path / "kept")
-    other = Training(ours())
-    tf.train.Checkpoint(optimizer=other.optimizer).restore(path)
-    assert other.state == training.state
+    restored = Training(ours())
+    tf.train.Checkpoint(optimizer=restored.optimizer).restore(path)
+    assert restored.state == training.state
 
 
 def test_gradients_that_were_not_unscaled_are_refused():

@@ -68,8 +68,8 @@ def net():
 
 
 def computes_in(model):
-    found = model._flatten_layers(include_self=False)
-    inner = [layer for layer in found if not isinstance(layer, layers.InputLayer)]
+    flattened = model._flatten_layers(include_self=False)
+    inner = [layer for layer in flattened if not isinstance(layer, layers.InputLayer)]
     return {layer.name: layer.compute_dtype for layer in inner}
 
 
@@ -80,19 +80,19 @@ def fit(model, digits, epochs=1, **options):
 
 
 def test_what_there_is_to_train_on_is_said_in_words():
-    found = devices()
-    assert any(device.framework == "tensorflow" and device.kind == "cpu" for device in found)
-    assert is_gpu_available() == any(device.kind != "cpu" for device in found)
-    assert "tensorflow: cpu, CPU" in map(str, found)
+    hardware = devices()
+    assert any(device.framework == "tensorflow" and device.kind == "cpu" for device in hardware)
+    assert is_gpu_available() == any(device.kind != "cpu" for device in hardware)
+    assert "tensorflow: cpu, CPU" in map(str, hardware)
 
 
 def test_a_policy_is_for_machines_that_run_it(monkeypatch):
     on(monkeypatch, WITH_BF16)
-    there = supported_policies("cpu")
-    assert there["mixed_bfloat16"].available
-    assert there["mixed_bfloat16"].native
-    assert not there["mixed_float16"].available
-    assert "float16 requires a GPU" in there["mixed_float16"].reason
+    supported = supported_policies("cpu")
+    assert supported["mixed_bfloat16"].available
+    assert supported["mixed_bfloat16"].native
+    assert not supported["mixed_float16"].available
+    assert "float16 requires a GPU" in supported["mixed_float16"].reason
     on(monkeypatch, PLAIN, Precision.BF16, Precision.FP16)
     forced = supported_policies("cpu")
     assert all(support.available and not support.native for support in forced.values())
@@ -138,24 +138,24 @@ def test_layers_are_kept_by_name_with_all_that_is_in_them(everything_forced, dig
 @pytest.mark.parametrize("keep", ["block/inner", "in+er", ["inner"]])
 def test_a_layer_within_another_is_kept_by_path_name_or_expression(everything_forced, keep):
     set_policy("mixed_bfloat16", keep=keep)
-    found = computes_in(net())
-    assert (found["inner"], found["block"]) == ("float32", "bfloat16")
+    dtypes = computes_in(net())
+    assert (dtypes["inner"], dtypes["block"]) == ("float32", "bfloat16")
 
 
 def test_a_name_that_fits_no_layer_is_an_error_with_the_nearest(everything_forced):
     set_policy("mixed_bfloat16", keep=("prediction",))
     model = net()
-    for asked in (kept_layers, lambda model: model.compile("adam", "mse")):
+    for action in (kept_layers, lambda model: model.compile("adam", "mse")):
         with pytest.raises(ConfigurationError, match=r"'prediction', .*did you mean 'predictions'"):
-            asked(model)
+            action(model)
 
 
 def test_a_name_of_another_model_is_no_error(everything_forced):
     set_policy("mixed_bfloat16", keep=("predictions",))
     net().compile("adam", "mse")
-    other = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
-    other.compile("adam", "mse")
-    assert kept_layers(other) == ()
+    regressor = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    regressor.compile("adam", "mse")
+    assert kept_layers(regressor) == ()
 
 
 @pytest.mark.slow

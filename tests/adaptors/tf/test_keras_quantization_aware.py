@@ -75,10 +75,10 @@ def test_the_trained_simulation_and_the_converted_model_agree():
 
 def test_training_leaves_the_given_model_unchanged():
     net = convolutional()
-    before = net.get_weights()
+    original = net.get_weights()
     fitted(simulation(net), 1)
-    for value, known in zip(net.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(value, known)
+    for value, expected in zip(net.get_weights(), original, strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 @pytest.mark.slow
@@ -105,12 +105,12 @@ def test_gradients_are_those_of_lsq():
 
 def test_ranges_follow_the_data_until_observers_are_frozen():
     model = simulation(observe_steps=2, learn_scales=False)
-    seen = []
+    encodings = []
     for factor in (1, 2, 2, 4):
         model(IMAGES * factor, training=True)
-        seen.append([quantizer.encoding for quantizer in model.all_quantizers])
-    assert seen[0] != seen[1]
-    assert seen[1] == seen[2] == seen[3]
+        encodings.append([quantizer.encoding for quantizer in model.all_quantizers])
+    assert encodings[0] != encodings[1]
+    assert encodings[1] == encodings[2] == encodings[3]
     assert int(model.steps) == 4
     assert distance(model, training.finish(model)) < 1e-2
 
@@ -119,12 +119,12 @@ def test_scales_of_weights_follow_the_weights_until_observers_are_frozen():
     model = simulation(observe_steps=1, learn_scales=False)
     kernel = model.all_kernels[0]
     kernel.weight.assign(kernel.weight * 2)
-    before = kernel.scales()
+    original = kernel.scales()
     model(IMAGES, training=True)
-    np.testing.assert_allclose(kernel.scales(), before * 2, rtol=1e-6)
+    np.testing.assert_allclose(kernel.scales(), original * 2, rtol=1e-6)
     kernel.weight.assign(kernel.weight * 2)
     model(IMAGES, training=True)
-    np.testing.assert_allclose(kernel.scales(), before * 2, rtol=1e-6)
+    np.testing.assert_allclose(kernel.scales(), original * 2, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -135,11 +135,11 @@ def test_a_file_resumes_with_scales_and_steps(tmp_path, name):
     saving = keras.callbacks.ModelCheckpoint(tmp_path / name, save_weights_only=not whole)
     compile_briefly(model, "adam", LOSS)
     model.fit(IMAGES, LABELS, 16, verbose=0, callbacks=[saving])
-    other = simulation(observe_steps=2)
-    other.load_weights(tmp_path / name)
-    assert int(other.steps) == 4
-    for value, known in zip(other.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(value, known)
+    restored = simulation(observe_steps=2)
+    restored.load_weights(tmp_path / name)
+    assert int(restored.steps) == 4
+    for value, expected in zip(restored.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
     if whole:
         with pytest.raises(ConfigurationError, match="load_weights"):
             keras.models.load_model(tmp_path / name)
@@ -215,8 +215,8 @@ def test_interrupted_training_continues_after_its_last_epoch(tmp_path):
         training.fit(parts, Stopping(), LOSS, epochs=3, folder=tmp_path)
     again = simulation()
     assert training.fit(again, BATCHES, LOSS, epochs=3, folder=tmp_path).epochs == 3
-    for value, known in zip(again.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_allclose(value, known, rtol=1e-5, atol=1e-6)
+    for value, expected in zip(again.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
     (tmp_path / "epoch_3.state").write_bytes(b"damaged")
     with pytest.raises(ConfigurationError, match="checkpoint must be"):
         training.fit(simulation(), BATCHES, LOSS, epochs=4, folder=tmp_path)
@@ -243,8 +243,8 @@ def test_nan_names_the_layer_and_leaves_the_best_epoch():
 
     with pytest.raises(TrainingError, match=r"loss is nan in step 1 of epoch 1.*'head'"):
         training.fit(model, Breaking(), LOSS, epochs=2)
-    for value, known in zip(model.get_weights(), best, strict=True):
-        np.testing.assert_array_equal(value, known)
+    for value, expected in zip(model.get_weights(), best, strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_misuse_is_named():

@@ -98,16 +98,16 @@ class TestKerasSimulation(SimulationContract):
     def cases(cls):
         """Return a net for each type of layer, with a thousand rows of random inputs in all."""
         random = np.random.default_rng(0)
-        found = {}
-        for name, made in NETS.items():
-            net = made()
+        simulated = {}
+        for name, build in NETS.items():
+            net = build()
             inputs = [
                 random.normal(size=(rows, *net.input_shape[1:])).astype(np.float32)
                 for rows in (200, 800)
             ]
             precision = Precision.BF16 if name.endswith("bf16") else INT8
-            found[name] = SimulatedCase(net, inputs, precision, STEPS, ROUNDING.get(name, 0.01))
-        return found
+            simulated[name] = SimulatedCase(net, inputs, precision, STEPS, ROUNDING.get(name, 0.01))
+        return simulated
 
     def outputs(self, simulated, inputs):
         return np.asarray(simulated(inputs))

@@ -31,10 +31,10 @@ def test_weights_decay_and_scales_do_not(name):
     scales = {id(scale) for scale in model.scales()}
     for scale in model.scales():  # logarithms relative to calibrated scales, 0 at first
         scale.assign(0 * scale.value + 0.3)
-    before = [np.array(v.value) for v in model.trainable_variables]
+    original = [np.array(v.value) for v in model.trainable_variables]
     optimizer.apply_gradients([(0 * v.value, v) for v in model.trainable_variables])
     assert scales
-    for old, variable in zip(before, model.trainable_variables, strict=True):
+    for old, variable in zip(original, model.trainable_variables, strict=True):
         factor = 1.0 if id(variable) in scales else 1 - 0.5 * 0.1
         np.testing.assert_allclose(np.array(variable.value), factor * old, rtol=1e-5)
 
@@ -44,7 +44,7 @@ def test_weights_decay_and_scales_do_not(name):
 def test_cross_entropy_reads_class_numbers_and_distributions(logits, reduction):
     outputs = LOGITS if logits else np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
     rows = -(LOGITS - np.log(np.exp(LOGITS).sum(1, keepdims=True)))[np.arange(12), CLASSES]
-    wanted = rows.sum() if reduction == "sum" else rows.mean()
+    expected = rows.sum() if reduction == "sum" else rows.mean()
     for name, targets in (
         ("CrossEntropyLoss", CLASSES),
         ("CrossEntropyLoss", CLASSES[:, None]),
@@ -53,7 +53,7 @@ def test_cross_entropy_reads_class_numbers_and_distributions(logits, reduction):
         ("SparseCategoricalCrossentropy", CLASSES[:, None]),
     ):
         loss = chosen_loss(LossChoice(name, reduction, logits))
-        assert float(loss(targets, outputs)) == pytest.approx(wanted, rel=1e-4), name
+        assert float(loss(targets, outputs)) == pytest.approx(expected, rel=1e-4), name
 
 
 @pytest.mark.parametrize("logits", [True, False])
@@ -66,11 +66,11 @@ def test_losses_of_single_outputs_read_columns_and_vectors(name, reduction, logi
         "BinaryCrossentropy": np.logaddexp(0, scores) - targets * scores,
         "MeanSquaredError": (outputs - targets) ** 2,
     }[name]
-    wanted = rows.sum() if reduction == "sum" else rows.mean()
+    expected = rows.sum() if reduction == "sum" else rows.mean()
     loss = chosen_loss(LossChoice(name, reduction, logits))
     for shape in ((12,), (12, 1)):
         for theirs in ((12,), (12, 1)):
-            found = loss(targets.reshape(theirs), outputs.reshape(shape))
-            assert float(found) == pytest.approx(wanted, rel=1e-4)
+            actual = loss(targets.reshape(theirs), outputs.reshape(shape))
+            assert float(actual) == pytest.approx(expected, rel=1e-4)
     with pytest.raises(DataError, match="one value for each output"):
         loss(np.zeros((12, 10)), outputs.reshape(12, 1))

@@ -49,15 +49,15 @@ def test_nan_in_an_inner_layer_is_an_error_though_relu_hides_it(layer, value):
     broken = Breaking(kernel_of(model, layer), value)
     with pytest.raises(TrainingError, match=f"in step 1 of epoch 1.*weight of layer '{layer}'"):
         training.fit(model, broken, LOSS, epochs=2)
-    for known, now in zip(best, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(known, now)
+    for expected, actual in zip(best, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(expected, actual)
 
 
 @pytest.mark.slow
 def test_a_scale_that_is_nan_is_an_error():
     model = simulation()
-    owner = next(name for name in model.quantizers if "depthwise" in name)
-    broken = Breaking(model.quantizers[owner].log_scale, np.nan)
+    key = next(name for name in model.quantizers if "depthwise" in name)
+    broken = Breaking(model.quantizers[key].log_scale, np.nan)
     with pytest.raises(TrainingError, match="result of layer 'second'"):
         training.fit(model, broken, LOSS, epochs=1)
 
@@ -70,9 +70,9 @@ def test_a_gradient_that_is_nan_changes_no_weight():
     model = simulation()
     best = model.get_weights()
     with pytest.raises(TrainingError, match="the first NaN or Inf is the loss or a gradient"):
-        training.fit(model, BATCHES, lambda y, found: LOSS(y, broken(found)), epochs=1)
-    for known, now in zip(best, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(known, now)
+        training.fit(model, BATCHES, lambda y, outputs: LOSS(y, broken(outputs)), epochs=1)
+    for expected, actual in zip(best, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(expected, actual)
 
 
 def test_nan_in_the_inputs_is_named():
@@ -92,9 +92,9 @@ def test_layers_with_corrections_stay_frozen():
     assert sorted(trained.values()) == [False, False, True, True]
     assert not trained["depthwise_1"]
     assert not trained["second_1"]
-    before = np.array(kernel_of(model, "depthwise"))
+    original = np.array(kernel_of(model, "depthwise"))
     training.fit(model, BATCHES, LOSS, epochs=1)
-    np.testing.assert_array_equal(kernel_of(model, "depthwise"), before)
+    np.testing.assert_array_equal(kernel_of(model, "depthwise"), original)
 
 
 def test_a_model_that_is_no_simulation_is_refused():
@@ -126,8 +126,8 @@ def test_watch_stops_the_training_of_a_simulation_and_names_the_layer():
     model = simulation()
     compile_briefly(model, keras.optimizers.Adam(1e-3), LOSS)
     watch = training.Watch(2)
-    before = watch_losses(model, watch)
-    assert np.isfinite(before).all()
+    losses = watch_losses(model, watch)
+    assert np.isfinite(losses).all()
     assert watch.finding is None
     kernel = kernel_of(model, "head")
     kernel.assign(kernel * np.nan)

@@ -45,13 +45,13 @@ def trained_net():
 
 
 def accuracy(model):
-    found = np.asarray(model(TEST_IMAGES))
-    return float((found.argmax(1) == TEST.labels).mean())
+    outputs = np.asarray(model(TEST_IMAGES))
+    return float((outputs.argmax(1) == TEST.labels).mean())
 
 
 def search(folder, **options):
     """Return a search whose only plan, all layers in INT8 without corrections, misses."""
-    given = {
+    defaults = {
         "precisions": "int8",
         "strategy": "basic",
         "calib_dataloader": [images for images, _ in BATCHES[:4]],
@@ -64,7 +64,7 @@ def search(folder, **options):
         "workspace": folder,
     }
     conf = options.pop("conf", None)
-    return MixedPrecision(conf, model=trained_net(), **{**given, **options})
+    return MixedPrecision(conf, model=trained_net(), **{**defaults, **options})
 
 
 def check(result):
@@ -152,8 +152,8 @@ def section(folder, loss, optimizer):
     }
     quantization = {"approach": "quant_aware_training", "train": train}
     conf = {"version": 1.0, "model": {"framework": "tensorflow"}, "quantization": quantization}
-    given = {"train_dataloader": None, "loss": None, "exit_policy": {"max_trials": 1}}
-    return {"conf": conf, **given}
+    defaults = {"train_dataloader": None, "loss": None, "exit_policy": {"max_trials": 1}}
+    return {"conf": conf, **defaults}
 
 
 @pytest.mark.slow

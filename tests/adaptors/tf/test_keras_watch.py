@@ -122,28 +122,28 @@ def in_fp16(model):
 
 def test_a_loop_of_ones_own_can_ask_for_the_layer(data):
     model = in_fp16(digits_net(dangerous=True))
-    before = model.get_weights()
-    found = first_nonfinite(model, data[0], LOSS)
-    assert (found.layer, found.keep) == ("energy", True)
+    original = model.get_weights()
+    cause = first_nonfinite(model, data[0], LOSS)
+    assert (cause.layer, cause.keep) == ("energy", True)
     assert first_nonfinite(model, data[0][0]).layer == "energy"
     assert first_nonfinite(in_fp16(digits_net(False)), data[0], LOSS) is None
-    for value, same in zip(before, model.get_weights(), strict=True):
+    for value, same in zip(original, model.get_weights(), strict=True):
         np.testing.assert_array_equal(value, same)
 
 
 def test_inputs_beyond_the_range_are_distinguished_from_layers_that_overflow(data):
     model = in_fp16(digits_net(dangerous=False))
-    found = first_nonfinite(model, (data[0][0] * 100_000, data[0][1]), LOSS)
-    assert found.layer == "conv1"
-    assert "reads values of up to 1e+05, which overflow float16" in found.message
+    cause = first_nonfinite(model, (data[0][0] * 100_000, data[0][1]), LOSS)
+    assert cause.layer == "conv1"
+    assert "reads values of up to 1e+05, which overflow float16" in cause.message
 
 
 def test_weights_that_are_ruined_already_are_named(data):
     model = digits_net(dangerous=False)
     kernel = model.get_layer("fc1").kernel
     kernel.assign(kernel * np.nan)
-    found = first_nonfinite(model, data[0], LOSS)
-    assert found.message == "the weights of 'fc1' (Dense) contain NaN"
+    cause = first_nonfinite(model, data[0], LOSS)
+    assert cause.message == "the weights of 'fc1' (Dense) contain NaN"
 
 
 def test_the_layer_that_ruins_gradients_is_named(data):
@@ -154,9 +154,9 @@ def test_the_layer_that_ruins_gradients_is_named(data):
     inputs = keras.Input((8, 8, 1))
     x = Root(name="root")(layers.Dense(10, name="logits")(layers.Flatten()(inputs)))
     model = keras.Model(inputs, layers.Softmax()(x))
-    found = first_nonfinite(model, data[0], LOSS)
-    assert found.layer == "root"
-    assert found.message.startswith("backwards, 'root' (Root) turns float32 gradients")
+    cause = first_nonfinite(model, data[0], LOSS)
+    assert cause.layer == "root"
+    assert cause.message.startswith("backwards, 'root' (Root) turns float32 gradients")
 
 
 def test_a_batch_has_at_most_three_parts(data):

@@ -56,10 +56,10 @@ def ran(config):
     with tf.Graph().as_default(), v1.Session(config=config) as session:
         _, _, y = five_lines()
         session.run(v1.global_variables_initializer())
-        said = v1.RunMetadata()
-        asked = v1.RunOptions(output_partition_graphs=True)
-        values = session.run(tf.identity(y), options=asked, run_metadata=said)
-    return values, [node for graph in said.partition_graphs for node in graph.node]
+        metadata = v1.RunMetadata()
+        options = v1.RunOptions(output_partition_graphs=True)
+        values = session.run(tf.identity(y), options=options, run_metadata=metadata)
+    return values, [node for graph in metadata.partition_graphs for node in graph.node]
 
 
 def types(nodes, what):
@@ -126,7 +126,7 @@ def test_what_its_signature_names_is_an_input_and_it_is_saved_in_bf16_in_both_fo
     (line,) = converted.report.converted
     assert re.fullmatch(r"Converted (\d+)/\1 nodes to bfloat16 using 2 casts", line)
     assert line in caplog.messages
-    assert not [told for told in converted.report.warnings if "fold" in told]
+    assert not [warning for warning in converted.report.warnings if "fold" in warning]
 
     for suffix in (".pb", ".pbtxt"):
         path = tmp_path / f"converted{suffix}"

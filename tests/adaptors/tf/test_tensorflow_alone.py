@@ -30,9 +30,9 @@ class Looked:
         self.float = self.adaptor.load(graph, outputs=["out"])
         self.space = self.adaptor.space(self.float, MACHINE)
         (self.op,) = (op.name for op in self.space.graph if op.type == "GatherV2")
-        seen = self.adaptor.observe(self.float, [numbers], self.space)
+        observations = self.adaptor.observe(self.float, [numbers], self.space)
         self.plan = self.space.resolve(uniform(self.space, INT8))
-        self.model = self.adaptor.convert(self.float, self.plan, seen, self.space)
+        self.model = self.adaptor.convert(self.float, self.plan, observations, self.space)
         ran = self.adaptor.kernel_trace.trace(self.model, numbers)
         assert not audit_ops(planned_ops(self.space, self.plan), ran, lambda _: False).findings
 
@@ -57,8 +57,8 @@ def test_rows_of_a_table_are_exact_to_half_a_step_of_their_own(kind):
 
 def test_a_table_takes_a_quarter_and_four_bytes_a_row():
     looked = Looked(draw(ROWS, WIDTH))
-    before, after = (looked.adaptor.weight_bytes(m) for m in (looked.float, looked.model))
-    assert before - after == ROWS * WIDTH * 4 - ROWS * (WIDTH + 4)
+    float_bytes, int8_bytes = (looked.adaptor.weight_bytes(m) for m in (looked.float, looked.model))
+    assert float_bytes - int8_bytes == ROWS * WIDTH * 4 - ROWS * (WIDTH + 4)
 
 
 @pytest.mark.parametrize(

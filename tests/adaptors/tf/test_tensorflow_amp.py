@@ -24,11 +24,11 @@ class TestAmp(AmpContract):
     def net(cls):
         keras.utils.set_random_seed(0)
         image = keras.Input(cls.shape, name="image")
-        found = layers.AveragePooling2D(2)(image)
-        found = layers.Conv2D(8, 3, padding="same", use_bias=False, activation="relu")(found)
-        logits = layers.Dense(10, use_bias=False)(layers.Reshape((128,))(found))
+        features = layers.AveragePooling2D(2)(image)
+        features = layers.Conv2D(8, 3, padding="same", use_bias=False, activation="relu")(features)
+        logits = layers.Dense(10, use_bias=False)(layers.Reshape((128,))(features))
         share = ops.softmax(logits + ops.negative(ops.exp(logits)))
-        spread = ops.tanh(ops.mean(found, axis=(1, 2)))
+        spread = ops.tanh(ops.mean(features, axis=(1, 2)))
         return keras.Model(image, ops.concatenate([share, spread], axis=1))
 
 
@@ -80,7 +80,7 @@ def test_outputs_that_are_further_results_of_an_op(monkeypatch):
     converter.model, converter.precisions = graph.as_graph_def(), "bf16"
     converter.inputs, converter.outputs = ["x"], ["top:0", "top:1", "half:1"]
     data = np.arange(32, dtype=np.float32).reshape(4, 8)  # exact in BF16
-    largest, places, half = converter()(data)
+    largest, indices, half = converter()(data)
     np.testing.assert_array_equal(largest, data[:, :4:-1])
-    np.testing.assert_array_equal(places, [[7, 6, 5]] * 4)
+    np.testing.assert_array_equal(indices, [[7, 6, 5]] * 4)
     np.testing.assert_array_equal(half, data[:, 4:])

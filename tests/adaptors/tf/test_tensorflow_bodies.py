@@ -70,10 +70,10 @@ def in_int8(model: TensorFlowModel, data: Any) -> set[str]:
 
 def assert_near(source: Any, model: TensorFlowModel, data: Any, decibels: float = 25) -> None:
     expected = tf.nest.flatten(source(data))
-    given = tf.nest.flatten(ADAPTOR.predict(model, data))
-    for one, other in zip(expected, given, strict=True):
-        assert np.shape(one) == np.shape(other)
-        assert signal_to_noise(np.asarray(one), np.asarray(other)) > decibels
+    actual = tf.nest.flatten(ADAPTOR.predict(model, data))
+    for reference, output in zip(expected, actual, strict=True):
+        assert np.shape(reference) == np.shape(output)
+        assert signal_to_noise(np.asarray(reference), np.asarray(output)) > decibels
 
 
 RECURRENT = {
@@ -136,19 +136,19 @@ def _grown(x: Any) -> Any:
 def test_calibration_sees_every_iteration() -> None:
     model, data = ADAPTOR.load(of_rows(_grown)), values(5, 8)
     (product,) = products(model)
-    read = model.graph.nodes[product].input[0]
-    seen = [found for _, found in ADAPTOR.observe_tensors(model, [data], [read])]
+    tensor = model.graph.nodes[product].input[0]
+    iterations = [statistics for _, statistics in ADAPTOR.observe_tensors(model, [data], [tensor])]
     expected, value = [], data
     for _ in range(4):
         expected.append(2 * value)
         value = expected[-1] @ WEIGHT + value
-    assert len(seen) == 4
-    for found, value in zip(seen, expected, strict=True):
-        np.testing.assert_allclose(found.low, value.min(0), rtol=1e-4)
-        np.testing.assert_allclose(found.high, value.max(0), rtol=1e-4)
-        np.testing.assert_allclose(found.power, np.square(value).mean(0), rtol=1e-4)
-        np.testing.assert_allclose(found.mean, value.mean(0), rtol=1e-3, atol=1e-5)
-        assert found.count == 5
+    assert len(iterations) == 4
+    for statistics, value in zip(iterations, expected, strict=True):
+        np.testing.assert_allclose(statistics.low, value.min(0), rtol=1e-4)
+        np.testing.assert_allclose(statistics.high, value.max(0), rtol=1e-4)
+        np.testing.assert_allclose(statistics.power, np.square(value).mean(0), rtol=1e-4)
+        np.testing.assert_allclose(statistics.mean, value.mean(0), rtol=1e-3, atol=1e-5)
+        assert statistics.count == 5
 
 
 def test_the_time_of_an_op_in_a_loop_is_that_of_all_iterations() -> None:
@@ -275,8 +275,8 @@ def test_a_loop_without_iterations_leaves_nothing_to_see() -> None:
 
     model = ADAPTOR.load(of_rows(run))
     names = [node.name for node in model.op_nodes if node.op not in PLACEHOLDERS]
-    seen = dict(ADAPTOR.observe_tensors(model, [values(2, 8)], names))
-    assert not set(products(model)) & set(seen)
+    observed = dict(ADAPTOR.observe_tensors(model, [values(2, 8)], names))
+    assert not set(products(model)) & set(observed)
     np.testing.assert_array_equal(ADAPTOR.predict(model, values(2, 8)), values(2, 8))
 
 
@@ -291,8 +291,8 @@ class _Switched(tf.Module):
         return 1.0 + tf.cond(self.flag, lambda: tf.nn.relu(x @ WEIGHT), lambda: _branch(x @ OTHER))
 
     def several(self, x: Any) -> Any:
-        ways = [lambda: x @ WEIGHT, lambda: x @ OTHER, lambda: tf.nn.relu(x)]
-        return 1.0 + tf.switch_case(self.flag.read_value(), ways)
+        branches = [lambda: x @ WEIGHT, lambda: x @ OTHER, lambda: tf.nn.relu(x)]
+        return 1.0 + tf.switch_case(self.flag.read_value(), branches)
 
     def within_a_loop(self, x: Any) -> Any:
         body = lambda k, v: (k + 1, self.two(v) / 4)  # noqa: E731
@@ -337,8 +337,8 @@ def test_inputs_and_outputs_keep_names_that_look_like_those_of_bodies() -> None:
     assert model.signature.input_tensors == [x.op.name]
     assert model.signature.output_tensors == [y.op.name]
     data = values(3, 8)
-    given = np.asarray(ADAPTOR.predict(model, data))
-    np.testing.assert_allclose(given, np.maximum(data @ WEIGHT, 0), rtol=1e-5, atol=1e-6)
+    actual = np.asarray(ADAPTOR.predict(model, data))
+    np.testing.assert_allclose(actual, np.maximum(data @ WEIGHT, 0), rtol=1e-5, atol=1e-6)
 
 
 #: Branches and checks without results, which outputs wait for.
@@ -353,7 +353,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
 
 def checked(*names: str) -> Any:
     def run(x: Any) -> Any:
-        with tf.control_dependencies([found for n in names if (found := CHECKS[n](x)) is not None]):
+        with tf.control_dependencies([op for n in names if (op := CHECKS[n](x)) is not None]):
             return tf.nn.relu(x @ WEIGHT) @ OTHER
 
     return of_rows(run)

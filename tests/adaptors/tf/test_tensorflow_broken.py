@@ -84,8 +84,8 @@ def test_several_signatures_and_none_by_default(adaptor, tmp_path):
     specs = [tf.TensorSpec([None], name="x")]
     module.one = tf.function(lambda x: x * 2.0, input_signature=specs)
     module.other = tf.function(lambda x: x * 3.0, input_signature=specs)
-    both = {"one": module.one, "other": module.other}
-    tf.saved_model.save(module, str(tmp_path), signatures=both)
+    signatures = {"one": module.one, "other": module.other}
+    tf.saved_model.save(module, str(tmp_path), signatures=signatures)
     with pytest.raises(ModelLoadError, match="several signatures, but none named"):
         adaptor.load(tmp_path)
     chosen = adaptor.load(tf.saved_model.load(str(tmp_path)).signatures["other"])
@@ -173,8 +173,8 @@ def test_control_flow_is_converted_in_either_form(adaptor, all_machine, lowered)
             model, space.resolve(uniform(space, precision)), observations, space
         )
         for values in (data, -data):
-            wanted = whole(values).numpy()
-            assert signal_to_noise(wanted, adaptor.predict(converted, values)) > 20
+            reference = whole(values).numpy()
+            assert signal_to_noise(reference, adaptor.predict(converted, values)) > 20
 
 
 def test_sizes_that_are_known_late(adaptor, all_machine):
@@ -195,8 +195,8 @@ def test_sizes_that_are_known_late(adaptor, all_machine):
         )
         for shape in ((1, 14, 11, 3), (3, 9, 20, 3)):
             values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-            wanted = np.asarray(net(values))
-            assert signal_to_noise(wanted, adaptor.predict(converted, values)) > decibels
+            reference = np.asarray(net(values))
+            assert signal_to_noise(reference, adaptor.predict(converted, values)) > decibels
 
 
 def test_a_model_of_one_op_that_nothing_can_be_done_with(adaptor, all_machine):

@@ -89,10 +89,10 @@ def test_channels_first_get_the_int8_of_channels_last(net):
         plan = space.resolve(uniform(space, Precision.INT8))
         observed = adaptor.observe(model, [IMAGES], space)
         converted = adaptor.convert(model, plan, observed, space)
-        outputs = [adaptor.predict(each, IMAGES) for each in (model, converted)]
+        outputs = [adaptor.predict(form, IMAGES) for form in (model, converted)]
         results[layout] = *outputs, plan.plan.counts()
-    (exact, found, counts), (wanted, _, wanted_counts) = results[FIRST], results[LAST]
-    assert counts == wanted_counts
+    (exact, quantized, counts), (expected, _, expected_counts) = results[FIRST], results[LAST]
+    assert counts == expected_counts
     assert counts["int8"]
-    np.testing.assert_allclose(exact, wanted, rtol=1e-4, atol=1e-3)
-    assert signal_to_noise(wanted, found) > 25
+    np.testing.assert_allclose(exact, expected, rtol=1e-4, atol=1e-3)
+    assert signal_to_noise(expected, quantized) > 25

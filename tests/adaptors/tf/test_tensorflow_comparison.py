@@ -28,23 +28,23 @@ class TestTensorFlow(ChannelsLast, ComparisonContract):
     def planted(cls, source, images):
         def load(factor: float):
             layer = convolutions(source)[5]
-            kept = layer.get_weights()
-            layer.set_weights([weight * factor for weight in kept])
+            weights = layer.get_weights()
+            layer.set_weights([weight * factor for weight in weights])
             try:
                 return TensorFlowAdaptor().load(source, example=images)
             finally:
-                layer.set_weights(kept)
+                layer.set_weights(weights)
 
         return load
 
     @staticmethod
     def own(source, images):
         layer = convolutions(source)[5]
-        before = keras.Model(source.inputs, layer.input)(images, training=False)
+        inputs = keras.Model(source.inputs, layer.input)(images, training=False)
         weight, bias = layer.get_weights()
         padding = layer.padding.upper()
-        found = keras.ops.conv(before, weight, padding=padding.lower())
-        return np.asarray(found) + bias
+        outputs = keras.ops.conv(inputs, weight, padding=padding.lower())
+        return np.asarray(outputs) + bias
 
     @staticmethod
     def first_layer(source):

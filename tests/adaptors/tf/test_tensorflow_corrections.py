@@ -34,10 +34,10 @@ def outliers() -> keras.Model:
     )
     norm = layers.LayerNormalization(beta_initializer="random_normal")
     query, key = dense(10), dense(10)
-    found = ops.relu(grouped(ops.relu(first(image))))
-    found = ops.relu(last(layers.MaxPooling2D(2)(found)))
-    found = norm(layers.Reshape((16, 12))(found))
-    net = keras.Model(image, query(found) * key(found))
+    features = ops.relu(grouped(ops.relu(first(image))))
+    features = ops.relu(last(layers.MaxPooling2D(2)(features)))
+    features = norm(layers.Reshape((16, 12))(features))
+    net = keras.Model(image, query(features) * key(features))
     scale(first, 5, FACTOR)
     scale(grouped, 5, 1 / FACTOR, axis=2)
     weight, bias = grouped.get_weights()
@@ -53,14 +53,14 @@ def outliers() -> keras.Model:
 
 def residual() -> keras.Model:
     image = keras.Input((8, 8, 1), name="image")
-    found = ops.relu(convolution(8)(image))
-    return keras.Model(image, convolution(8)(found) + found)
+    features = ops.relu(convolution(8)(image))
+    return keras.Model(image, convolution(8)(features) + features)
 
 
 def two_outputs() -> keras.Model:
     image = keras.Input((8, 8, 1), name="image")
-    found = ops.relu(convolution(8)(image))
-    return keras.Model(image, [convolution(8)(found), found])
+    features = ops.relu(convolution(8)(image))
+    return keras.Model(image, [convolution(8)(features), features])
 
 
 def normed() -> keras.Model:
@@ -132,11 +132,11 @@ def test_a_layer_used_twice_is_changed_where_it_has_to_be():
     def build() -> keras.Model:
         image = keras.Input((8, 8, 1), name="image")
         twice = dense(8)
-        found = twice(ops.relu(twice(layers.Reshape((8, 8))(image))))
+        outputs = twice(ops.relu(twice(layers.Reshape((8, 8))(image))))
         scale(twice, 3, FACTOR)
-        return keras.Model(image, found)
+        return keras.Model(image, outputs)
 
     case = CorrectionCase(seeded(build), IMAGES)
     assert case.best
-    found = case.run(case.in_fp32(case.corrected))
-    np.testing.assert_allclose(found, case.reference, 1e-3, 1e-5 * np.abs(case.reference).max())
+    outputs = case.run(case.in_fp32(case.corrected))
+    np.testing.assert_allclose(outputs, case.reference, 1e-3, 1e-5 * np.abs(case.reference).max())

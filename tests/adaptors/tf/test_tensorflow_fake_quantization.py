@@ -90,9 +90,9 @@ def test_layers_run_in_integers_within_the_ranges_of_training(tmp_path, name, so
     np.testing.assert_allclose(adaptor.predict(model, IMAGES), expected, rtol=1e-4, atol=1e-4)
     converted, counts, observed = all_int8(adaptor, model)
     assert counts["int8"] == (3 if name == "residual" else 2)
-    ranges = [found["minmax"] for found in observed.ranges.values()]
+    ranges = [bounds["minmax"] for bounds in observed.ranges.values()]
     for span in ((0, 6), (0, 10)) if name == "residual" else ((0, 6),):
-        assert any(np.allclose(span, found) for found in ranges)
+        assert any(np.allclose(span, bounds) for bounds in ranges)
     ops = Counter(node.op for node in converted.graph.nodes.values())
     # Only that of the result stays: no layer follows.
     assert sum(ops[op] for op in ops if op.startswith("FakeQuant")) == (name == "residual")

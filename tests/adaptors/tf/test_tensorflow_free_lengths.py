@@ -277,13 +277,13 @@ def test_derived_sizes_are_those_of_every_length(
     compared = 0
     for name, results in model.shapes.symbolic.items():
         for index, shape in enumerate(results):
-            known = sizes.get(f"{name}:{index}")
-            if shape is None or known is None or None in known:
+            expected = sizes.get(f"{name}:{index}")
+            if shape is None or expected is None or None in expected:
                 continue
             try:
                 values = tuple(value_of(size, unknowns) for size in shape)
             except KeyError:  # a size that depends on the values of a tensor
                 continue
-            assert values == known
+            assert values == expected
             compared += 1
     assert compared > len(steps)

@@ -43,9 +43,9 @@ def test_a_frozen_table_gives_what_the_table_gives(keys, values, default, asked)
 
     adaptor = TensorFlowAdaptor()
     model = adaptor.load(look_up.get_concrete_function(), example=asked)
-    given = adaptor.predict(model, asked)
-    np.testing.assert_array_equal(given["found"], table.lookup(tf.constant(asked, kind)))
-    assert given["size"] == len(values)
+    outputs = adaptor.predict(model, asked)
+    np.testing.assert_array_equal(outputs["found"], table.lookup(tf.constant(asked, kind)))
+    assert outputs["size"] == len(values)
     assert not any("Table" in node.op for node in model.graph.nodes.values())
 
 
@@ -58,28 +58,28 @@ def test_an_empty_table_gives_the_default_only():
 
 
 def _recurrent_net_on_words() -> tuple[keras.Model, np.ndarray]:
-    words = keras.Input((4,), dtype="string")
-    embedded = layers.Embedding(8, 8)(layers.StringLookup(vocabulary=["red", "green"])(words))
+    inputs = keras.Input((4,), dtype="string")
+    embedded = layers.Embedding(8, 8)(layers.StringLookup(vocabulary=["red", "green"])(inputs))
     states = layers.LSTM(8, dropout=0.5, recurrent_dropout=0.5)(embedded)
-    net = keras.Model(words, layers.Dense(4)(states))
+    net = keras.Model(inputs, layers.Dense(4)(states))
     return net, np.array([["red", "black", "red", "green"]] * 3, object)
 
 
 @pytest.mark.slow
 def test_a_table_before_a_loop_and_seeds_of_dropout_are_frozen():
-    net, words = _recurrent_net_on_words()
+    net, texts = _recurrent_net_on_words()
     adaptor = TensorFlowAdaptor()
-    given = adaptor.predict(adaptor.load(net), words)
-    np.testing.assert_allclose(given, net(words), rtol=1e-5, atol=1e-6)
+    outputs = adaptor.predict(adaptor.load(net), texts)
+    np.testing.assert_allclose(outputs, net(texts), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_saved_model_with_a_table_and_seeds_of_dropout_is_frozen(tmp_path: Path):
-    net, words = _recurrent_net_on_words()
+    net, texts = _recurrent_net_on_words()
     net.export(tmp_path / "net", verbose=False)
     adaptor = TensorFlowAdaptor()
-    given = adaptor.predict(adaptor.load(tmp_path / "net"), words)
-    np.testing.assert_allclose(given, net(words), rtol=1e-5, atol=1e-6)
+    outputs = adaptor.predict(adaptor.load(tmp_path / "net"), texts)
+    np.testing.assert_allclose(outputs, net(texts), rtol=1e-5, atol=1e-6)
 
 
 def test_a_function_of_another_saved_model_is_frozen_with_its_weights(tmp_path: Path):
@@ -90,8 +90,8 @@ def test_a_function_of_another_saved_model_is_frozen_with_its_weights(tmp_path: 
     net = keras.Model(inputs, layers.Dense(4)(served))
     values = _RANDOM.normal(size=(3, 8)).astype("f4")
     adaptor = TensorFlowAdaptor()
-    given = adaptor.predict(adaptor.load(net), values)
-    np.testing.assert_allclose(given, net(values), rtol=1e-5, atol=1e-6)
+    outputs = adaptor.predict(adaptor.load(net), values)
+    np.testing.assert_allclose(outputs, net(values), rtol=1e-5, atol=1e-6)
 
 
 class _Counter(tf.Module):
@@ -144,8 +144,8 @@ def test_variables_of_compiled_functions_are_frozen(tmp_path: Path, loop, outer)
     tf.saved_model.save(module, str(tmp_path), signatures=module.run)
     values = _RANDOM.normal(size=(3, 4)).astype("f4")
     adaptor = TensorFlowAdaptor()
-    given = adaptor.predict(adaptor.load(tmp_path), values)
-    np.testing.assert_allclose(given, module.run(values)["y"], rtol=1e-4, atol=1e-5)
+    outputs = adaptor.predict(adaptor.load(tmp_path), values)
+    np.testing.assert_allclose(outputs, module.run(values)["y"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -175,8 +175,8 @@ def _tables_in_a_loop() -> tuple[tf.Module, np.ndarray]:
     module.vectors = tf.Variable(_RANDOM.normal(size=(3, 4)).astype("f4"))
 
     def one(text):
-        found = module.words.lookup(tf.strings.split(text))
-        return tf.reduce_sum(tf.gather(module.vectors, found), 0)
+        indices = module.words.lookup(tf.strings.split(text))
+        return tf.reduce_sum(tf.gather(module.vectors, indices), 0)
 
     module.run = tf.function(
         lambda texts: {"y": tf.map_fn(one, texts, fn_output_signature=tf.float32)},
@@ -209,29 +209,29 @@ def _dense() -> tuple[tf.Module, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [_tables_in_a_loop, _vectors, _dense])
 def test_tables_of_other_kinds_and_places_are_frozen(tmp_path: Path, build):
-    module, asked = build()
+    module, inputs = build()
     tf.saved_model.save(module, str(tmp_path), signatures=module.run)
     adaptor = TensorFlowAdaptor()
-    found = adaptor.predict(adaptor.load(tmp_path), asked)
-    found = found if isinstance(found, dict) else {"y": found}
-    for name, expected in module.run(tf.constant(asked)).items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
+    outputs = adaptor.predict(adaptor.load(tmp_path), inputs)
+    outputs = outputs if isinstance(outputs, dict) else {"y": outputs}
+    for name, expected in module.run(tf.constant(inputs)).items():
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-6)
 
 
 def test_a_table_that_was_never_filled_is_named(tmp_path: Path):
     """An .h5 file does not keep an adapted vocabulary: Keras itself cannot run the model."""
-    lookup, words = layers.StringLookup(), keras.Input((2,), dtype="string")
+    lookup, inputs = layers.StringLookup(), keras.Input((2,), dtype="string")
     lookup.adapt(tf.constant(["red", "green"]))
-    net = keras.Model(words, layers.Embedding(4, 3)(lookup(words)))
+    net = keras.Model(inputs, layers.Embedding(4, 3)(lookup(inputs)))
     net.save(tmp_path / "net.h5")
     net.save(tmp_path / "net.keras")
-    asked, adaptor = np.array([["red", "blue"]], object), TensorFlowAdaptor()
+    texts, adaptor = np.array([["red", "blue"]], object), TensorFlowAdaptor()
     with pytest.raises(tf.errors.FailedPreconditionError):
-        keras.models.load_model(tmp_path / "net.h5")(tf.constant(asked))
+        keras.models.load_model(tmp_path / "net.h5")(tf.constant(texts))
     with pytest.raises(ModelLoadError, match=r"was never filled.*save the model as \.keras"):
         adaptor.load(tmp_path / "net.h5")
-    given = adaptor.predict(adaptor.load(tmp_path / "net.keras"), asked)
-    np.testing.assert_allclose(given, net(tf.constant(asked)), rtol=1e-6)
+    outputs = adaptor.predict(adaptor.load(tmp_path / "net.keras"), texts)
+    np.testing.assert_allclose(outputs, net(tf.constant(texts)), rtol=1e-6)
 
 
 def _with_generator() -> tuple[tf.Module, float]:
@@ -260,9 +260,9 @@ def test_a_random_model_stays_random_with_its_distribution(tmp_path: Path, build
     loaded, ones = adaptor.load(tmp_path), np.ones((4000, 4), "f4")
     first, second = (np.asarray(adaptor.predict(loaded, ones)) for _ in range(2))
     assert not np.array_equal(first, second)
-    for given in (first, second):
-        assert given.mean() == pytest.approx(1.0, abs=0.15)
-        assert given.std() == pytest.approx(deviation, rel=0.05)
+    for sample in (first, second):
+        assert sample.mean() == pytest.approx(1.0, abs=0.15)
+        assert sample.std() == pytest.approx(deviation, rel=0.05)
 
 
 def test_an_integer_that_is_more_than_a_seed_is_still_state():

@@ -105,19 +105,19 @@ def as_frozen_graph(net, folder):
 )
 def test_a_net_in_16_bits_gets_the_int8_of_its_float32_twin(name, policy):
     reference = under("float32", NETS[name])
-    *_, wanted = all_int8(reference)
+    *_, expected_counts = all_int8(reference)
     net = under(policy, NETS[name])
-    before = net(IMAGES)
+    original = net(IMAGES)
     adaptor, model, converted, counts = all_int8(net)
-    assert counts == wanted
+    assert counts == expected_counts
     assert counts["int8"]
-    found = adaptor.predict(converted, IMAGES)
-    assert found.dtype == before.dtype
-    expected = np.asarray(tf.cast(before, tf.float32))
-    assert signal_to_noise(expected, np.asarray(found, np.float32)) > LEAST
+    outputs = adaptor.predict(converted, IMAGES)
+    assert outputs.dtype == original.dtype
+    expected = np.asarray(tf.cast(original, tf.float32))
+    assert signal_to_noise(expected, np.asarray(outputs, np.float32)) > LEAST
     # The user's model, and the model without a plan, are as before.
     assert {weight.dtype for weight in net.weights} <= {"float32", policy.removeprefix("mixed_")}
-    np.testing.assert_array_equal(net(IMAGES), before)
+    np.testing.assert_array_equal(net(IMAGES), original)
     unchanged = np.asarray(adaptor.predict(model, IMAGES), np.float32)
     assert signal_to_noise(expected, unchanged) > LEAST + 15
     assert any("re-declared in float32" in warning for warning in model.warnings)
@@ -133,10 +133,10 @@ def test_a_mixed_policy_is_found_in_every_form_of_a_model(tmp_path, source):
     folder = tmp_path / "saved"
     folder.mkdir()
     adaptor.save(model, folder)
-    kept = adaptor.restore(folder)
-    half = [node for node in kept.graph.nodes.values() if node.op == "Conv2D"]
+    restored = adaptor.restore(folder)
+    half = [node for node in restored.graph.nodes.values() if node.op == "Conv2D"]
     assert [tf.as_dtype(node.attr["T"].type) for node in half] == [tf.float16] * 2
-    np.testing.assert_array_equal(adaptor.predict(kept, IMAGES), adaptor.predict(model, IMAGES))
+    np.testing.assert_array_equal(adaptor.predict(restored, IMAGES), adaptor.predict(model, IMAGES))
 
 
 def test_inputs_and_outputs_in_16_bits_keep_their_types():
@@ -152,11 +152,11 @@ def test_inputs_and_outputs_in_16_bits_keep_their_types():
     plan = space.resolve(uniform(space, Precision.INT8))
     converted = adaptor.convert(model, plan, adaptor.observe(model, [images], space), space)
     assert plan.plan.counts() == {"int8": 1}
-    for one, other in zip(
+    for reference, output in zip(
         adaptor.predict(model, images), adaptor.predict(converted, images), strict=True
     ):
-        assert one.dtype == other.dtype == np.float16
-        assert signal_to_noise(one.astype(np.float32), other.astype(np.float32)) > LEAST
+        assert reference.dtype == output.dtype == np.float16
+        assert signal_to_noise(reference.astype(np.float32), output.astype(np.float32)) > LEAST
 
 
 def test_a_graph_that_reads_the_bits_of_floats_stays_in_16_bits():

@@ -28,10 +28,10 @@ def recurrent(request):
 
 def plainly_imported(graph):
     """Return the graph as TensorFlow itself imports it."""
-    found = tf.Graph()
-    with found.as_default():
+    plain = tf.Graph()
+    with plain.as_default():
         tf.graph_util.import_graph_def(graph, name="")
-    return found
+    return plain
 
 
 def test_an_imported_graph_equals_the_one_that_tensorflow_imports(recurrent):
@@ -45,9 +45,9 @@ def test_an_imported_graph_can_be_extended_and_names_stay_unique(recurrent):
     graph, input_name, output_name = recurrent
     ours = imported(graph)
     with ours.as_default():
-        taken = ours.get_tensor_by_name(output_name)
-        doubled = tf.raw_ops.AddV2(x=taken, y=taken, name=taken.op.name)
-    assert doubled.op.name != taken.op.name
+        tensor = ours.get_tensor_by_name(output_name)
+        doubled = tf.raw_ops.AddV2(x=tensor, y=tensor, name=tensor.op.name)
+    assert doubled.op.name != tensor.op.name
     once, twice = Runner(ours)({input_name: DATA}, [output_name, doubled.name])
     np.testing.assert_array_equal(twice, 2 * once)
 
@@ -55,8 +55,8 @@ def test_an_imported_graph_can_be_extended_and_names_stay_unique(recurrent):
 def test_a_runnable_graph_computes_what_the_plain_import_does(recurrent):
     graph, input_name, output_name = recurrent
     plain, ours = (
-        Runner(found)({input_name: DATA}, [output_name])[0]
-        for found in (plainly_imported(graph), runnable(graph))
+        Runner(form)({input_name: DATA}, [output_name])[0]
+        for form in (plainly_imported(graph), runnable(graph))
     )
     np.testing.assert_array_equal(ours, plain)
 
@@ -74,8 +74,8 @@ def test_offline_passes_equal_those_on_an_exported_meta_graph(recurrent, passes)
     rewrites.optimizers.extend(passes)
     rewrites.meta_optimizer_iterations, rewrites.min_graph_nodes = 2, -1
     expected = tf_optimizer.OptimizeGraph(config, meta)
-    found = offline_passes(graph, passes, [input_name], [output_name])
-    assert found.SerializeToString(deterministic=True) == expected.SerializeToString(
+    optimized = offline_passes(graph, passes, [input_name], [output_name])
+    assert optimized.SerializeToString(deterministic=True) == expected.SerializeToString(
         deterministic=True
     )
 
@@ -84,8 +84,8 @@ def test_a_graph_that_is_not_valid_is_refused_before_any_pass(recurrent):
     graph, input_name, output_name = recurrent
     broken = tf.compat.v1.GraphDef.FromString(graph.SerializeToString())
     broken.node[-1].input[0] = "missing"
-    for read in (imported, runnable):
+    for importer in (imported, runnable):
         with pytest.raises(ValueError, match="missing"):
-            read(broken)
+            importer(broken)
     with pytest.raises(ValueError, match="missing"):
         offline_passes(broken, ["pruning"], [input_name], [output_name])

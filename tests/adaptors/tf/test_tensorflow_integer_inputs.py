@@ -17,11 +17,11 @@ v1 = tf.compat.v1
 def graph():
     """A frozen graph: a convolution of a uint8 image, and a shift of the same image."""
     rng = np.random.default_rng(0)
-    with tf.Graph().as_default() as made:
+    with tf.Graph().as_default() as tf_graph:
         image = v1.placeholder(tf.uint8, (None, 8, 8, 3), name="image_tensor")
         kernel = rng.normal(size=(3, 3, 3, 8)).astype(np.float32)
         tf.nn.relu(tf.nn.conv2d(tf.cast(image, tf.float32), kernel, 1, "SAME"), name="out")
-    return made.as_graph_def()
+    return tf_graph.as_graph_def()
 
 
 def pictures(count=4):
@@ -31,9 +31,9 @@ def pictures(count=4):
 def test_floats_are_cast_as_a_session_casts_them(graph, caplog):
     images = pictures()
     model = load_source(graph, None, None)
-    with tf.Graph().as_default() as there, v1.Session() as session:
+    with tf.Graph().as_default() as tf_graph, v1.Session() as session:
         tf.import_graph_def(graph, name="")
-        expected = session.run(there.get_tensor_by_name("out:0"), {"image_tensor:0": images})
+        expected = session.run(tf_graph.get_tensor_by_name("out:0"), {"image_tensor:0": images})
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             np.testing.assert_array_equal(model(images), expected)

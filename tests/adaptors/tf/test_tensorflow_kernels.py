@@ -99,8 +99,8 @@ def data_for(shape, seed) -> np.ndarray:
 def inputs_of(case) -> np.ndarray:
     """Numbers that float32 and float64 round to the same step."""
     data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
-    read = data if case["signed"] else np.abs(data)
-    return np.copysign(off_ties(read, Scale.of(read.min(), read.max()).step), data)
+    values = data if case["signed"] else np.abs(data)
+    return np.copysign(off_ties(values, Scale.of(values.min(), values.max()).step), data)
 
 
 geometry = st.fixed_dictionaries(
@@ -369,16 +369,16 @@ def test_what_passes_integers_on_changes_none(carrier, channels):
     assert converted.ops.count("QuantizeV2") == 1
 
     nodes = converted.model.graph.copy()
-    read = {"before": "first/uint8", "behind": nodes["second/uint8"].input[0]}
-    for name, stored in read.items():
+    tensors = {"before": "first/uint8", "behind": nodes["second/uint8"].input[0]}
+    for name, stored in tensors.items():
         nodes.add(make_node("Bitcast", name, [stored], T=tf.quint8, type=tf.uint8))
-    fetched = Runner(imported(nodes.to_graph_def()))({"x": data}, list(read))
-    before, behind = (np.asarray(part).astype(np.float32) for part in fetched)
+    fetched = Runner(imported(nodes.to_graph_def()))({"x": data}, list(tensors))
+    inputs, outputs = (np.asarray(part).astype(np.float32) for part in fetched)
     # What moves numbers has their scale; what is joined shares one that holds all of them.
     joined = set(converted.observations.ranges) - {"x", "second"}
     ranges = [converted.range(t) for t in (joined if carrier == "concatenation" else {"first"})]
     zero = Scale.of(min(low for low, _ in ranges), max(high for _, high in ranges)).zero
-    expected = move(tf.constant(before - zero)).numpy() + zero
-    assert behind.shape == expected.shape
-    error = np.abs(behind - expected).max()
+    expected = move(tf.constant(inputs - zero)).numpy() + zero
+    assert outputs.shape == expected.shape
+    error = np.abs(outputs - expected).max()
     assert error <= (0.501 if "average" in carrier else 0)

@@ -61,9 +61,9 @@ def test_constants_with_large_results_are_not_computed_on_loading(run, monkeypat
     call = Runner.__call__
 
     def recorded(self: Runner, feeds: Any, fetches: Any) -> Any:
-        found = call(self, feeds, fetches)
-        sizes.extend(np.asarray(value).nbytes for value in found)
-        return found
+        results = call(self, feeds, fetches)
+        sizes.extend(np.asarray(value).nbytes for value in results)
+        return results
 
     monkeypatch.setattr(Runner, "__call__", recorded)
     model = ADAPTOR.load(_graph(run))

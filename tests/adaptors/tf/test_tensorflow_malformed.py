@@ -63,9 +63,9 @@ def test_an_integer_kernel_must_have_the_tensors_of_its_fused_ops(op, steps):
     graph = _kernel(op, steps)
     check_graph(graph, "the graph")
     for key, count in zip(LISTS, FUSED[steps], strict=True):
-        for given in range(count):
+        for length in range(count):
             faulty = _kernel(op, steps)
-            del faulty.node[-1].attr[key].list.type[given:]
+            del faulty.node[-1].attr[key].list.type[length:]
             with pytest.raises(ModelLoadError, match=rf"'kernel'.*{op}.*must list {count} types"):
                 check_graph(faulty, "the graph")
     del graph.node[-1].input[-1]
@@ -233,11 +233,15 @@ def test_a_missing_function_is_named(tmp_path):
     """A session would put the text of all other functions into its error, and search it."""
     saved = _saved(tmp_path)
     graph = saved.meta_graphs[0].graph_def
-    gone = next(node.attr["f"].func.name for node in graph.node if "f" in node.attr)
-    kept = [function for function in graph.library.function if function.signature.name != gone]
+    missing = next(node.attr["f"].func.name for node in graph.node if "f" in node.attr)
+    remaining = [
+        function for function in graph.library.function if function.signature.name != missing
+    ]
     del graph.library.function[:]
-    graph.library.function.extend(kept)
-    with pytest.raises(ModelLoadError, match=f"calls the function '{gone}', which the file does"):
+    graph.library.function.extend(remaining)
+    with pytest.raises(
+        ModelLoadError, match=f"calls the function '{missing}', which the file does"
+    ):
         check_saved_model(saved, tmp_path / "saved_model.pb", session=True)
 
 
@@ -250,9 +254,9 @@ def test_signatures_that_are_no_functions_are_named():
 
 def _convolution() -> GraphDef:
     def run(image: tf.Tensor) -> tf.Tensor:
-        found = tf.nn.bias_add(tf.nn.conv2d(image, tf.ones((3, 3, 1, 2)), 1, "SAME"), [1.0, 2.0])
-        left, _ = tf.split(tf.nn.max_pool2d(tf.nn.relu(found), 2, 2, "VALID"), [1, 1], axis=3)
-        padded = tf.pad(left, [[0, 0], [1, 1], [1, 1], [0, 0]])
+        biased = tf.nn.bias_add(tf.nn.conv2d(image, tf.ones((3, 3, 1, 2)), 1, "SAME"), [1.0, 2.0])
+        half, _ = tf.split(tf.nn.max_pool2d(tf.nn.relu(biased), 2, 2, "VALID"), [1, 1], axis=3)
+        padded = tf.pad(half, [[0, 0], [1, 1], [1, 1], [0, 0]])
         return tf.reshape(padded, [-1, 36]) @ tf.ones((36, 2))
 
     spec = tf.TensorSpec([None, 8, 8, 1], name="image")

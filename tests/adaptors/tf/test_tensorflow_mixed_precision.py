@@ -65,10 +65,10 @@ def test_the_hostile_net_computes_the_same(hostile_net, deep, digits):
 def test_a_tf_dataset_and_an_evaluation_function(net, digits, plain_machine):
     train, test = digits
     dataset = tf.data.Dataset.from_tensor_slices((train.images, train.labels)).batch(64)
-    seen = []
+    kinds = []
 
     def evaluate(model) -> float:
-        seen.append(type(model))
+        kinds.append(type(model))
         return float((np.asarray(model(test.images)).argmax(1) == test.labels).mean())
 
     converter = MixedPrecision()
@@ -79,6 +79,6 @@ def test_a_tf_dataset_and_an_evaluation_function(net, digits, plain_machine):
     converter.model = net
     result = converter()
     assert result.met
-    assert issubclass(seen[0], keras.Model)
-    assert issubclass(seen[1], tf.Module)
+    assert issubclass(kinds[0], keras.Model)
+    assert issubclass(kinds[1], tf.Module)
     assert set(result.report.op_counts["Conv2D"]) == {"int8"}

@@ -57,9 +57,9 @@ def reference(keep=1.0):
     return np.maximum(ROWS @ FIRST, 0) * keep @ SECOND
 
 
-def assert_close(found, wanted):
-    noise = np.linalg.norm(np.asarray(found) - wanted)
-    assert 20 * np.log10(np.linalg.norm(wanted) / noise) > 25
+def assert_close(actual, expected):
+    noise = np.linalg.norm(np.asarray(actual) - expected)
+    assert 20 * np.log10(np.linalg.norm(expected) / noise) > 25
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_an_input_whose_default_is_computed_is_left_out_with_a_warning():
     for named in ({"example": batch}, {"inputs": "rows, state"}):
         model = adaptor.load(graph, **named)
         assert [port.name for port in model.signature.inputs] == ["rows", "state"]
-        found = adaptor.predict(model, batch)
-        np.testing.assert_allclose(found, 2 * ROWS @ FIRST, rtol=1e-4, atol=1e-4)
+        outputs = adaptor.predict(model, batch)
+        np.testing.assert_allclose(outputs, 2 * ROWS @ FIRST, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -140,8 +140,8 @@ def test_an_input_with_a_default_stays_optional_in_another_runtime():
     source = LoadedModel(adaptor, adaptor.load(graph, example=ROWS))
     model = transferred(source, "openvino")
     np.testing.assert_allclose(model(ROWS), reference(), rtol=1e-3, atol=1e-3)
-    found = model({"rows": ROWS, "keep": HALF})
-    np.testing.assert_allclose(found, reference(HALF), rtol=1e-3, atol=1e-3)
+    outputs = model({"rows": ROWS, "keep": HALF})
+    np.testing.assert_allclose(outputs, reference(HALF), rtol=1e-3, atol=1e-3)
 
 
 def test_an_error_about_a_missing_input_names_the_option():

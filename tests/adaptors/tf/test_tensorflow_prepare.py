@@ -94,9 +94,9 @@ def test_numbers_stay(build):
     for batch in (1, 5):
         data = draw.standard_normal((batch, *(size or 7 for size in net.input_shape[1:])))
         expected = np.asarray(net(data.astype(np.float32), training=False))
-        given = adaptor.predict(model, data.astype(np.float32))
+        outputs = adaptor.predict(model, data.astype(np.float32))
         # Constants are multiplied in another order: some roundings of float32.
-        assert np.abs(given - expected).max() / np.abs(expected).max() < 5e-6
+        assert np.abs(outputs - expected).max() / np.abs(expected).max() < 5e-6
 
 
 def kinds(model) -> Counter:
@@ -113,24 +113,24 @@ def test_affine_chains_become_one_bias():
 def test_paddings_move_into_the_convolutions():
     _, _, model = loaded(paddings)
     assert "Pad" not in kinds(model)
-    found = [n.attr["padding"].s for n in model.graph.nodes.values() if "padding" in n.attr]
-    assert found == [b"SAME", b"EXPLICIT", b"SAME"]
+    modes = [n.attr["padding"].s for n in model.graph.nodes.values() if "padding" in n.attr]
+    assert modes == [b"SAME", b"EXPLICIT", b"SAME"]
 
 
 def test_dense_layers_on_sequences_are_products_of_matrices():
     """With bias and activation right behind, and no reshaping between one and the next."""
     _, adaptor, model = loaded(dense_layers)
-    found = kinds(model)
-    assert found["MatMul"] == found["BiasAdd"] == 5
-    assert not {"BatchMatMulV2", "Einsum", "Shape", "Prod", "GatherV2", "Pack"} & set(found)
+    counts = kinds(model)
+    assert counts["MatMul"] == counts["BiasAdd"] == 5
+    assert not {"BatchMatMulV2", "Einsum", "Shape", "Prod", "GatherV2", "Pack"} & set(counts)
     fusion_groups = Counter(op.fusion_group for op in adaptor.graph(model) if op.fusion_group)
     assert sorted(fusion_groups.values()) == [1, 1, 2, 6, 9]  # biases, tanh, the two forms of GELU
 
 
 def test_projections_of_attention_are_products_of_matrices():
-    found = kinds(loaded(attention)[2])
-    assert found["MatMul"] == 5
-    assert found["BatchMatMulV2"] + found["Einsum"] == 2  # of two computed factors each
+    counts = kinds(loaded(attention)[2])
+    assert counts["MatMul"] == 5
+    assert counts["BatchMatMulV2"] + counts["Einsum"] == 2  # of two computed factors each
 
 
 def test_what_is_computed_twice_is_computed_once():
@@ -180,7 +180,7 @@ def test_the_layers_of_attention_are_dense_layers_for_any_number_of_tokens(token
     observed = adaptor.observe(model, data, space)
     converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
     for length in (12,) if tokens else (5, 12, 24):
-        given = np.concatenate(data, axis=1)[:, :length]
-        wanted = net(given).numpy()
-        np.testing.assert_allclose(adaptor.predict(model, given), wanted, atol=1e-5)
-        assert signal_to_noise(wanted, adaptor.predict(converted, given)) > 25
+        batch = np.concatenate(data, axis=1)[:, :length]
+        expected = net(batch).numpy()
+        np.testing.assert_allclose(adaptor.predict(model, batch), expected, atol=1e-5)
+        assert signal_to_noise(expected, adaptor.predict(converted, batch)) > 25

@@ -49,8 +49,8 @@ def types_of(model, op_type):
 def test_preparing_changes_no_number(held, images):
     net, model = held
     expected = np.asarray(net(images, training=False))
-    given = TensorFlowAdaptor().predict(model, images)
-    assert np.abs(given - expected).max() / np.abs(expected).max() < 1e-4
+    outputs = TensorFlowAdaptor().predict(model, images)
+    assert np.abs(outputs - expected).max() / np.abs(expected).max() < 1e-4
 
 
 def test_bf16_takes_two_casts_and_every_layer(held, space, images):
@@ -69,9 +69,9 @@ def test_bf16_takes_two_casts_and_every_layer(held, space, images):
     assert types_of(converted, "MatMul") == ["bfloat16"]
     ports = (*converted.signature.inputs, *converted.signature.outputs)
     assert {port.dtype for port in ports} == {np.dtype(np.float32)}
-    expected, given = (adaptor.predict(m, images) for m in (held[1], converted))
-    assert given.dtype == np.float32
-    assert signal_to_noise(expected, given) > 37
+    expected, outputs = (adaptor.predict(m, images) for m in (held[1], converted))
+    assert outputs.dtype == np.float32
+    assert signal_to_noise(expected, outputs) > 37
 
 
 def test_int8_stays_in_integers_from_the_image_to_the_pooling(held, space, observations, images):
@@ -82,8 +82,8 @@ def test_int8_stays_in_integers_from_the_image_to_the_pooling(held, space, obser
     assert ops.count("_QuantizedMatMul") == 1
     # The image and the pooled features go in; the last feature map comes out.
     assert (ops.count("QuantizeV2"), ops.count("Dequantize")) == (2, 1)
-    expected, given = (adaptor.predict(m, images) for m in (held[1], converted))
-    assert signal_to_noise(expected, given) > 25
+    expected, outputs = (adaptor.predict(m, images) for m in (held[1], converted))
+    assert signal_to_noise(expected, outputs) > 25
 
 
 def test_three_precisions_in_one_graph(held, space, observations, images):
@@ -99,5 +99,5 @@ def test_three_precisions_in_one_graph(held, space, observations, images):
     assert (counts.quantize, counts.dequantize, counts.casts) == (1, 1, 1)
     (straight,) = [n for n in converted.graph.nodes.values() if n.op == "Dequantize"]
     assert tf.as_dtype(straight.attr["dtype"].type) is tf.bfloat16
-    expected, given = (adaptor.predict(m, images) for m in (held[1], converted))
-    assert signal_to_noise(expected, given) > 25
+    expected, outputs = (adaptor.predict(m, images) for m in (held[1], converted))
+    assert signal_to_noise(expected, outputs) > 25

@@ -59,9 +59,9 @@ def test_sizes_of_every_float_result_outside_of_loops_are_returned(
 ) -> None:
     adaptor, model = TensorFlowAdaptor(), _loaded(function)
     names = [node.name for node in model.op_nodes]
-    found = adaptor.element_counts(model, _INPUTS, names)
-    assert found[_product(model)] == _INPUTS.shape[0] * _WEIGHT.shape[1]
-    assert found == Adaptor.element_counts(adaptor, model, _INPUTS, names)  # as observed
+    counts = adaptor.element_counts(model, _INPUTS, names)
+    assert counts[_product(model)] == _INPUTS.shape[0] * _WEIGHT.shape[1]
+    assert counts == Adaptor.element_counts(adaptor, model, _INPUTS, names)  # as observed
 
 
 def _nested(x: tf.Tensor) -> tf.Tensor:
@@ -85,9 +85,9 @@ def test_elements_in_loops_and_branches_are_counted_as_observed(
     adaptor, model = TensorFlowAdaptor(), _loaded(function)
     names = [node.name for node in model.op_nodes]
     for inputs in (_INPUTS, -_INPUTS):
-        found = adaptor.element_counts(model, inputs, names)
-        assert found == Adaptor.element_counts(adaptor, model, inputs, names)
-        assert sum(found.values()) > inputs.size
+        counts = adaptor.element_counts(model, inputs, names)
+        assert counts == Adaptor.element_counts(adaptor, model, inputs, names)
+        assert sum(counts.values()) > inputs.size
 
 
 @pytest.mark.parametrize("function", _GRAPHS)
@@ -97,8 +97,8 @@ def test_values_are_given_of_every_float_result_outside_of_loops(
     model = _loaded(function)
     names = [node.name for node in model.op_nodes]
     values = TensorFlowAdaptor().op_outputs.op_outputs(model, names)(_INPUTS)
-    given = values[_product(model)].real
-    np.testing.assert_allclose(given, function(tf.constant(_INPUTS)), rtol=1e-5, atol=1e-5)
+    output = values[_product(model)].real
+    np.testing.assert_allclose(output, function(tf.constant(_INPUTS)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("function", _GRAPHS)

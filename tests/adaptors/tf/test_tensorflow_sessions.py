@@ -41,8 +41,8 @@ def run(make):
 @pytest.mark.parametrize("make", [of_images, of_rows])
 def test_a_fused_graph_gives_what_the_net_gives(make):
     net, model, data = run(make)
-    (found,) = model.run(model.signature.bind(data))
-    np.testing.assert_allclose(found, net(data), rtol=1e-4, atol=1e-5)
+    (output,) = model.run(model.signature.bind(data))
+    np.testing.assert_allclose(output, net(data), rtol=1e-4, atol=1e-5)
 
 
 def test_ops_are_fused_and_weights_are_constants_before_the_session():
@@ -58,11 +58,11 @@ def test_a_large_graph_runs_again_after_runs_with_statistics(monkeypatch):
     monkeypatch.setattr(runtime, "_LARGE_GRAPH_BYTES", 0)
     _, model, data = run(of_images)
     feeds, outputs = model.signature.bind(data), model.signature.output_tensors
-    (before,) = model.run(feeds)
+    (first,) = model.run(feeds)
     assert len(list(model.runner.traced(feeds, outputs, 2))) == 2
     assert not model.runner._callables
-    (after,) = model.run(feeds)
-    np.testing.assert_array_equal(before, after)
+    (second,) = model.run(feeds)
+    np.testing.assert_array_equal(first, second)
 
 
 def test_bf16_convolutions_are_fused_by_the_session():
@@ -73,8 +73,8 @@ def test_bf16_convolutions_are_fused_by_the_session():
         tf.identity(tf.nn.relu(tf.nn.conv2d(x, tf.ones((3, 3, 2, 2), tf.bfloat16), 1, "SAME")), "y")
     written = runtime.TensorGraph.from_graph_def(graph.as_graph_def())
     images = np.ones((1, 4, 4, 2), tf.bfloat16.as_numpy_dtype)
-    (found,) = runtime.compiled(written, {}, ["x"], ["y"])({"x": images}, ["y"])
-    assert found[0, 1, 1].tolist() == [18, 18]
+    (output,) = runtime.compiled(written, {}, ["x"], ["y"])({"x": images}, ["y"])
+    assert output[0, 1, 1].tolist() == [18, 18]
 
 
 def test_sessions_that_live_until_the_interpreter_ends_end_quietly():

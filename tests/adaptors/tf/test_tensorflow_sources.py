@@ -111,21 +111,21 @@ class TestSeveralInputsAndOutputs:
         model = adaptor.load(net)
         expected = [np.asarray(y) for y in net(list(data))]
         for inputs in (data, list(data), {"right": data[1], "left": data[0]}):
-            for given, wanted in zip(adaptor.predict(model, inputs), expected, strict=True):
-                np.testing.assert_allclose(given, wanted, atol=1e-5)
+            for output, reference in zip(adaptor.predict(model, inputs), expected, strict=True):
+                np.testing.assert_allclose(output, reference, atol=1e-5)
 
     def test_in_the_order_the_user_names_them(self, net, data):
         adaptor = TensorFlowAdaptor()
         model = adaptor.load(net, inputs=["right", "left"], outputs="output_1")
-        given = adaptor.predict(model, data[::-1])
-        np.testing.assert_allclose(given, np.asarray(net(list(data))[1]), atol=1e-5)
+        outputs = adaptor.predict(model, data[::-1])
+        np.testing.assert_allclose(outputs, np.asarray(net(list(data))[1]), atol=1e-5)
 
     def test_a_saved_model_returns_its_names(self, net, data, tmp_path):
         net.export(tmp_path / "net", verbose=False)
         adaptor = TensorFlowAdaptor()
-        given = adaptor.predict(adaptor.load(tmp_path / "net", inputs="left, right"), data)
-        assert set(given) == {"output_0", "output_1"}
-        np.testing.assert_allclose(given["output_0"], np.asarray(net(list(data))[0]), atol=1e-5)
+        outputs = adaptor.predict(adaptor.load(tmp_path / "net", inputs="left, right"), data)
+        assert set(outputs) == {"output_0", "output_1"}
+        np.testing.assert_allclose(outputs["output_0"], np.asarray(net(list(data))[0]), atol=1e-5)
 
     def test_inputs_of_a_graph_are_distinguished_from_the_outputs(self, net, data):
         function = tf.function(net).get_concrete_function(
@@ -136,8 +136,8 @@ class TestSeveralInputsAndOutputs:
         model = adaptor.load(graph, outputs=["Identity_1:0"])
         names = [port.name for port in model.signature.inputs]
         assert sorted(names) == ["left", "right"]
-        given = adaptor.predict(model, {"left": data[0], "right": data[1]})
-        np.testing.assert_allclose(given, np.asarray(net(list(data))[1]), atol=1e-5)
+        outputs = adaptor.predict(model, {"left": data[0], "right": data[1]})
+        np.testing.assert_allclose(outputs, np.asarray(net(list(data))[1]), atol=1e-5)
 
     def test_what_does_not_fit_is_said(self, net, data):
         adaptor = TensorFlowAdaptor()
@@ -196,13 +196,13 @@ def test_a_subclassed_model_is_traced_with_the_data(digits):
 
 
 def test_the_users_model_is_left_alone(net, digits):
-    before = [weight.copy() for weight in net.get_weights()]
+    original = [weight.copy() for weight in net.get_weights()]
     trainable = net.trainable
     adaptor = TensorFlowAdaptor()
     model = adaptor.load(net)
     assert adaptor.native(model) is net
     assert net.trainable is trainable
-    assert all(np.array_equal(a, b) for a, b in zip(before, net.get_weights(), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(original, net.get_weights(), strict=True))
 
 
 def test_floats_of_numpy_and_tensors_are_taken(net, digits):
@@ -210,9 +210,9 @@ def test_floats_of_numpy_and_tensors_are_taken(net, digits):
     model, images = adaptor.load(net), digits[1].images[:5]
     expected = adaptor.predict(model, images)
     np.testing.assert_array_equal(adaptor.predict(model, images.astype(np.float64)), expected)
-    given = adaptor.predict(model, tf.constant(images))
-    assert tf.is_tensor(given)
-    np.testing.assert_array_equal(given.numpy(), expected)
+    outputs = adaptor.predict(model, tf.constant(images))
+    assert tf.is_tensor(outputs)
+    np.testing.assert_array_equal(outputs.numpy(), expected)
 
 
 def test_a_signature_of_another_name_is_found_if_it_is_the_only_one(tmp_path):

@@ -66,9 +66,9 @@ def test_the_signature_is_the_one_that_came_in(net, digits, tmp_path):
     converter.calib_dataloader = digits[0].loader()
     result = converter()
     result.save(tmp_path / "saved")
-    given = signatures_of(tmp_path / "given")
-    assert signatures_of(tmp_path / "saved") == given
-    assert given["serving_default"][0] == {"image": (tf.float32, [None, 8, 8, 1])}
+    signatures = signatures_of(tmp_path / "given")
+    assert signatures_of(tmp_path / "saved") == signatures
+    assert signatures["serving_default"][0] == {"image": (tf.float32, [None, 8, 8, 1])}
     assert not [warning for warning in result.report.warnings if "signature" in warning]
 
 
@@ -89,9 +89,9 @@ def test_the_old_way_of_serving_loads_it_by_tag_and_tensor_names(tuned, digits):
         meta = tf.compat.v1.saved_model.load(session, ["serve"], "saved")
         definition = meta.signature_def["serving_default"]
         assert definition.method_name == "tensorflow/serving/predict"
-        (given,), (result,) = definition.inputs.values(), definition.outputs.values()
-        found = session.run(result.name, {given.name: images})
-    np.testing.assert_allclose(found, tuned(images), atol=1e-6)
+        (feed,), (result,) = definition.inputs.values(), definition.outputs.values()
+        outputs = session.run(result.name, {feed.name: images})
+    np.testing.assert_allclose(outputs, tuned(images), atol=1e-6)
 
 
 @pytest.mark.parametrize("suffix", ["pb", "pbtxt"])
@@ -106,8 +106,8 @@ def test_a_frozen_graph_if_asked_for(tuned, digits, suffix):
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         tf.graph_util.import_graph_def(graph, name="")
         names = [node.name for node in graph.node if node.op == "Placeholder"]
-        found = session.run("Identity:0", {f"{names[0]}:0": images})
-    np.testing.assert_allclose(found, tuned(images), atol=1e-6)
+        outputs = session.run("Identity:0", {f"{names[0]}:0": images})
+    np.testing.assert_allclose(outputs, tuned(images), atol=1e-6)
 
 
 def test_the_native_model_is_called_predicted_with_and_saved_like_any(tuned, digits):
@@ -124,8 +124,8 @@ def test_the_native_model_is_called_predicted_with_and_saved_like_any(tuned, dig
     np.testing.assert_allclose(served(tf.constant(images))[name].numpy(), expected, atol=1e-6)
     tf.saved_model.save(model, "by_tensorflow", signatures=model.serving_signatures)
     run = tf.saved_model.load("by_tensorflow").signatures["serving_default"]
-    (found,) = run(image=tf.constant(images)).values()
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+    (outputs,) = run(image=tf.constant(images)).values()
+    np.testing.assert_allclose(outputs.numpy(), expected, atol=1e-6)
     assert len(model.graph_def.node) > 10
 
 

@@ -91,8 +91,8 @@ def two_of_a_kind():
     """A layer is used twice on one input, which the runtime computes once."""
     inputs, x = stem()
     shared = layers.Conv2D(8, 3, padding="same")
-    one, other = shared(x), shared(x)
-    return Model(inputs, [relu(conv(x) + one), relu(conv(x) + other), conv(one)])
+    first, second = shared(x), shared(x)
+    return Model(inputs, [relu(conv(x) + first), relu(conv(x) + second), conv(first)])
 
 
 def twice_itself():
@@ -142,11 +142,11 @@ def run(name: str) -> None:
 
     uses = [lambda x: adaptor.predict(converted, x), native] * 2
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(many_times, uses))
+        outputs = list(pool.map(many_times, uses))
     expected = [np.asarray(part) for part in tf.nest.flatten(net(data, training=False))]
-    for results in found:
-        for wanted, result in zip(expected, results, strict=True):
-            assert signal_to_noise(wanted, result) > 25
+    for results in outputs:
+        for reference, result in zip(expected, results, strict=True):
+            assert signal_to_noise(reference, result) > 25
     sums = [n for n in converted.graph.nodes.values() if b"Sum" in n.attr["fused_ops"].list.s]
     print(f"sums of {name}: {len(sums)}", flush=True)
 

@@ -40,20 +40,20 @@ def _reviews(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return short texts, and whether they are good."""
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, 2, count)
-    words = [
+    lines = [
         [*draw.choice(NEITHER, 4), *draw.choice(GOOD if label else BAD, 2), f"unknown{index}"]
         for index, label in enumerate(labels)
     ]
-    texts = [" ".join(draw.permutation(line)).capitalize() + "!" for line in words]
+    texts = [" ".join(draw.permutation(line)).capitalize() + "!" for line in lines]
     return np.array(texts), labels
 
 
 def _from_words() -> keras.Model:
     texts, labels = _reviews(600, 0)
-    words = layers.TextVectorization(output_sequence_length=8)
-    words.adapt(texts)
+    vectorizer = layers.TextVectorization(output_sequence_length=8)
+    vectorizer.adapt(texts)
     inputs = keras.Input((), dtype="string", name="text")
-    x = layers.Embedding(words.vocabulary_size(), 16)(words(inputs))
+    x = layers.Embedding(vectorizer.vocabulary_size(), 16)(vectorizer(inputs))
     x = layers.GlobalAveragePooling1D()(layers.Conv1D(16, 3, activation="relu")(x))
     net = keras.Model(inputs, layers.Dense(2)(layers.Dense(16, activation="relu")(x)))
     net.compile(
@@ -89,14 +89,14 @@ def _tuned(net: keras.Model, folder: Path, form: str) -> np.ndarray:
     result = converter()
     assert result.met
     assert any(config.precision is Precision.INT8 for config in result.plan.values())
-    given = np.asarray(result(texts))
+    outputs = np.asarray(result(texts))
     expected = net(tf.constant(texts)).numpy()
-    assert np.mean(given.argmax(-1) == expected.argmax(-1)) > 0.98
-    assert np.mean(given.argmax(-1) == labels) > 0.9
+    assert np.mean(outputs.argmax(-1) == expected.argmax(-1)) > 0.98
+    assert np.mean(outputs.argmax(-1) == labels) > 0.9
 
     result.save(folder / "tuned")
-    np.testing.assert_array_equal(neural_mp.load(folder / "tuned")(texts), given)
-    return given
+    np.testing.assert_array_equal(neural_mp.load(folder / "tuned")(texts), outputs)
+    return outputs
 
 
 def test_text_models_are_tuned_on_strings_saved_and_served_without_neural_mp(tmp_path):
@@ -109,5 +109,5 @@ def test_text_models_are_tuned_on_strings_saved_and_served_without_neural_mp(tmp
         [sys.executable, "-c", ALONE, *outputs], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    for form, given in outputs.items():
-        np.testing.assert_array_equal(np.load(tmp_path / form / "alone.npy"), given)
+    for form, expected in outputs.items():
+        np.testing.assert_array_equal(np.load(tmp_path / form / "alone.npy"), expected)

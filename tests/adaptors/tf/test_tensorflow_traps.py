@@ -44,18 +44,18 @@ def converted(adaptor, all_machine):
     return convert
 
 
-def near(expected, given, decibels=20.0):
-    expected, given = (tf.nest.flatten(result) for result in (expected, given))
-    assert len(expected) == len(given)
-    for one, other in zip(expected, given, strict=True):
-        assert np.shape(one) == np.shape(other)
-        assert signal_to_noise(np.asarray(one), np.asarray(other)) > decibels
+def near(expected, actual, decibels=20.0):
+    expected, actual = (tf.nest.flatten(result) for result in (expected, actual))
+    assert len(expected) == len(actual)
+    for reference, output in zip(expected, actual, strict=True):
+        assert np.shape(reference) == np.shape(output)
+        assert signal_to_noise(np.asarray(reference), np.asarray(output)) > decibels
 
 
 def test_batches_of_two_inputs_may_broadcast(adaptor, converted):
     """The kernel of a residual sum would write the larger result over the smaller summand."""
-    one, other = Input((8, 8, 3)), Input((8, 8, 3))
-    net = Model([one, other], layers.Add()([layers.Conv2D(8, 3)(i) for i in (one, other)]))
+    first, second = Input((8, 8, 3)), Input((8, 8, 3))
+    net = Model([first, second], layers.Add()([layers.Conv2D(8, 3)(i) for i in (first, second)]))
     data = [values(1, 8, 8, 3), values(64, 8, 8, 3)]
     model = converted(net, data, INT8)
     near(net(data), adaptor.predict(model, data))
@@ -63,8 +63,8 @@ def test_batches_of_two_inputs_may_broadcast(adaptor, converted):
 
 
 def test_rows_of_two_inputs_may_broadcast(adaptor, converted):
-    one, other = Input((4, 8)), Input((4, 8))
-    net = Model([one, other], layers.ReLU()(layers.Dense(8)(one) + layers.Dense(8)(other)))
+    first, second = Input((4, 8)), Input((4, 8))
+    net = Model([first, second], layers.ReLU()(layers.Dense(8)(first) + layers.Dense(8)(second)))
     data = [values(5, 4, 8), values(1, 4, 8)]
     loaded = adaptor.load(net)
     near(net(data), adaptor.predict(loaded, data), 100)
@@ -181,10 +181,10 @@ def test_branches_run_in_either_direction(sign, precision, adaptor, converted):
 
     @tf.function(input_signature=[tf.TensorSpec([None, 8], name="x")])
     def run(x):
-        taken = tf.cond(
+        branch = tf.cond(
             tf.reduce_sum(x) > 0, lambda: tf.nn.relu(x @ tf.ones([8, 8])), lambda: x * 2.0
         )
-        return taken @ weight
+        return branch @ weight
 
     data = values(4, 8) + sign
     near(run(data), adaptor.predict(converted(run, data, precision), data), 30)
@@ -207,11 +207,11 @@ def test_results_of_several_types(adaptor):
     picked = tf.function(lambda z: tf.gather(z, tf.argsort(z[:, 0])))
     near(picked(data), adaptor.predict(adaptor.load(picked, example=data), data), 100)
     largest = tf.function(lambda y: tf.math.top_k(y, 2))
-    numbers, places = adaptor.predict(adaptor.load(largest, example=data), data)
+    numbers, indices = adaptor.predict(adaptor.load(largest, example=data), data)
     expected = tf.math.top_k(data, 2)
     np.testing.assert_array_equal(numbers, expected[0])
-    np.testing.assert_array_equal(places, expected[1])
-    assert places.dtype == np.int32
+    np.testing.assert_array_equal(indices, expected[1])
+    assert indices.dtype == np.int32
 
 
 def test_a_clipped_tensor_that_shares_the_scale_of_a_signed_one(adaptor, converted):
@@ -251,18 +251,18 @@ def test_nested_inputs_and_outputs(adaptor):
     data = values(2, 8)
     model = adaptor.load(Nested(), example=data)
     assert [port.name for port in model.signature.outputs] == ["l_0", "l_1_0", "o"]
-    given = adaptor.predict(model, data)
-    np.testing.assert_array_equal(given["o"], data * 2)
-    np.testing.assert_array_equal(given["l"][1][0], data + 1)
-    assert given["l"][1][1] is None
-    one, other = Input((8,), name="one"), Input((4,), name="other")
-    net = Model([one, {"k": other}], layers.Dense(6)(one) + layers.Dense(6)(other))
-    both = [values(3, 8), {"k": values(3, 4)}]
-    near(net(both), adaptor.predict(adaptor.load(net), both), 100)
+    outputs = adaptor.predict(model, data)
+    np.testing.assert_array_equal(outputs["o"], data * 2)
+    np.testing.assert_array_equal(outputs["l"][1][0], data + 1)
+    assert outputs["l"][1][1] is None
+    first, second = Input((8,), name="one"), Input((4,), name="other")
+    net = Model([first, {"k": second}], layers.Dense(6)(first) + layers.Dense(6)(second))
+    batch = [values(3, 8), {"k": values(3, 4)}]
+    near(net(batch), adaptor.predict(adaptor.load(net), batch), 100)
 
 
 def test_a_function_of_a_dict(adaptor):
-    run = tf.function(lambda given: given["a"] * 2)
+    run = tf.function(lambda features: features["a"] * 2)
     data = {"a": values(2, 3)}
     np.testing.assert_array_equal(
         adaptor.predict(adaptor.load(run, example=data), data), data["a"] * 2
@@ -274,9 +274,9 @@ def test_the_users_graph_may_change_afterwards(adaptor):
     graph = adaptor.load(net).graph.to_graph_def()
     model, data = adaptor.load(graph), values(3, 100)
     for node in graph.node:
-        held = node.attr["value"].tensor
-        if len(held.tensor_content) > 20000:
-            held.tensor_content = bytes(len(held.tensor_content))
+        tensor = node.attr["value"].tensor
+        if len(tensor.tensor_content) > 20000:
+            tensor.tensor_content = bytes(len(tensor.tensor_content))
     near(net(data), adaptor.predict(model, data), 100)
 
 

@@ -157,7 +157,7 @@ def test_a_refusal_says_what_the_op_does_at_any_depth(op, reason, depth):
     for attribute in op_def_registry.get(op).attr if op_def_registry.get(op) else ():
         if not attribute.HasField("default_value") and attribute.type == "type":
             node.attr[attribute.name].type = tf.float32.as_datatype_enum
-    harm = [found for found in suspicious(graph) if found.node.name == "harmful"]
+    harm = [suspect for suspect in suspicious(graph) if suspect.node.name == "harmful"]
     assert len(harm) == 1
     assert reason in str(harm[0].refusal("the graph"))
 
@@ -213,8 +213,8 @@ def test_an_op_that_is_handed_on_from_function_to_function_is_found(op):
 
 
 def test_a_function_that_fills_a_table_is_not_handed_a_file_by_another(tmp_path):
-    words = tmp_path / "words.txt"
-    words.write_text("a\nb\n")
+    vocabulary = tmp_path / "words.txt"
+    vocabulary.write_text("a\nb\n")
 
     class Tables(tf.Module):
         """A model with two tables, each of a file."""
@@ -223,7 +223,7 @@ def test_a_function_that_fills_a_table_is_not_handed_a_file_by_another(tmp_path)
             super().__init__()
             self.tables = [
                 tf.lookup.StaticHashTable(
-                    tf.lookup.TextFileInitializer(str(words), *_LINES), default_value=-1
+                    tf.lookup.TextFileInitializer(str(vocabulary), *_LINES), default_value=-1
                 )
                 for _ in range(2)
             ]
@@ -237,8 +237,8 @@ def test_a_function_that_fills_a_table_is_not_handed_a_file_by_another(tmp_path)
     assert load_source(str(folder), None, None) is not None
     saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
     library = saved.meta_graphs[0].graph_def.library
-    filling, other = (f for f in library.function if any(map(_fills, f.node_def)))
-    (node,) = filter(_fills, other.node_def)
+    filling, second = (f for f in library.function if any(map(_fills, f.node_def)))
+    (node,) = filter(_fills, second.node_def)
     table, name = node.input[0], node.name
     node.Clear()
     node.name, node.op = name, "StatefulPartitionedCall"
@@ -248,7 +248,7 @@ def test_a_function_that_fills_a_table_is_not_handed_a_file_by_another(tmp_path)
         node.input.append("path:output:0" if is_path else table)
         node.attr["Tin"].list.type.append(argument.type)
     node.attr["Tout"].list.type.extend(a.type for a in filling.signature.output_arg)
-    path = other.node_def.add(name="path", op="Const")
+    path = second.node_def.add(name="path", op="Const")
     path.attr["dtype"].type = tf.string.as_datatype_enum
     path.attr["value"].tensor.CopyFrom(tf.make_tensor_proto("/etc/hostname"))
     (folder / "saved_model.pb").write_bytes(saved.SerializeToString())

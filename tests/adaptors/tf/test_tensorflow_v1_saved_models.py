@@ -29,8 +29,8 @@ def saved(folder, *parts, variable_input=False):
             session.run(v1.global_variables_initializer())
             signature = v1.saved_model.predict_signature_def({"x": image}, {"y": result})
             add = builder.add_meta_graph if index else builder.add_meta_graph_and_variables
-            given = {"signature_def_map": dict.fromkeys(keys, signature)}
-            add(*([list(tags)] if index else [session, list(tags)]), **given)
+            options = {"signature_def_map": dict.fromkeys(keys, signature)}
+            add(*([list(tags)] if index else [session, list(tags)]), **options)
     builder.save()
     return folder
 
@@ -66,8 +66,8 @@ def test_an_input_that_no_output_needs_is_kept(tmp_path):
     builder.save()
     adaptor = TensorFlowAdaptor()
     model = adaptor.load(tmp_path / "model")
-    given = {"x": IMAGE, "z": np.zeros((2, 2), np.float32)}
-    np.testing.assert_allclose(adaptor.predict(model, given), expected(), atol=1e-5)
+    inputs = {"x": IMAGE, "z": np.zeros((2, 2), np.float32)}
+    np.testing.assert_allclose(adaptor.predict(model, inputs), expected(), atol=1e-5)
 
 
 def test_of_several_graphs_the_one_to_serve_is_taken(tmp_path):
@@ -120,10 +120,10 @@ def test_what_nothing_reads_is_refused_with_the_fix(tmp_path):
         TensorFlowAdaptor().load(path)
 
 
-def with_vocabulary(folder, words=("red", "green"), buckets=0):
+def with_vocabulary(folder, vocabulary=("red", "green"), buckets=0):
     """A SavedModel of TensorFlow 1 that looks words up in a text file among its assets."""
     file = folder / "words.txt"
-    file.write_text("\n".join(words))
+    file.write_text("\n".join(vocabulary))
     kind = tf.lookup.TextFileIndex
     with tf.Graph().as_default(), v1.Session() as session:
         text = v1.placeholder(tf.string, [None], name="text")
@@ -159,13 +159,13 @@ def test_a_vocabulary_among_the_assets_is_frozen(tmp_path, buckets):
     path = with_vocabulary(tmp_path, buckets=buckets)
     message = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
     assert "saved_model_assets" in message.meta_graphs[0].collection_def
-    asked = np.array(["green", "blue", "red", ""], object)
+    texts = np.array(["green", "blue", "red", ""], object)
     adaptor = TensorFlowAdaptor()
     model = adaptor.load(path)
     assert not any("Table" in node.op for node in model.graph.nodes.values())
     run = tf.saved_model.load(str(path)).signatures["serving_default"]
-    wanted = run(tf.constant(asked))["y"].numpy()
-    np.testing.assert_array_equal(adaptor.predict(model, asked), wanted)
+    reference = run(tf.constant(texts))["y"].numpy()
+    np.testing.assert_array_equal(adaptor.predict(model, texts), reference)
 
 
 @pytest.mark.parametrize("name", ["../../secret.txt", "/etc/hostname"])
@@ -202,10 +202,10 @@ def test_a_table_is_filled_from_an_asset_and_only_on_initialization(tmp_path, wh
             find = next(n for n in nodes.values() if n.op.startswith("LookupTableFind"))
             find.input.append(f"^{fills.name}")
             return
-        other = meta.graph_def.node.add()
-        other.CopyFrom(path)
-        other.name = fills.input[1] = "other"
-        other.attr["value"].tensor.string_val[:] = [b"/etc/hostname"]
+        duplicate = meta.graph_def.node.add()
+        duplicate.CopyFrom(path)
+        duplicate.name = fills.input[1] = "other"
+        duplicate.attr["value"].tensor.string_val[:] = [b"/etc/hostname"]
 
     with pytest.raises(ModelLoadError, match="InitializeTableFromTextFile"):
         TensorFlowAdaptor().load(edited(with_vocabulary(tmp_path), edit))

@@ -22,16 +22,16 @@ def a_loss_scale_skips_steps(strategy, images, labels):
         optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.01), LossScale(growth_interval=20))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         net.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
-    before = net.get_weights()
+    weights = net.get_weights()
     for skipped, row in enumerate((0, 40), 1):  # of the first device, and of the second
         spoiled = images[:64].copy()
         spoiled[row] = np.inf
         net.fit(spoiled, labels[:64], batch_size=64, shuffle=False, verbose=0)
-        assert all(map(np.array_equal, before, net.get_weights()))
+        assert all(map(np.array_equal, weights, net.get_weights()))
         assert (optimizer.skipped_steps, optimizer.iterations.numpy()) == (skipped, 0)
         assert optimizer.loss_scale == 2**15 / 2**skipped
-    found = net.fit(images, labels, batch_size=64, epochs=3, verbose=0).history
-    assert found["accuracy"][-1] > 0.9
+    history = net.fit(images, labels, batch_size=64, epochs=3, verbose=0).history
+    assert history["accuracy"][-1] > 0.9
     assert optimizer.skipped_in_a_row == 0
     assert optimizer.loss_scale > 2**16
 
