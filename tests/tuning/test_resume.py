@@ -100,6 +100,15 @@ def test_resume_refuses_if_something_changed(converter, deep, digits, changed):
         converter()
 
 
+def test_resume_names_trials_that_were_deleted(tmp_path):
+    url, about = f"sqlite:///{tmp_path / 'history.db'}", {"model": "net"}
+    History(url, about, higher_is_better=True).close()
+    (study,) = optuna.get_all_study_summaries(url)
+    optuna.delete_study(study_name=study.study_name, storage=url)
+    with pytest.raises(HistoryError, match="cannot resume: the trials of .* were deleted"):
+        History(url, about, higher_is_better=True, resume=True)
+
+
 def test_a_resumed_run_leaves_the_trials_that_are_out_of_bounds_now(converter, bf16_machine):
     converter.hardware = bf16_machine
     first = converter()

@@ -14,6 +14,8 @@ from zoo_cases.case import NotBuiltError, ZooCase
 #: Sides of pictures, tried in this order.
 _SIDES = (64, 96, 224)
 SAMPLES, CLASSES = 2, 10
+#: Pictures whose statistics batch norms keep.
+STATISTICS_SAMPLES = 16
 
 
 def names() -> list[str]:
@@ -43,7 +45,8 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
         numbers = np.random.default_rng(seed)
         shape = (SAMPLES, side, side, 3)
         pictures = [numbers.standard_normal(shape).astype(np.float32) for _ in range(batches)]
-        _normalize(net, pictures[0])
+        statistics = numbers.standard_normal((STATISTICS_SAMPLES, *shape[1:]))
+        _normalize(net, statistics.astype(np.float32))
         return ZooCase(net, pictures, partial(net, training=False), f"side {side}")
     raise NotBuiltError("; ".join(reasons))
 

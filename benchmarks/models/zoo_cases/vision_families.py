@@ -14,6 +14,8 @@ from torch import nn
 from zoo_cases.case import NotBuiltError, ZooCase
 
 SAMPLES = 2
+#: Pictures whose statistics batch norms keep.
+STATISTICS_SAMPLES = 16
 #: Form of inputs → shape of a sample of each input, tried in this order.
 _FORMS = {
     "side 64": ((3, 64, 64),),
@@ -134,7 +136,8 @@ def _case(make: Callable[[], nn.Module], seed: int, batches: int) -> ZooCase:
         except Exception as error:  # noqa: BLE001 - nets raise any type for another size
             reasons.append(f"{form}: {' '.join(str(error).split())[:160]}")
             continue
-        _normalize(net, inputs[0])
+        statistics = tuple(torch.randn(STATISTICS_SAMPLES, *shape) for shape in shapes)
+        _normalize(net, statistics)
         return ZooCase(net, inputs, partial(_run, net), form)
     raise NotBuiltError("; ".join(reasons))
 
