@@ -285,8 +285,8 @@ def test_the_command_line_lists_the_runtimes(run, workplace):
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_commands_work_on_a_result_in_another_runtime(runtime, run, workplace, digits):
     np.save("x.npy", digits[1].images[:20])
-    # INT8 gains little in OpenVINO on this net, and nothing at all on a busy machine.
-    size = ("--objective", "modelsize") if runtime == "openvino" else ()
+    # INT8 gains little on this net, and nothing at all on a busy machine.
+    size = ("--objective", "modelsize")
     code, _, err = run("tune", "conf.yaml", "--runtime", runtime, *size, "-o", "tuned")
     assert code == 0, err
     for command, expected in (

@@ -104,6 +104,7 @@ def _keras(name: str) -> tuple[Any, Any]:
     from keras import layers
     from keras_nets import small_net as images
 
+    keras.utils.clear_session(free_memory=False)  # names of layers are counted
     if name == "images":
         return images(), _array((SAMPLES, 8, 8, 1))
     keras.utils.set_random_seed(0)

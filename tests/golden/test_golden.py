@@ -16,7 +16,7 @@ import pytest
 from command_here import run_main
 from documents import decisions
 from golden_nets import NETS
-from masking import masked, masked_text, words_of_page
+from masking import masked, masked_text, headings_of_page
 from mistakes import test_mistakes_in_python as in_python
 from mistakes import test_mistakes_on_the_command_line as on_the_command_line
 
@@ -97,4 +97,4 @@ def test_documents_of_commands_and_the_page_stay(agree, tuned, monkeypatch):
     code, output, errors = run_main("report", "neural_mp_workspace")
     assert code == 0, errors
     page = Path(output.split("page saved to ")[1].strip()).read_text(encoding="utf-8")
-    agree("page", words_of_page(page))
+    agree("page", headings_of_page(page))
