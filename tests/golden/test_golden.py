@@ -16,7 +16,7 @@ import pytest
 from command_here import run_main
 from documents import decisions
 from golden_nets import NETS
-from masking import masked, masked_text, headings_of_page
+from masking import headings_of_page, masked, masked_text
 from mistakes import test_mistakes_in_python as in_python
 from mistakes import test_mistakes_on_the_command_line as on_the_command_line
 
