@@ -75,8 +75,13 @@ def mean_nsr(reference: list[Any], outputs: list[Any]) -> float:
 
     Mean over the outputs, so that outputs with large values do not dominate.
     """
-    nsrs = [nsr for nsr in output_nsrs(reference, outputs) if not math.isnan(nsr)]
-    return MAX_NSR if MAX_NSR in nsrs else float(np.mean(nsrs)) if nsrs else 0.0
+    return _mean_of(output_nsrs(reference, outputs))
+
+
+def _mean_of(nsrs: Iterable[float]) -> float:
+    """Return the mean of the NSRs of signals, or 1e9 if one is that bad; 0 without a signal."""
+    signals = [nsr for nsr in nsrs if not math.isnan(nsr)]
+    return MAX_NSR if MAX_NSR in signals else float(np.mean(signals)) if signals else 0.0
 
 
 @dataclass(frozen=True)
@@ -239,13 +244,11 @@ class OutputNoise:
 
 def _fidelity_of(nsrs: list[list[float]]) -> Fidelity:
     """Return the means over batches of the NSRs of each output."""
-    batches = [[nsr for nsr in batch if not math.isnan(nsr)] or [0.0] for batch in nsrs]
-    mean = float(np.mean([MAX_NSR if MAX_NSR in nsr else np.mean(nsr) for nsr in batches]))
+    mean = decibels(float(np.mean([_mean_of(batch) for batch in nsrs])))
     if len({len(batch) for batch in nsrs}) > 1:
-        return Fidelity(decibels(mean))
-    outputs = ([nsr for nsr in output if not math.isnan(nsr)] for output in zip(*nsrs, strict=True))
-    per_output = tuple(decibels(float(np.mean(output or [0.0]))) for output in outputs)
-    return Fidelity(decibels(mean), per_output)
+        return Fidelity(mean)
+    outputs = zip(*nsrs, strict=True)
+    return Fidelity(mean, tuple(decibels(_mean_of(output)) for output in outputs))
 
 
 def output_sqnr_db(

@@ -155,5 +155,6 @@ def _normalize(net: nn.Module, batch: Any) -> None:
 
 def _run(net: nn.Module, batch: Any) -> Any:
     tensors = batch if isinstance(batch, tuple) else (batch,)
+    clones = [tensor.clone() for tensor in tensors]
     with torch.no_grad():
-        return net(*(tensor.clone() for tensor in tensors))
+        return net(*clones)
