@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.conversion import observe
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.kernel_ops import max_pool2d_uint8
 from neural_mp.core.precision import Precision
+from neural_mp.profiling import kernel_log
 from neural_mp.testing import signal_to_noise, uniform
 
 pytestmark = pytest.mark.slow
@@ -235,7 +236,7 @@ def test_a_dense_layer_adds_a_part_of_a_larger_tensor():
         ((nn.Conv2d(16, 24, 3), nn.Conv2d(24, 8, 1)), (1, 16, 9, 9)),
     ],
 )
-def test_results_read_in_16_bits_take_no_reference_implementation(layers, size, precision, capfd):
+def test_results_read_in_16_bits_take_no_reference_implementation(layers, size, precision):
     x = torch.randn(*size)
     net, adaptor = nn.Sequential(*layers).eval(), PyTorchAdaptor()
     model = adaptor.load(net, example=x)
@@ -244,10 +245,9 @@ def test_results_read_in_16_bits_take_no_reference_implementation(layers, size, 
     integers, floats = uniform(space, INT8), uniform(space, precision)
     plan = space.resolve(floats.replacing({first: integers[first]}))
     converted = adaptor.convert(model, plan, observe(adaptor, model, [x], space), space)
-    capfd.readouterr()
-    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+    with kernel_log() as log:
         outputs = adaptor.predict(converted, x)
-    ran = [line for line in capfd.readouterr().out.splitlines() if "exec,cpu" in line]
-    assert any("src:u8" in line for line in ran)
-    assert not [line for line in ran if ",ref" in line and "src:u8" in line]
+    of_integers = [call.implementation for call in log.calls if call.dtypes.get("src") == "u8"]
+    assert of_integers
+    assert not [name for name in of_integers if "ref" in name]
     assert signal_to_noise(net(x).detach().numpy(), outputs.float().numpy()) > 25
