@@ -46,19 +46,19 @@ from neural_mp import MixedPrecision, common
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings
+from neural_mp.core.deadline import Deadline
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.evaluation.early_stopping import RunningValues
+from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation, PlanEvaluator
 from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named, read_workers
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.executors.ray_nodes import WATCHFUL
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
 
 PLACES = 2
 PLANS = 8

@@ -25,8 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.tuning.early_stopping import RunningValues, will_miss_target
+from neural_mp.core.criterion import AccuracyCriterion
+from neural_mp.tuning.evaluation.early_stopping import RunningValues, will_miss_target
 
 TOLERANCE = 0.01
 CLASSES = 10

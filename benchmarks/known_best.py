@@ -31,12 +31,12 @@ from tables import markdown_table
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings
+from neural_mp.core.deadline import Deadline
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import interleaved_rounds, uncontended
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
-from neural_mp.tuning.deadline import Deadline
 from neural_mp.tuning.listener import RunLog
 
 #: Of the plans timed first, so many are timed again.

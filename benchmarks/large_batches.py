@@ -30,7 +30,7 @@ from rich.table import Table
 from runtime_nets import CALIBRATED, CALIBRATION, CASES, TIMED
 
 from neural_mp import MixedPrecision, load
-from neural_mp.adaptors.pytorch import batch_parts, direct_calls
+from neural_mp.adaptors.pytorch.kernels import batch_parts, direct_calls
 
 THIS = Path(__file__).resolve()
 WAYS = ("whole", "in parts")

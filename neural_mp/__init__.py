@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from neural_mp.api.optimized_model import OptimizedModel, load
     from neural_mp.api.replay import convert_with_plan
     from neural_mp.api.torchao_configs import quantize_
+    from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
     from neural_mp.errors import NeuralMPError
     from neural_mp.io.trust import trusting
     from neural_mp.jobs import tune_many
-    from neural_mp.tuning.comparison import Comparison
-    from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+    from neural_mp.tuning.measurement.comparison import Comparison
 
 __version__ = "0.1.0"
 
 #: Public name → its module, imported on first access to keep `import neural_mp` fast.
 _LAZY = {
-    "AccuracyCriterion": "neural_mp.tuning.criterion",
+    "AccuracyCriterion": "neural_mp.core.criterion",
     "AutoMixedPrecisionOptions": "neural_mp.amp.options",
-    "ExitPolicy": "neural_mp.tuning.criterion",
+    "ExitPolicy": "neural_mp.core.criterion",
     "MixedPrecision": "neural_mp.api.mixed_precision",
     "NeuralMPError": "neural_mp.errors",
     "OptimizedModel": "neural_mp.api.optimized_model",
     "Precision": "neural_mp.core.precision",
     "PrecisionPlan": "neural_mp.core.plan",
-    "Comparison": "neural_mp.tuning.comparison",
+    "Comparison": "neural_mp.tuning.measurement.comparison",
     "calibration": "neural_mp.api.calibration",
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",

@@ -14,18 +14,19 @@ from unittest import mock
 
 import pytest
 
-from neural_mp.adaptors.common import adaround
+from neural_mp.adaptors.common.weights import adaround
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading, replay
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, OpRuns, ProfileRuns
 from neural_mp.profiling import measurement, uncontended
 from neural_mp.strategies import refinement
-from neural_mp.tuning import objectives, unchecked
+from neural_mp.tuning import unchecked
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning.measurement.objectives import Measurement
 
 #: Arguments → source and inputs, which must live as long as their ids, and the loaded model.
 _loaded: dict[Any, tuple[Any, Any, AnyModel]] = {}
@@ -55,8 +56,9 @@ _exported: dict[Any, bytes] = {}
 
 def export_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export a PyTorch graph for other runtimes once, whatever was captured how often."""
-    from neural_mp.adaptors.pytorch import graph_edit, onnx_export, transfer
-    from neural_mp.adaptors.pytorch.model import fingerprint
+    from neural_mp.adaptors.pytorch.files import onnx_export, transfer
+    from neural_mp.adaptors.pytorch.graph import graph_edit
+    from neural_mp.adaptors.pytorch.graph.model import fingerprint
 
     def exported(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
         names = [node.meta.get(graph_edit.OP_NAME) for node in model.portable.graph.nodes]

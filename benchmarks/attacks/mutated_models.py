@@ -19,7 +19,7 @@ from mutants import broken, mutants
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.common import DataLoader
-from neural_mp.tuning.criterion import ExitPolicy
+from neural_mp.core.criterion import ExitPolicy
 from neural_mp.util.pytree import tree_leaves
 
 _MANIFEST, _PLAN, _RECORD, _PAGE = "neural_mp.json", "plan.yaml", "run.json.gz", "report.html"

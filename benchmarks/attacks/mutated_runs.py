@@ -45,8 +45,8 @@ def prepare(folder: Path) -> None:
     from attacked_nets import torch_net
 
     from neural_mp import MixedPrecision
+    from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
     from neural_mp.testing import Accuracy, digits
-    from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
     train, _ = digits()
     result = MixedPrecision(

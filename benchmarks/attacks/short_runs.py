@@ -248,8 +248,8 @@ def _write(file: Path, values: dict[str, Any]) -> None:
 
 
 def _measure_briefly() -> None:
-    from neural_mp.tuning import objectives
     from neural_mp.tuning.listener import Listener
+    from neural_mp.tuning.measurement import objectives
 
     objectives._LEAST_SECONDS = 0.001
     objectives._PATIENCE = 1.0

@@ -24,8 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import neural_mp
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
-from neural_mp.adaptors.common.weight_store import WeightStore
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
+from neural_mp.adaptors.common.weights.weight_store import WeightStore
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.enums import Capture
 from neural_mp.core.plan import PrecisionPlan

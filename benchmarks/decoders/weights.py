@@ -14,8 +14,8 @@ from settings import Batches, Subject, change, perplexity
 from torch import nn
 
 from neural_mp import MixedPrecision, convert_with_plan
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.common.fisher import specs_of, weight_noise
+from neural_mp.adaptors.common.sensitivity.fisher import specs_of, weight_noise
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.enums import Capture, WeightCorrection
 from neural_mp.core.hardware import detect

@@ -24,7 +24,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import Ratio, interleaved_rounds, ratio
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.sqnr import output_sqnr_db
+from neural_mp.tuning.measurement.sqnr import output_sqnr_db
 
 CALIBRATION, UNSEEN, STEP = 16, 8, 4
 #: What models are converted for, one beside the other; `vnni` leaves weights their full range.

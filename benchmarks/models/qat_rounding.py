@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from qat_nets import Case
 
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.common.reconstruction import reconstructable
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
+from neural_mp.adaptors.common.weights.reconstruction import reconstructable
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.enums import WeightCorrection

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.counterparts import OpNames
 from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.adaptors.common.simulation import Simulation
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph

@@ -12,16 +12,16 @@ import numpy as np
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
 from neural_mp.adaptors.common.conversion import prepared_for, profile
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
-from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
-from neural_mp.adaptors.common.fisher import weight_noise
 from neural_mp.adaptors.common.fusion_check import check_fusions
-from neural_mp.adaptors.common.hessian import weight_sensitivity
-from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
-from neural_mp.adaptors.common.reconstruction import reconstructable_in_minutes
+from neural_mp.adaptors.common.sensitivity.fisher import weight_noise
+from neural_mp.adaptors.common.sensitivity.hessian import weight_sensitivity
+from neural_mp.adaptors.common.sensitivity.layer_noise import layer_noise
 from neural_mp.adaptors.common.simulation import TrainingSchedule
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
+from neural_mp.adaptors.common.weights.corrections import rescaled_ops, score_corrections
+from neural_mp.adaptors.common.weights.reconstruction import reconstructable_in_minutes
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph

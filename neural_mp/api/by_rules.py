@@ -18,7 +18,7 @@ from neural_mp.errors import CaptureError, DataError
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import ConversionRules, TuningSpace, planned_ops, reached_by
-from neural_mp.tuning.batches import FirstBatch
+from neural_mp.tuning.evaluation.batches import FirstBatch
 from neural_mp.util.text import counted
 
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from neural_mp.adaptors.common.checkpoint_formats import IntegerLayer
-from neural_mp.adaptors.common.group_specs import group_spec
-from neural_mp.adaptors.common.grouped_weight import (
+from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.weights.checkpoint_formats import IntegerLayer
+from neural_mp.adaptors.common.weights.group_specs import group_spec
+from neural_mp.adaptors.common.weights.grouped_weight import (
     CodedGroups,
     GroupedWeight,
     middle_code,
     to_bfloat16,
 )
-from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core import hardware as machine

@@ -15,8 +15,8 @@ from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.io.trust import trusting
-from neural_mp.tuning.batches import Batches, FirstBatch
-from neural_mp.tuning.comparison import Comparison, compare_models
+from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
+from neural_mp.tuning.measurement.comparison import Comparison, compare_models
 from neural_mp.util.user_calls import ReraiseUserErrors
 
 #: A model, and its plan if known.

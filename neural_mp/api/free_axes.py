@@ -7,7 +7,7 @@ from itertools import islice
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.errors import CaptureError, ConfigurationError, ConversionError, DataError
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.util.open_axes import Shapes, differing
 
 #: Number of batches compared for different sizes.

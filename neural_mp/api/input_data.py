@@ -15,8 +15,8 @@ from neural_mp.config import load_settings
 from neural_mp.data.datasets import csv_dataset
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.calibration_batches import limited
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.calibration_batches import limited
 from neural_mp.util.labels import NAMES
 from neural_mp.util.pytree import Array, batch_size_of
 from neural_mp.util.validators import file_path, shape_of_array, validate_option

@@ -26,6 +26,7 @@ from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words, 
 from neural_mp.api.workspace import cache_of, correction_options
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
+from neural_mp.core.criterion import AccuracyCriterion, check_min_speedup
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
 from neural_mp.core.precision import Precision, Precisions
 from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS
@@ -36,14 +37,13 @@ from neural_mp.runs.fingerprint import in_detail
 from neural_mp.runs.history import History, compared_runtimes, storage_url
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
-from neural_mp.tuning.batches import Batches, FirstBatch
-from neural_mp.tuning.calibration_batches import Calibration
-from neural_mp.tuning.criterion import AccuracyCriterion, check_min_speedup
-from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
+from neural_mp.tuning.evaluation.calibration_batches import Calibration
+from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener, RunLog
-from neural_mp.tuning.objectives import Measurement, parse_objectives
+from neural_mp.tuning.measurement.objectives import Measurement, parse_objectives
 from neural_mp.tuning.size_limit import SizeLimit
 from neural_mp.util.text import with_article
 from neural_mp.util.validators import (

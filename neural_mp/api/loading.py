@@ -15,8 +15,8 @@ from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
 from neural_mp.io.files import require_regular_file
 from neural_mp.io.trust import trusting
-from neural_mp.tuning.batch_reading import name_loader
-from neural_mp.tuning.batches import Batches, FirstBatch
+from neural_mp.tuning.evaluation.batch_reading import name_loader
+from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
 from neural_mp.util.validators import file_path, validate_option
 
 

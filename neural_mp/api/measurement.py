@@ -11,8 +11,8 @@ from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.objectives import Measurement, is_throughput, parse_objectives
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.measurement.objectives import Measurement, is_throughput, parse_objectives
 
 
 def streams_of(settings: Settings, objective: str | Mapping[str, float]) -> int | None:

@@ -12,11 +12,11 @@ import numpy as np
 
 from neural_mp.api.user_metrics import EvalFunc, MetricSet, WeightedMetrics
 from neural_mp.config import MetricSettings
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import METRICS
 from neural_mp.metrics.coercion import metric_name, unwrapped
-from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.tuning.metric_values import MetricAggregation
+from neural_mp.tuning.evaluation.metric_values import MetricAggregation
 
 #: Words in a name that make the direction doubtful: the metric may be an error.
 _ERROR_WORDS = frozenset({"err", "rms", "wer", "cer", "eer", "nll", "bce", "ppl"})

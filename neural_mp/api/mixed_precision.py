@@ -18,6 +18,7 @@ from neural_mp.api.trained_plans import with_training
 from neural_mp.api.workspace import DEFAULT_WORKSPACE
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import SOURCE_RUNTIME, Capture, Objective
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.core.workload import Workload
@@ -26,9 +27,8 @@ from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.space import planned_ops
 from neural_mp.strategies import DEFAULT
 from neural_mp.training.loop import EPOCHS
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.listener import Listener, RunLog
-from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitivities
+from neural_mp.tuning.measurement.sensitivity import SensitivityReport, measured_sensitivities
 from neural_mp.tuning.tuner import tune
 from neural_mp.util.user_calls import ReraiseUserErrors
 from neural_mp.util.validators import validate_option, without_nul

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.optional import SingleFile, needed
+from neural_mp.adaptors.common.weights.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.registry import adaptor_for
@@ -46,7 +46,7 @@ from neural_mp.runs.record import RunRecord
 from neural_mp.runs.record_schema import read_record_file, write_record
 from neural_mp.runs.report import Report
 from neural_mp.space import EffectiveOp, planned_by_name
-from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
+from neural_mp.tuning.measurement.sensitivity import SensitivityReport, sensitivities
 from neural_mp.util.labels import without_key
 from neural_mp.util.validators import (
     file_path,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.corrected_weights import CorrectionOptions
-from neural_mp.adaptors.common.learned_rounding import LearnOptions
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectionOptions
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
@@ -26,7 +26,7 @@ from neural_mp.io.measurement_cache import CACHE_FOLDER
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import ResolvedPlan, planned_ops, without_non_finite
 from neural_mp.tuning.final_selection import compare_latency
-from neural_mp.tuning.objectives import Footprints, Measurement
+from neural_mp.tuning.measurement.objectives import Footprints, Measurement
 from neural_mp.util.memory import FREED
 from neural_mp.util.validators import integer_between, seed_number, validate_option
 

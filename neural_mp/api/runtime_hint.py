@@ -16,7 +16,7 @@ from neural_mp.api.runtime_verification import compared
 from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.profiling import ratio, uncontended
 from neural_mp.runs.report import RUNTIME_HINT, RuntimeHint
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.util.environment import versions_of
 from neural_mp.util.text import shape_words
 from neural_mp.util.validators import optional, record

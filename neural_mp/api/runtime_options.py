@@ -18,8 +18,8 @@ from neural_mp.errors import UnknownOperatorError
 from neural_mp.runs.report import RuntimeFigures
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Strategy
-from neural_mp.tuning.calibration_batches import Calibration
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.evaluation.calibration_batches import Calibration
+from neural_mp.tuning.measurement.objectives import Measurement
 
 
 @dataclass(frozen=True)

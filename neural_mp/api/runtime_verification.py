@@ -9,7 +9,7 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.errors import NeuralMPError, one_line
-from neural_mp.tuning.sqnr import decibels, mean_nsr
+from neural_mp.tuning.measurement.sqnr import decibels, mean_nsr
 from neural_mp.util.pytree import as_numpy, structure_of, tree_leaves
 
 #: SQNR in dB that FP32 in another runtime must reach, with the source as reference.

@@ -35,9 +35,9 @@ from neural_mp.errors import (
 from neural_mp.profiling import ratio, uncontended
 from neural_mp.runs.report import RuntimeFigures
 from neural_mp.space import TuningSpace
-from neural_mp.tuning.calibration_batches import Calibration
-from neural_mp.tuning.objectives import Measurement
-from neural_mp.tuning.other_runtimes import MIN_RUNTIME_SPEEDUP
+from neural_mp.tuning.evaluation.calibration_batches import Calibration
+from neural_mp.tuning.measurement.objectives import Measurement
+from neural_mp.tuning.measurement.other_runtimes import MIN_RUNTIME_SPEEDUP
 from neural_mp.util.pytree import tree_leaves
 
 logger = logging.getLogger(__name__)

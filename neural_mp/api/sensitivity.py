@@ -13,7 +13,7 @@ from neural_mp.api.saved_model import is_saved_model
 from neural_mp.errors import UnknownPrecisionError
 from neural_mp.io.trust import trusting
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.sensitivity import SensitivityReport
+from neural_mp.tuning.measurement.sensitivity import SensitivityReport
 
 
 def sensitivity_of(

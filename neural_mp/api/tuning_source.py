@@ -15,11 +15,11 @@ from neural_mp.api.input_data import TUNING_FILES
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.common import DataLoader
 from neural_mp.config import load_settings, settings_from
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.data import OWN, build_dataloader
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.text import DEFAULT_LENGTH, context_length
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
-from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.util.labels import NAMES
 from neural_mp.util.validators import file_path, validate_option
 

@@ -14,7 +14,7 @@ from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.metrics import METRICS, as_metric
 from neural_mp.metrics.coercion import is_with_options, metric_name, unwrapped
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluation.batches import Batches
 
 EvalFunc = Callable[[Any], float]
 #: Metrics with their weights; the accuracy is the weighted sum.

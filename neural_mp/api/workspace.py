@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neural_mp.adaptors.common.corrected_weights import CorrectionOptions
-from neural_mp.adaptors.common.learned_rounding import LearnOptions
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectionOptions
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, FileCache
 from neural_mp.runs.fingerprint import machine_key

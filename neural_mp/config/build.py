@@ -28,12 +28,12 @@ from neural_mp.config.settings import (
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.training import as_used, train_settings
 from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect, QuantDType
 from neural_mp.core.precision import INTEGERS, Precision, Precisions
 from neural_mp.core.quant_spec import QUANT_CHOICES
 from neural_mp.errors import ConfigurationError, error_path
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
 _CONVERSIONS = ("mixed_precision", "graph_optimization")

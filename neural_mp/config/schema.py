@@ -8,12 +8,12 @@ from typing import Any
 from neural_mp.adaptors.common.training_choices import LOSSES, OPTIMIZERS, REDUCTIONS
 from neural_mp.amp import EDIT_OPTIONS
 from neural_mp.config import values
+from neural_mp.core.criterion import check_min_speedup
 from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import TARGETS
 from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, QUANT_CHOICES
 from neural_mp.core.workload import Workload
 from neural_mp.errors import did_you_mean, error_path
-from neural_mp.tuning.criterion import check_min_speedup
 from neural_mp.tuning.size_limit import SIZE_LIMITS
 from neural_mp.util.validators import (
     MAX_SEED,

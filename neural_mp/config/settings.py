@@ -9,12 +9,12 @@ from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.config.source import Source
+from neural_mp.core.criterion import MIN_SPEEDUP, AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import HOST_TARGET
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import ROUNDING_STEPS
 from neural_mp.space.capability import Constraints
-from neural_mp.tuning.criterion import MIN_SPEEDUP, AccuracyCriterion, ExitPolicy
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, RunInUseError, message_of
-from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.job_outcome import RESULT, WORKSPACE, JobStatus, read_outcome
 from neural_mp.tuning.listener import Listener
 

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from neural_mp.reporting import formatting
-from neural_mp.tuning.comparison import EQUAL, Comparison, LayerDifference
-from neural_mp.tuning.sqnr import MIN_SQNR_DB
+from neural_mp.tuning.measurement.comparison import EQUAL, Comparison, LayerDifference
+from neural_mp.tuning.measurement.sqnr import MIN_SQNR_DB
 from neural_mp.util.text import counted
 
 #: Default number of worst ops to mark.

@@ -24,8 +24,8 @@ from neural_mp.reporting.tables import (
     trial_table,
 )
 from neural_mp.runs.report import Report
-from neural_mp.tuning.comparison import Comparison
-from neural_mp.tuning.sensitivity import SensitivityReport
+from neural_mp.tuning.measurement.comparison import Comparison
+from neural_mp.tuning.measurement.sensitivity import SensitivityReport
 from neural_mp.util.html import notebook_table
 from neural_mp.util.text import counted
 

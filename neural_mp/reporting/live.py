@@ -20,13 +20,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.reporting import formatting
 from neural_mp.reporting.console import SafeConsole, error_console
 from neural_mp.reporting.tables import result_tables, trial_table
 from neural_mp.runs.report import Report
-from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.listener import Listener, target_words
 
 #: Minimum seconds between two updates, to limit the load of the browser.

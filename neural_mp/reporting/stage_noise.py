@@ -8,7 +8,7 @@ from rich.table import Table
 
 from neural_mp.reporting import formatting
 from neural_mp.runs.stage_noise import STAGE_WORDS, Stage, StageNoise
-from neural_mp.tuning.sqnr import decibels
+from neural_mp.tuning.measurement.sqnr import decibels
 
 #: Ops in the table of a report.
 _MOST = 12

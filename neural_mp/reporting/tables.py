@@ -23,7 +23,7 @@ from neural_mp.reporting import formatting
 from neural_mp.reporting.capabilities import reasons_table
 from neural_mp.reporting.stage_noise import stage_noise_table
 from neural_mp.runs.report import MetricFigures, Report, RuntimeFigures
-from neural_mp.tuning.sensitivity import Sensitivity
+from neural_mp.tuning.measurement.sensitivity import Sensitivity
 from neural_mp.util.text import counted
 
 #: Environment variables that limit the instruction sets of oneDNN.

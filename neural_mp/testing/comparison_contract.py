@@ -16,8 +16,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.testing.fixtures import machine, signal_to_noise, uniform
 from neural_mp.testing.on_digits import OnDigits
 from neural_mp.testing.products_contract import whole_numbers
-from neural_mp.tuning import op_outputs
-from neural_mp.tuning.comparison import Comparison, compare_models
+from neural_mp.tuning.measurement import op_outputs
+from neural_mp.tuning.measurement.comparison import Comparison, compare_models
 
 INT8, BF16 = Precision.INT8, Precision.BF16
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
-from neural_mp.adaptors.common.corrections import apply_corrections, score_corrections
-from neural_mp.adaptors.common.cross_layer_scaling import LayerParams
 from neural_mp.adaptors.common.optional import Corrections
-from neural_mp.adaptors.common.reconstruction import reconstructable
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
+from neural_mp.adaptors.common.weights.corrections import apply_corrections, score_corrections
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams
+from neural_mp.adaptors.common.weights.reconstruction import reconstructable
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.plan import PrecisionPlan, load_plan_file

@@ -19,7 +19,7 @@ from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.training.advice_report import Advice, LayerAdvice
 from neural_mp.training.device_list import is_gpu_available
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.util.validators import integer_between, positive_float, validate_option
 
 #: Gradient comparisons per run. Initial weights alone mislead: some problems appear only later,

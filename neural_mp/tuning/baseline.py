@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
+from neural_mp.core.deadline import Deadline, DeadlineExceededError
 from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
@@ -19,15 +20,14 @@ from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record_schema import BASELINE_FIGURES
 from neural_mp.space import reached_by
-from neural_mp.tuning.calibration_batches import Calibration
-from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
-from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.evaluation.calibration_batches import Calibration
+from neural_mp.tuning.evaluation.early_stopping import RunningValues
+from neural_mp.tuning.evaluation.metric_values import is_usable
+from neural_mp.tuning.evaluation.paired_losses import TextLosses, metric_of_texts
+from neural_mp.tuning.evaluation.pass_contents import PassContents
+from neural_mp.tuning.evaluation.random_accuracy import AccuracySpread, is_random, repeat_baseline
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog, target_words
-from neural_mp.tuning.metric_values import is_usable
-from neural_mp.tuning.paired_losses import TextLosses, metric_of_texts
-from neural_mp.tuning.pass_contents import PassContents
-from neural_mp.tuning.random_accuracy import AccuracySpread, is_random, repeat_baseline
 from neural_mp.util.digest import DigestingIterator
 from neural_mp.util.text import counted
 from neural_mp.util.validators import checked, record

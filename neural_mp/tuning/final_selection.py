@@ -13,7 +13,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio, ratio, uncontended
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
+from neural_mp.tuning.measurement.objectives import best_trial, finalists, latency_figures
 
 #: Maximum number of finalists measured aggregation.
 _FINALISTS = 3

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Objective
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
@@ -17,11 +18,10 @@ from neural_mp.runs.record import Setting
 from neural_mp.runs.report import RuntimeFigures, RuntimeHint
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
-from neural_mp.tuning.calibration_batches import Calibration
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
-from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.evaluation.calibration_batches import Calibration
+from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.objectives import (
+from neural_mp.tuning.measurement.objectives import (
     Footprints,
     Measurement,
     gains_too_little,

@@ -26,9 +26,9 @@ from neural_mp.runs.record import Machine, RunEnd, RunStart
 from neural_mp.runs.report import Report
 from neural_mp.search.corrections import best_corrections, corrected_nsr
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.tuning.conversions import conversions_of
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.measurement.conversions import conversions_of
 from neural_mp.util.environment import versions_of
 
 logger = logging.getLogger(__name__)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
+from neural_mp.core.deadline import Deadline, DeadlineExceededError
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import ConfigurationError, ConversionError, TrainingError
 from neural_mp.runs.history import History
 from neural_mp.tuning.baseline import Baseline
-from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
+from neural_mp.tuning.evaluation.metric_values import is_usable
 from neural_mp.tuning.final_selection import Selection, closest, with_figures
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.metric_values import is_usable
-from neural_mp.tuning.stage_noise import stage_noise
+from neural_mp.tuning.measurement.stage_noise import stage_noise
 
 _NOT_EVALUATED = "not evaluated before the time limit"
 #: Outcomes that training may improve.

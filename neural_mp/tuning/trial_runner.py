@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.deadline import Deadline, DeadlineExceededError
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import NeuralMPError, TuningError, message_of
 from neural_mp.runs.history import History
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
-from neural_mp.tuning.evaluator import NotShardableError
+from neural_mp.tuning.evaluation.evaluator import NotShardableError
+from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation, PlanEvaluator
+from neural_mp.tuning.evaluation.sharding import SENDING, STARTING, Shard, ShardingPolicy
 from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
-from neural_mp.tuning.sharding import SENDING, STARTING, Shard, ShardingPolicy
 from neural_mp.util.user_calls import UserCodeError
 
 #: Number of plans that may fail with one error before the run fails with it.

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
+from neural_mp.core.deadline import Deadline, DeadlineExceededError
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
@@ -15,8 +16,9 @@ from neural_mp.runs.history import History
 from neural_mp.runs.record import ELEMENTS, LAYER_ERRORS
 from neural_mp.strategies.base import Search
 from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
-from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
-from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.evaluation.early_stopping import RunningValues
+from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluator
+from neural_mp.tuning.evaluation.sharding import ShardingPolicy
 from neural_mp.tuning.final_selection import (
     Selection,
     best_slow,
@@ -26,18 +28,16 @@ from neural_mp.tuning.final_selection import (
     unmeasured,
     why_fp32,
 )
-from neural_mp.tuning.float_kernels import latest, with_faster_kernels
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.objectives import best_trial
-from neural_mp.tuning.other_runtimes import Settlement, settled
-from neural_mp.tuning.plan_evaluator import PlanEvaluator
-from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe
+from neural_mp.tuning.measurement.float_kernels import latest, with_faster_kernels
+from neural_mp.tuning.measurement.objectives import best_trial
+from neural_mp.tuning.measurement.other_runtimes import Settlement, settled
+from neural_mp.tuning.measurement.probe import LEAST_ALLOWANCE, MeasuringProbe
+from neural_mp.tuning.measurement.stage_noise import stage_noise
 from neural_mp.tuning.problem import cache_of_probes, problem_of
 from neural_mp.tuning.recording import ending_of, setup_in_space, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
-from neural_mp.tuning.sharding import ShardingPolicy
-from neural_mp.tuning.stage_noise import stage_noise
 from neural_mp.tuning.trained_plan import trained_selection
 from neural_mp.tuning.trial_runner import TrialRunner
 from neural_mp.tuning.unchecked import converted_unchecked

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.deadline import Deadline, DeadlineExceededError
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.kept_outputs import KeptOutputs
@@ -21,8 +22,7 @@ from neural_mp.runs.report import Report
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.baseline import calibrated
-from neural_mp.tuning.conversion_timing import loses_in_int8
-from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
+from neural_mp.tuning.evaluation.plan_evaluator import described
 from neural_mp.tuning.final_selection import (
     LatencyComparison,
     Selection,
@@ -30,17 +30,17 @@ from neural_mp.tuning.final_selection import (
     select_fp32,
     too_slow,
 )
-from neural_mp.tuning.float_kernels import with_faster_kernels
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.objectives import latency_figures
-from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
-from neural_mp.tuning.plan_evaluator import described
-from neural_mp.tuning.probe import BRIEF, MeasuringProbe
+from neural_mp.tuning.measurement.conversion_timing import loses_in_int8
+from neural_mp.tuning.measurement.float_kernels import with_faster_kernels
+from neural_mp.tuning.measurement.objectives import latency_figures
+from neural_mp.tuning.measurement.other_runtimes import Settlement, settled, speeds_over_runtimes
+from neural_mp.tuning.measurement.probe import BRIEF, MeasuringProbe
+from neural_mp.tuning.measurement.sqnr import Fidelity, TimedRun, compared_with_fp32, warn_of_noise
 from neural_mp.tuning.problem import problem_of
 from neural_mp.tuning.recording import ending_of, setup_in_space, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
-from neural_mp.tuning.sqnr import Fidelity, TimedRun, compared_with_fp32, warn_of_noise
 from neural_mp.util.user_calls import UserCodeError
 
 logger = logging.getLogger(__name__)

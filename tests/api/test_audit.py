@@ -106,8 +106,8 @@ def _with_a_float_dense_layer(case: Case, model: Any) -> Any:
 
 
 def _swap_torch(dense: str, model: Any) -> Any:
-    from neural_mp.adaptors.pytorch import graph_edit
-    from neural_mp.adaptors.pytorch.lowering import rewritten
+    from neural_mp.adaptors.pytorch.graph import graph_edit
+    from neural_mp.adaptors.pytorch.kernels.lowering import rewritten
 
     def with_float_weight(module: torch.fx.GraphModule) -> None:
         layer = graph_edit.op_nodes(module)[dense]

@@ -7,7 +7,7 @@ from torch import nn
 
 from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.errors import ConversionError, DataError
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.util.labels import labels_of
 
 WIDTH, CLASSES = 6, 3

@@ -12,7 +12,7 @@ from torch import nn
 from neural_mp import MixedPrecision
 from neural_mp.api.loading import load_source
 from neural_mp.errors import DataError
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.util.pytree import tree_leaves
 
 WIDTHS = (16, 8, 12)

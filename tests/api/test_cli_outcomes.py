@@ -39,7 +39,7 @@ def test_an_accuracy_met_without_a_gain_is_code_5(here, run):
 
 
 def test_a_missed_target_is_code_1(here, run, monkeypatch):
-    from neural_mp.tuning.criterion import AccuracyCriterion
+    from neural_mp.core.criterion import AccuracyCriterion
 
     monkeypatch.setattr(AccuracyCriterion, "met", lambda *arguments: False)
     code, out, _ = run("tune", "conf.yaml", "-o", "tuned")

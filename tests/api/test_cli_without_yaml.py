@@ -13,8 +13,8 @@ import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.api.tuning_source import criterion_of
 from neural_mp.config import load_settings, parse_settings, settings_to_yaml
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.tuning.criterion import AccuracyCriterion
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 #: What a tuning file says in `dense_runs.CONF`.

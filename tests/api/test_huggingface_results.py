@@ -14,9 +14,9 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import neural_mp
 from neural_mp import MixedPrecision
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ModelLoadError
 from neural_mp.metrics import as_metric
-from neural_mp.tuning.criterion import AccuracyCriterion
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("quick_runs")

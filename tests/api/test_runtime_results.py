@@ -16,7 +16,7 @@ from rich.console import Console
 
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
-from neural_mp.adaptors.pytorch import onnx_export, transfer
+from neural_mp.adaptors.pytorch.files import onnx_export, transfer
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.adaptors.transfer import TransferFile, transfer_file
 from neural_mp.amp import AutoMixedPrecisionOptions
@@ -26,9 +26,10 @@ from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.io.measurement_cache import NO_CACHE
 from neural_mp.reporting.tables import result_tables, verdict
 from neural_mp.runs.report import Report, RuntimeHint
-from neural_mp.tuning import objectives, unchecked
+from neural_mp.tuning import unchecked
 from neural_mp.tuning.listener import Listener, RunLog
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning.measurement.objectives import Measurement
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

@@ -20,7 +20,7 @@ gc.set_threshold(400_000, 10, 100)
 atexit.register(gc.freeze)
 
 #: Module that measures plans, and the seconds after which it starts no further round.
-_MEASURING, _MEASUREMENT_SECONDS = "neural_mp.tuning.objectives", 0.1
+_MEASURING, _MEASUREMENT_SECONDS = "neural_mp.tuning.measurement.objectives", 0.1
 
 #: What `inspect` asks all modules for, when it looks for the one that a function is from.
 _KNOWN_BEFORE = frozenset({"__class__", "__file__", "__loader__", "__name__", "__spec__"})

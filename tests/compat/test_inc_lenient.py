@@ -19,12 +19,12 @@ from neural_mp.config import (
     settings_to_yaml,
 )
 from neural_mp.config.inc_dialect import ONLY_THEIR_NAMES
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.data import DATASETS, TRANSFORMS
 from neural_mp.errors import ConfigurationError, DataError, UnknownOperatorError
 from neural_mp.metrics import METRICS
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 
 def theirs(text):

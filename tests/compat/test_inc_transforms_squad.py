@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from neural_mp.compat.inc.components import vocabulary
+from neural_mp.core.deadline import Deadline
 from neural_mp.data import build_transforms
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.evaluator import Evaluator
 
 pytest.importorskip("tokenizers")
 FIRST = 1_000_000_000

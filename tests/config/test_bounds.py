@@ -13,6 +13,7 @@ from neural_mp.api.loading import load_source
 from neural_mp.api.saved_model import check_destination
 from neural_mp.common import DataLoader
 from neural_mp.config import load_settings, parse_settings, settings_from
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.data.datasets import DummyDataset
@@ -22,7 +23,6 @@ from neural_mp.jobs import tune_many
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.reporting.page import write_page
 from neural_mp.runs.history import storage_url
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 DATASET = "dataset: {dummy: {shape: [3], size: 4}}"
 

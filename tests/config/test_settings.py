@@ -19,10 +19,10 @@ from neural_mp.config import (
     settings_to_yaml,
 )
 from neural_mp.config.inc_dialect import IGNORED
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 FULL = """
 model:

@@ -17,10 +17,10 @@ from neural_mp.config import (
     parse_settings,
     settings_to_yaml,
 )
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import QUANT_CHOICES
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 characters = st.characters(exclude_categories=("Cs",), exclude_characters="\0")
 words = st.text(characters, min_size=1, max_size=12)

@@ -11,11 +11,11 @@ from torch import nn
 
 from neural_mp.api.loading import load_source
 from neural_mp.api.user_metrics import given_metrics
+from neural_mp.core.deadline import Deadline
 from neural_mp.errors import MetricError
 from neural_mp.metrics import build_metric
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.evaluator import Evaluator
 
 IMAGES = np.random.default_rng(0).normal(size=(6, 1, 8, 8)).astype(np.float32)
 MASKS = np.random.default_rng(1).integers(0, 2, (6, 8, 8))

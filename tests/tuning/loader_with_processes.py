@@ -5,7 +5,7 @@ import json
 import numpy as np
 import torch
 
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluation.batches import Batches
 
 SAMPLES = [(np.float32(index), index) for index in range(23)]
 PARTS = [slice(0, 2), slice(2, 4), slice(4, None)]

@@ -21,7 +21,7 @@ from neural_mp.reporting.comparison import comparison_csv
 from neural_mp.runs.report import Report
 from neural_mp.testing import uniform
 from neural_mp.testing.fixtures import machine
-from neural_mp.tuning.comparison import compare_models
+from neural_mp.tuning.measurement.comparison import compare_models
 
 INT8 = neural_mp.Precision.INT8
 IMAGES = np.random.default_rng(0).normal(size=(16, 1, 8, 8)).astype(np.float32)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.errors import ConfigurationError
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.tuning.early_stopping import RunningValues, looks_shuffled, will_miss_target
+from neural_mp.core.criterion import AccuracyCriterion
+from neural_mp.tuning.evaluation.early_stopping import (
+    RunningValues,
+    looks_shuffled,
+    will_miss_target,
+)
 
 ABSOLUTE = AccuracyCriterion(0.01, relative=False)
 #: Batches of ten that score 0.9 and 0.7 in turn: a mean of 0.8.

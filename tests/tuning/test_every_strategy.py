@@ -8,10 +8,11 @@ import pytest
 from onnx_nets import convolutions
 
 from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.core import deadline
 from neural_mp.core.precision import Precision
 from neural_mp.strategies import strategy_classes
 from neural_mp.testing import Split
-from neural_mp.tuning import deadline, tuner
+from neural_mp.tuning import tuner
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.kept_outputs import KeptOutputs
-from neural_mp.tuning import sqnr
-from neural_mp.tuning.objectives import Measurement
-from neural_mp.tuning.sqnr import OutputNoise, TimedRun, mean_nsr, output_sqnr_db
+from neural_mp.tuning.measurement import sqnr
+from neural_mp.tuning.measurement.objectives import Measurement
+from neural_mp.tuning.measurement.sqnr import OutputNoise, TimedRun, mean_nsr, output_sqnr_db
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from neural_mp.profiling import ratio
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.tuning.final_selection import select, why_fp32
 from neural_mp.tuning.job import SearchSettings, TuningJob
-from neural_mp.tuning.objectives import gains_too_little, latency_figures
+from neural_mp.tuning.measurement.objectives import gains_too_little, latency_figures
 
 SPEED = {"performance": 1.0}
 

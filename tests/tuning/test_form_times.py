@@ -10,13 +10,13 @@ from torch import nn
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel, LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.layer_timing import layer_run
+from neural_mp.adaptors.pytorch.decoders.layer_timing import layer_run
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.core.workload import Workload, form_of
-from neural_mp.tuning import form_timing
-from neural_mp.tuning.form_timing import form_times
+from neural_mp.tuning.measurement import form_timing
+from neural_mp.tuning.measurement.form_timing import form_times
 
 WORKLOAD = Workload(0.8, 0.2, 16)
 

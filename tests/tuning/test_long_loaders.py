@@ -11,8 +11,8 @@ import pytest
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.common import DataLoader
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.tuning import batches as batches_module
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluation import batches as batches_module
+from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.util import batch_cache, memory
 from neural_mp.util.batch_cache import BatchCache
 

@@ -13,7 +13,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.tuning.probe import MeasuringProbe, mean_nsr
+from neural_mp.tuning.measurement.probe import MeasuringProbe, mean_nsr
 
 SEEN: dict[str, object] = {}
 
@@ -85,7 +85,7 @@ def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
     expected = dict(SEEN)
     for measured in ("_noise", "_times", "_latencies"):
         monkeypatch.setattr(
-            f"neural_mp.tuning.probe.MeasuringProbe.{measured}",
+            f"neural_mp.tuning.measurement.probe.MeasuringProbe.{measured}",
             lambda *_: pytest.fail("measured again"),
         )
     converter.resume = True

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from neural_mp.core.deadline import Deadline
 from neural_mp.errors import MetricError
 from neural_mp.metrics import Accuracy
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.evaluator import Evaluator
-from neural_mp.tuning.metric_values import as_scalar
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.evaluator import Evaluator
+from neural_mp.tuning.evaluation.metric_values import as_scalar
 
 
 class Broken(float):

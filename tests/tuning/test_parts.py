@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from neural_mp.common import DataLoader
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluation.batches import Batches
 
 SAMPLES, SIZE = 23, 4
 WHOLE = [list(range(start, min(start + SIZE, SAMPLES))) for start in range(0, SAMPLES, SIZE)]

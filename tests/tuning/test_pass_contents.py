@@ -9,12 +9,12 @@ from onnx_nets import dense_net
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.common import DataLoader
+from neural_mp.core.deadline import Deadline
 from neural_mp.errors import DataError
 from neural_mp.metrics import Accuracy
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.evaluator import Evaluator
-from neural_mp.tuning.pass_contents import PassContents
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.evaluator import Evaluator
+from neural_mp.tuning.evaluation.pass_contents import PassContents
 
 SAMPLES, CLASSES = 48, 4
 

@@ -17,7 +17,8 @@ from tuning_script import killed_and_resumed, write_inputs
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import build_metric
-from neural_mp.tuning import sharding, trial_runner
+from neural_mp.tuning import trial_runner
+from neural_mp.tuning.evaluation import sharding
 from neural_mp.tuning.executors import ray_nodes
 
 pytestmark = pytest.mark.slow

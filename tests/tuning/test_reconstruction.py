@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, compare
-from neural_mp.adaptors.common import reconstruction
+from neural_mp.adaptors.common.weights import reconstruction
 from neural_mp.core.hardware import detect
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.tuning.baseline import Baseline

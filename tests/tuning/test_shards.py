@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.deadline import Deadline
 from neural_mp.metrics import Accuracy
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.evaluator import Evaluator, NotShardableError, UserCodeError
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.evaluator import Evaluator, NotShardableError, UserCodeError
+from neural_mp.tuning.evaluation.sharding import Shard, sharded_seconds
 from neural_mp.tuning.executors import Worker, taken
 from neural_mp.tuning.executors.contract import _Package
-from neural_mp.tuning.sharding import Shard, sharded_seconds
 
 
 class Failing:

@@ -11,13 +11,14 @@ import torch
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.common import DataLoader
+from neural_mp.core.deadline import Deadline, DeadlineExceededError
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import Accuracy, build_metric
 from neural_mp.testing import Accuracy as WithoutMerge
-from neural_mp.tuning import executors, sharding, trial_runner
-from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
-from neural_mp.tuning.evaluator import NotShardableError
+from neural_mp.tuning import executors, trial_runner
+from neural_mp.tuning.evaluation import sharding
+from neural_mp.tuning.evaluation.evaluator import NotShardableError
 from neural_mp.tuning.executors import Executor, WorkerPayload
 from neural_mp.tuning.executors.contract import crashed
 from neural_mp.tuning.listener import Listener

@@ -17,8 +17,8 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.profiling.measurement import interleaved_rounds
 from neural_mp.reporting import formatting
 from neural_mp.runs.report import Report
-from neural_mp.tuning import objectives
-from neural_mp.tuning.objectives import Measurement, is_throughput, parse_objectives
+from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning.measurement.objectives import Measurement, is_throughput, parse_objectives
 
 SECONDS = 0.01
 

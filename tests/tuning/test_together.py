@@ -12,7 +12,7 @@ from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.reporting import result_tables
 from neural_mp.runs.report import Report
-from neural_mp.tuning.metric_values import MetricAggregation
+from neural_mp.tuning.evaluation.metric_values import MetricAggregation
 
 pytestmark = pytest.mark.slow
 

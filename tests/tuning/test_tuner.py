@@ -7,13 +7,13 @@ import pytest
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.deadline import Deadline
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import MetricError, TuningError
 from neural_mp.metrics import build_metric
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.evaluator import Evaluator
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.evaluator import Evaluator
+from neural_mp.tuning.measurement.objectives import Measurement
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from neural_mp import MixedPrecision
+from neural_mp.core.deadline import Deadline
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.reporting.tables import verdict
-from neural_mp.tuning import objectives, unchecked
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.probe import MeasuringProbe
+from neural_mp.tuning import unchecked
+from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning.measurement.probe import MeasuringProbe
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 DECIDES = unchecked.decides_by_time

@@ -9,7 +9,7 @@ import pytest
 from zoo.harness import Row, write_page
 
 from neural_mp.tuning import recording, unchecked
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.measurement.objectives import Measurement
 
 
 @pytest.fixture(autouse=True)

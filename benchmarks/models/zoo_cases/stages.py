@@ -104,7 +104,7 @@ def _timed(full: bool) -> Iterator[None]:
         yield
         return
     from neural_mp.tuning import recording
-    from neural_mp.tuning.objectives import Measurement
+    from neural_mp.tuning.measurement.objectives import Measurement
 
     def rounds(_: object, models: Any, **__: object) -> list[list[float]]:
         return [[1e-3] * 3] * len(models)

@@ -16,11 +16,11 @@ import numpy as np
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import Observer, summarize
 from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.common.corrections import apply_corrections
-from neural_mp.adaptors.common.factor_folding import fold_factors
 from neural_mp.adaptors.common.optional import OpTiming, needed
-from neural_mp.adaptors.common.reconstruction import ModelToRound, reconstructed
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
+from neural_mp.adaptors.common.weights.corrections import apply_corrections
+from neural_mp.adaptors.common.weights.factor_folding import fold_factors
+from neural_mp.adaptors.common.weights.reconstruction import ModelToRound, reconstructed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat, IntegerLayer
-from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.common.grouped_weight import (
+from neural_mp.adaptors.common.op_outputs import OpOutput
+from neural_mp.adaptors.common.trainable import TrainableModel
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.checkpoint_formats import CheckpointFormat, IntegerLayer
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     GroupParameters,
     InputMoments,
     Quantizer,
 )
-from neural_mp.adaptors.common.learned_rounding import LearnOptions
-from neural_mp.adaptors.common.op_outputs import OpOutput
-from neural_mp.adaptors.common.trainable import TrainableModel
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Device
 from neural_mp.core.int8_accumulation import KernelKind
@@ -126,7 +126,7 @@ class Hessian(Generic[M]):
 
     Attributes:
         hessian_traces: model, batches, ops → op → trace of the Hessian by its weight, of the loss
-            in `adaptors.common.hessian`.
+            in `adaptors.common.sensitivity.hessian`.
     """
 
     hessian_traces: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, float]]

@@ -11,9 +11,9 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
-from neural_mp.adaptors.common.input_moments import corrections_from
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.output_keeping import OutputKeeping
+from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.onnxrt import (
     fusions,
     layer_inputs,

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+)
 from neural_mp.adaptors.onnxrt import n_bits
 from neural_mp.adaptors.onnxrt.convert_int8 import matrix_and_bias
 from neural_mp.adaptors.onnxrt.fusion import is_table

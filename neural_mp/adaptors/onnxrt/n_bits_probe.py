@@ -14,8 +14,12 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_mp.adaptors.common.grouped_weight import GroupParameters, Quantizer, rounded_inputs
 from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    GroupParameters,
+    Quantizer,
+    rounded_inputs,
+)
 from neural_mp.adaptors.onnxrt import n_bits
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.sessions import CPU

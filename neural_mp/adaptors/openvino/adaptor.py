@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.counterparts import OpNames
 from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
-from neural_mp.adaptors.common.input_moments import corrections_from
+from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.openvino import (
     fusions,
     layer_inputs,

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.code_packing import BitOrder, packed
-from neural_mp.adaptors.common.group_specs import (
+from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
+from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
+from neural_mp.adaptors.common.weights.group_specs import (
     GROUP_SIZES,
     group_spec,
     input_group,
     product_specs,
 )
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
-from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
+from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight, middle_code
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
-from neural_mp.adaptors.common.grouped_weight import GroupParameters, Quantizer, rounded_inputs
 from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.common.weights.cross_layer_scaling import rounded_weight
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    GroupParameters,
+    Quantizer,
+    rounded_inputs,
+)
 from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.int8_weights import product_weight
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov

@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.adaptors.common.group_specs import input_group
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
+from neural_mp.adaptors.common.weights.group_specs import input_group
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+)
 from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight
 from neural_mp.adaptors.openvino.graph_edit import name_of, tensor_of
 from neural_mp.adaptors.openvino.int8_weights import (

@@ -17,26 +17,15 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
-    call_recording,
     capabilities,
-    checkpoint_reading,
-    checkpoints,
-    float_kernels,
-    grouped_weights,
     hessian,
     layer_params,
-    layer_storage,
-    layer_timing,
-    learned_blocks,
-    loading,
     observe,
-    onnx_export,
     profiler,
     reduce_range,
-    storage,
-    transfer,
 )
-from neural_mp.adaptors.pytorch.call_signature import resized
+from neural_mp.adaptors.pytorch.capture import call_recording
+from neural_mp.adaptors.pytorch.capture.call_signature import resized
 from neural_mp.adaptors.pytorch.convert import write
 from neural_mp.adaptors.pytorch.converted_module import (
     as_module,
@@ -44,11 +33,20 @@ from neural_mp.adaptors.pytorch.converted_module import (
     compiling,
     missing_compiler,
 )
-from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
-from neural_mp.adaptors.pytorch.graph import build_graph
+from neural_mp.adaptors.pytorch.decoders import (
+    checkpoint_reading,
+    checkpoints,
+    grouped_weights,
+    layer_timing,
+    learned_blocks,
+)
+from neural_mp.adaptors.pytorch.files import layer_storage, loading, onnx_export, storage, transfer
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, fingerprint
+from neural_mp.adaptors.pytorch.graph.op_graph import build_graph
+from neural_mp.adaptors.pytorch.graph.op_types import TYPES, every_op_type
 from neural_mp.adaptors.pytorch.int8_accumulation import int8_accumulation
-from neural_mp.adaptors.pytorch.model import TorchModel, fingerprint
-from neural_mp.adaptors.pytorch.op_types import TYPES, every_op_type
+from neural_mp.adaptors.pytorch.kernels import float_kernels
+from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectCalls
 from neural_mp.core.enums import COMPILED_RUNTIME, Capture
 from neural_mp.core.hardware import Hardware
 

@@ -14,17 +14,21 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
-from neural_mp.adaptors.common.group_specs import GROUP_SIZES, fitting_specs
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.pytorch import graph_edit as fx
-from neural_mp.adaptors.pytorch import quantizable_ops as layers
-from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
-from neural_mp.adaptors.pytorch.float_kernels import ONEDNN, packable_ops
-from neural_mp.adaptors.pytorch.fusion import fused_layers
-from neural_mp.adaptors.pytorch.kernel_ops import OUTPUT_BLOCK
-from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
-from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
+from neural_mp.adaptors.common.weights.group_specs import GROUP_SIZES, fitting_specs
+from neural_mp.adaptors.pytorch.files.loading import RUNS_BODIES, runs_bodies
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
+from neural_mp.adaptors.pytorch.graph.casts import DTYPES, STATISTICS, narrowed
+from neural_mp.adaptors.pytorch.graph.fusion import fused_layers
+from neural_mp.adaptors.pytorch.graph.kernel_ops import OUTPUT_BLOCK
+from neural_mp.adaptors.pytorch.graph.model import TorchModel
+from neural_mp.adaptors.pytorch.graph.recurrent import (
+    RECURRENT_INT8,
+    RECURRENT_TYPES,
+    recurrent_obstacle,
+)
+from neural_mp.adaptors.pytorch.kernels.float_kernels import ONEDNN, packable_ops
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.enums import CalibrationAlgorithm, Scheme
 from neural_mp.core.hardware import Hardware

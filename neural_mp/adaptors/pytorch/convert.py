@@ -14,21 +14,21 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from neural_mp.adaptors.common.grouped_weight import (
+from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     Quantizer,
     joined_rows,
     row_parts,
 )
-from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.pytorch import graph_edit as fx
-from neural_mp.adaptors.pytorch import qdq_ops as ops
-from neural_mp.adaptors.pytorch.casts import cast_dtype, insert_casts
-from neural_mp.adaptors.pytorch.float_kernels import mark_kernels
-from neural_mp.adaptors.pytorch.lowering import rewritten
-from neural_mp.adaptors.pytorch.model import TorchModel, assembled
-from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
-from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, weights_of
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.casts import cast_dtype, insert_casts
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import WEIGHTED
+from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, weights_of
+from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels
+from neural_mp.adaptors.pytorch.kernels.lowering import rewritten
 from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range

@@ -12,16 +12,16 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.pytorch import graph_edit as fx
-from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.capture.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.compiler import uncompiled
-from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
-from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, keywords
-from neural_mp.adaptors.pytorch.fusion import is_node, only_user
-from neural_mp.adaptors.pytorch.lowering import runnable_form
-from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.quantizable_ops import ADD, LINEAR
-from neural_mp.adaptors.pytorch.transformers_config import StoredConfig
+from neural_mp.adaptors.pytorch.decoders.transformers_config import StoredConfig
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.fusion import is_node, only_user
+from neural_mp.adaptors.pytorch.graph.model import TorchModel
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import ADD, LINEAR
+from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
+from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import ConversionError
 from neural_mp.util.labels import without_labels

@@ -9,7 +9,7 @@ import torch
 from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
 from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.pytorch.int8_accumulation import CASES
-from neural_mp.adaptors.pytorch.kernel_probes import unscaled_kernel
+from neural_mp.adaptors.pytorch.kernels.kernel_probes import unscaled_kernel
 
 
 def _multiply(case: Case, x: Array, weight: Array) -> Array:

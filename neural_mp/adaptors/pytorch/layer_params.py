@@ -8,12 +8,16 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.cross_layer_scaling import Array, LayerParams, LayerRescale
-from neural_mp.adaptors.common.layer_windows import Window
-from neural_mp.adaptors.pytorch import graph_edit as fx
-from neural_mp.adaptors.pytorch.lowering import rewritten
-from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, geometry, has_integer_kernel
+from neural_mp.adaptors.common.sensitivity.layer_windows import Window
+from neural_mp.adaptors.common.weights.cross_layer_scaling import Array, LayerParams, LayerRescale
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph.model import TorchModel
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import (
+    CONVOLUTIONS,
+    geometry,
+    has_integer_kernel,
+)
+from neural_mp.adaptors.pytorch.kernels.lowering import rewritten
 from neural_mp.util.pytree import as_numpy
 
 _LAYER_NORM = torch.ops.aten.layer_norm.default

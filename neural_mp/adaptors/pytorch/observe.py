@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.op_outputs import OpOutput, op_value
 from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.pytorch import graph_edit as fx
-from neural_mp.adaptors.pytorch import quantizable_ops as layers
-from neural_mp.adaptors.pytorch.functionalize import OUT_OF_PLACE
-from neural_mp.adaptors.pytorch.graph import build_graph
-from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.module_capture import accept, visited
+from neural_mp.adaptors.pytorch.capture.functionalize import OUT_OF_PLACE
+from neural_mp.adaptors.pytorch.capture.module_capture import accept, visited
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
+from neural_mp.adaptors.pytorch.graph.model import TorchModel
+from neural_mp.adaptors.pytorch.graph.op_graph import build_graph
 from neural_mp.core.graph import OpGraph
 from neural_mp.util.pytree import Array, as_numpy
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch.graph_edit import OP_NAME, op_nodes
-from neural_mp.adaptors.pytorch.model import CONVERSIONS, TorchModel
-from neural_mp.adaptors.pytorch.module_capture import visited
-from neural_mp.adaptors.pytorch.recurrent import KERNELS as RECURRENT_KERNELS
+from neural_mp.adaptors.pytorch.capture.module_capture import visited
+from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, op_nodes
+from neural_mp.adaptors.pytorch.graph.model import CONVERSIONS, TorchModel
+from neural_mp.adaptors.pytorch.graph.recurrent import KERNELS as RECURRENT_KERNELS
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import KernelLogError

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
-from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.convert import IntegerWeights
-from neural_mp.adaptors.pytorch.fusion import is_node
-from neural_mp.adaptors.pytorch.graph_edit import attribute
-from neural_mp.adaptors.pytorch.lowering import rewritten
-from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS, kernel_kind
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.fusion import is_node
+from neural_mp.adaptors.pytorch.graph.graph_edit import attribute
+from neural_mp.adaptors.pytorch.graph.model import TorchModel
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS, kernel_kind
+from neural_mp.adaptors.pytorch.kernels.lowering import rewritten
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind
 
 

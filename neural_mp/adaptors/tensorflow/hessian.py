@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.hessian import Squares, summed_traces
+from neural_mp.adaptors.common.sensitivity.hessian import Squares, summed_traces
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import Runner
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, indexed, plain

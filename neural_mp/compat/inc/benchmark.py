@@ -26,10 +26,10 @@ from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.model import Model, ports_there, runnable
 from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.config import Settings
+from neural_mp.core.deadline import Deadline
 from neural_mp.errors import ConfigurationError, DataError, TuningError
-from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.deadline import Deadline
-from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.util.processes import restore_environment, worker_environment
 from neural_mp.util.pytree import batch_size_of
 

@@ -26,12 +26,12 @@ from neural_mp.config.inc_dialect import (
     STRATEGIES,
 )
 from neural_mp.config.source import Source
+from neural_mp.core import criterion
 from neural_mp.core.enums import Approach, Dialect
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.data.option_checks import one_of
 from neural_mp.space import ConversionRules, OpConstraint
 from neural_mp.space.capability import Constraints
-from neural_mp.tuning import criterion
 from neural_mp.util import validators
 from neural_mp.util.validators import Validator, validate_option
 

@@ -15,7 +15,7 @@ from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
 from neural_mp.runs.record import RunEnd, RunRecord
 from neural_mp.runs.report import Report
-from neural_mp.tuning.sensitivity import Sensitivity, sensitivities
+from neural_mp.tuning.measurement.sensitivity import Sensitivity, sensitivities
 
 
 @dataclass(frozen=True)

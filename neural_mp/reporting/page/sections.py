@@ -25,7 +25,7 @@ from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.stage_noise import stage_rows
 from neural_mp.reporting.tables import RUNTIME_HEADINGS, runtime_rows
 from neural_mp.runs.stage_noise import STAGE_WORDS
-from neural_mp.tuning.sensitivity import Sensitivity
+from neural_mp.tuning.measurement.sensitivity import Sensitivity
 from neural_mp.util.html import Element, element, table
 from neural_mp.util.text import counted
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.deadline import Deadline, DeadlineExceededError
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import (
     ConfigurationError,
@@ -21,10 +22,9 @@ from neural_mp.errors import (
     message_of,
 )
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
+from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation, PlanEvaluator
+from neural_mp.tuning.evaluation.sharding import Shard, ShardResult
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
-from neural_mp.tuning.sharding import Shard, ShardResult
 from neural_mp.util.remote_exceptions import RemoteException, dump_exception
 from neural_mp.util.user_calls import UserCodeError
 

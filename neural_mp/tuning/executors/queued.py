@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from neural_mp.core.deadline import DeadlineExceededError
 from neural_mp.errors import TuningError
-from neural_mp.tuning.deadline import DeadlineExceededError
+from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation
+from neural_mp.tuning.evaluation.sharding import Shard
 from neural_mp.tuning.executors.contract import (
     Answer,
     Executor,
@@ -21,8 +23,6 @@ from neural_mp.tuning.executors.contract import (
     taken,
 )
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.plan_evaluator import PlanEvaluation
-from neural_mp.tuning.sharding import Shard
 
 TaskT = TypeVar("TaskT")
 AnswerT = TypeVar("AnswerT")

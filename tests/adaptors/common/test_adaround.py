@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.adaround import LayerError, WeightGrid, reconstructed_layer
-from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.adaptors.common.weights.adaround import LayerError, WeightGrid, reconstructed_layer
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.util.time_limit import TimeLimit
 
 GROUPS, OUTPUTS, INPUTS, ROWS = 2, 16, 36, 2000

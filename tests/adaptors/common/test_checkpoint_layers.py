@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.checkpoint_formats import FORMATS, CheckpointFormat, IntegerLayer
-from neural_mp.adaptors.common.checkpoint_layers import integer_layers, unpacked_words
+from neural_mp.adaptors.common.weights.checkpoint_formats import (
+    FORMATS,
+    CheckpointFormat,
+    IntegerLayer,
+)
+from neural_mp.adaptors.common.weights.checkpoint_layers import integer_layers, unpacked_words
 from neural_mp.errors import ModelLoadError
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from neural_mp.adaptors.common.code_packing import BitOrder, packed, packed_words, unpacked
-from neural_mp.adaptors.pytorch.qdq_ops import codes_of
+from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed, packed_words, unpacked
+from neural_mp.adaptors.pytorch.graph.qdq_ops import codes_of
 
 GENERATOR = np.random.default_rng(0)
 UPPER, LOWER = BitOrder

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.cross_layer_scaling import (
+from neural_mp.adaptors.common.weights.cross_layer_scaling import (
     LayerParams,
     LayerRescale,
     find_scaling_groups,

@@ -8,9 +8,9 @@ import torch
 from scipy.special import log_softmax
 from torch import nn
 
-from neural_mp.adaptors.common import fisher
-from neural_mp.adaptors.common.fisher import direction, weight_noise
-from neural_mp.adaptors.common.grouped_weight import Quantizer
+from neural_mp.adaptors.common.sensitivity import fisher
+from neural_mp.adaptors.common.sensitivity.fisher import direction, weight_noise
+from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConversionError

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.group_specs import fitting_specs
-from neural_mp.adaptors.common.grouped_weight import (
+from neural_mp.adaptors.common.weights.group_specs import fitting_specs
+from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupParameters,
     Quantizer,
     rounded_inputs,

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.grouped_weight import Quantizer
-from neural_mp.adaptors.common.input_moments import MomentSums
-from neural_mp.adaptors.common.weight_corrections import InverseFactor, corrected_weight, row_errors
+from neural_mp.adaptors.common.sensitivity.input_moments import MomentSums
+from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
+from neural_mp.adaptors.common.weights.weight_corrections import (
+    InverseFactor,
+    corrected_weight,
+    row_errors,
+)
 from neural_mp.core.quant_spec import QuantSpec
 
 DRAW = np.random.default_rng(0)
@@ -77,7 +81,7 @@ def test_a_weight_is_rounded_alike_whole_and_in_parts(moments, words, monkeypatc
     weight = DRAW.normal(size=(300, SIZE)).astype(np.float32)
     quantizer = Quantizer(QuantSpec.parse(f"uint4 asymmetric per_group 64 {words}"))
     whole = corrected_weight(weight, quantizer, moments)
-    name = "neural_mp.adaptors.common.grouped_weight.VALUES_AT_ONCE"
+    name = "neural_mp.adaptors.common.weights.grouped_weight.VALUES_AT_ONCE"
     monkeypatch.setattr(name, 1)
     parts = corrected_weight(weight, quantizer, moments)
     assert (whole.codes == parts.codes).mean() > 0.98

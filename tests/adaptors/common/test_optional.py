@@ -15,7 +15,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, PlanError, UnknownFrameworkError
 from neural_mp.training import apply_plan, devices, first_nonfinite
-from neural_mp.tuning.comparison import compare_models
+from neural_mp.tuning.measurement.comparison import compare_models
 
 PARTS = (
     "op_timing",

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common import adaround
-from neural_mp.adaptors.common.adaround import LayerError, WeightGrid, reconstructed_layer
-from neural_mp.adaptors.common.layer_moments import MomentsOfRows
-from neural_mp.adaptors.common.learned_rounding import LearnOptions
-from neural_mp.adaptors.common.settled_rounding import CodeChoice, compensated, settled
+from neural_mp.adaptors.common.weights import adaround
+from neural_mp.adaptors.common.weights.adaround import LayerError, WeightGrid, reconstructed_layer
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.layer_moments import MomentsOfRows
+from neural_mp.adaptors.common.weights.settled_rounding import CodeChoice, compensated, settled
 
 GROUPS, OUTPUTS, INPUTS, ROWS = 2, 24, 100, 3000
 TOLERANCE = 1e-7

@@ -7,14 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.grouped_weight import (
+from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     InputMoments,
     Quantizer,
     to_bfloat16,
 )
-from neural_mp.adaptors.common.weight_corrections import corrected_weight as corrected
-from neural_mp.adaptors.common.weight_corrections import (
+from neural_mp.adaptors.common.weights.weight_corrections import corrected_weight as corrected
+from neural_mp.adaptors.common.weights.weight_corrections import (
     row_errors,
 )
 from neural_mp.core.quant_spec import QuantSpec

@@ -7,8 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
-from neural_mp.adaptors.common.weight_store import WeightStore
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+)
+from neural_mp.adaptors.common.weights.weight_store import WeightStore
 from neural_mp.core.quant_spec import QuantSpec
 
 SPEC = QuantSpec.parse("uint4 asymmetric per_group 16")

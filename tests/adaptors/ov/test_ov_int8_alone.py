@@ -11,8 +11,8 @@ from ov_nets import read, require_by_channel, run
 
 import neural_mp
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.grouped_weight import rounded_inputs
-from neural_mp.adaptors.common.layer_noise import layer_noise
+from neural_mp.adaptors.common.sensitivity.layer_noise import layer_noise
+from neural_mp.adaptors.common.weights.grouped_weight import rounded_inputs
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor

@@ -11,13 +11,13 @@ from ov_nets import read
 
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, convert_with_plan
-from neural_mp.adaptors.common.grouped_weight import (
+from neural_mp.adaptors.common.sensitivity.layer_noise import layer_noise
+from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     GroupParameters,
     Quantizer,
     rounded_inputs,
 )
-from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor

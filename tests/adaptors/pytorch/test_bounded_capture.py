@@ -7,9 +7,9 @@ from torch.nn import functional
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch import capture
-from neural_mp.adaptors.pytorch.call_signature import CallArgs
-from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, fixed_axes
+from neural_mp.adaptors.pytorch.capture import graph_capture
+from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES, fixed_axes
 
 WINDOWS = (5, 3, 7, 4)
 
@@ -37,8 +37,8 @@ class Windows(nn.Module):
 
 @pytest.fixture
 def limit(monkeypatch):
-    monkeypatch.setattr(capture, "MAX_EXPORT_SECONDS", 0.2)
-    monkeypatch.setattr(capture, "MAX_EXPORT_SECONDS_PER_LAYER", 0.0)
+    monkeypatch.setattr(graph_capture, "MAX_EXPORT_SECONDS", 0.2)
+    monkeypatch.setattr(graph_capture, "MAX_EXPORT_SECONDS_PER_LAYER", 0.0)
 
 
 @pytest.mark.slow
@@ -70,6 +70,6 @@ class Named(nn.Module):
 def test_fixed_axes_belong_to_their_inputs():
     second, first = torch.randn(4, 1), torch.randn(4, 6)
     call = CallArgs((), {"second": second, "first": first})
-    graph = capture.capture(Named(), call)
+    graph = graph_capture.capture(Named(), call)
     fixed = fixed_axes(graph, call.args, call.kwargs, graph.meta[SIZES])
     assert fixed == {id(first): {1}, id(second): {1}}

@@ -10,8 +10,8 @@ from torch import nn
 
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.pytorch import grouped_weights
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.decoders import grouped_weights
 from neural_mp.core.enums import Capture
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from neural_mp.adaptors.common.grouped_weight import Quantizer
-from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
+from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
+from neural_mp.adaptors.pytorch.graph import kernel_ops, qdq_ops
 from neural_mp.core.quant_spec import QuantSpec
 
 OUTPUTS, INPUTS = 1200, 1024  # three parts

@@ -10,9 +10,9 @@ from torch import nn
 
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.common.code_packing import BitOrder, packed
-from neural_mp.adaptors.common.grouped_weight import Quantizer
-from neural_mp.adaptors.pytorch.qdq_ops import codes_of
+from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
+from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
+from neural_mp.adaptors.pytorch.graph.qdq_ops import codes_of
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError

@@ -10,7 +10,7 @@ from torch import nn
 
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.common.grouped_weight import Quantizer
+from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import OpConfig, Precision

@@ -12,9 +12,9 @@ from torch import nn
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.enums import Capture
 from neural_mp.errors import CaptureError, ConversionError, DataError
-from neural_mp.tuning.criterion import AccuracyCriterion
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]

@@ -16,11 +16,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
-from neural_mp.adaptors.common.grouped_weight import Quantizer
-from neural_mp.adaptors.common.learned_rounding import LearnOptions
-from neural_mp.adaptors.pytorch import grouped_weights, learned_blocks
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
+from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.decoders import grouped_weights, learned_blocks
 from neural_mp.core.enums import Capture
 from neural_mp.core.precision import weight_only
 from neural_mp.core.quant_spec import QuantSpec
@@ -122,7 +122,7 @@ import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_learned_rounding as t
 from pathlib import Path
-from neural_mp.adaptors.common.weight_store import WeightStore
+from neural_mp.adaptors.common.weights.weight_store import WeightStore
 
 kept = WeightStore.put
 

@@ -10,8 +10,8 @@ from torch import nn
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.experts import split_experts
-from neural_mp.adaptors.pytorch.module_capture import private
+from neural_mp.adaptors.pytorch.capture.module_capture import private
+from neural_mp.adaptors.pytorch.decoders.experts import split_experts
 from neural_mp.core.enums import Capture
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec

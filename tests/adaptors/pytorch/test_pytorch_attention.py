@@ -10,9 +10,9 @@ from machine import machine
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import attention
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.attention import AttentionMask, attention_in_bfloat16
+from neural_mp.adaptors.pytorch.kernels import attention
+from neural_mp.adaptors.pytorch.kernels.attention import AttentionMask, attention_in_bfloat16
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise, uniform

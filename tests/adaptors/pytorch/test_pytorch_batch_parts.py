@@ -12,9 +12,9 @@ from machine import machine
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import batch_parts
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
+from neural_mp.adaptors.pytorch.kernels import batch_parts
+from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
 from neural_mp.core.enums import Approach
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
@@ -170,7 +170,7 @@ def test_freed_memory_stays_in_the_process():
     """Tensors of 24 MB one after another soon need no new pages."""
     code = """
 import resource, torch
-from neural_mp.adaptors.pytorch.batch_parts import keep_freed_memory
+from neural_mp.adaptors.pytorch.kernels.batch_parts import keep_freed_memory
 keep_freed_memory()
 faults = []
 for _ in range(5):

@@ -11,7 +11,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.precision import Precision
 from neural_mp.testing import ComparisonContract, machine, uniform
-from neural_mp.tuning.comparison import compare_models
+from neural_mp.tuning.measurement.comparison import compare_models
 
 
 def convolutions(net: nn.Module) -> list[nn.Conv2d]:

@@ -5,7 +5,7 @@ from contract_nets import Normed, Outliers, Residual, TwoOutputs, seeded
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.common.cross_layer_scaling import LayerRescale
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerRescale
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import PlanError
 from neural_mp.testing import FACTOR, CorrectionContract, signal_to_noise

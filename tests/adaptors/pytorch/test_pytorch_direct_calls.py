@@ -8,8 +8,8 @@ from torch import nn
 
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.pytorch import direct_calls
-from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
+from neural_mp.adaptors.pytorch.kernels import direct_calls
+from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectCalls
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.precision import Precision
 from neural_mp.errors import DataError

@@ -11,13 +11,13 @@ from torch import nn
 import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan
 from neural_mp.adaptors.common.optional import FloatKernels
-from neural_mp.adaptors.pytorch import float_kernels
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.kernels import float_kernels
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
 from neural_mp.testing import signal_to_noise
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.measurement.objectives import Measurement
 
 FP32, INT8 = Precision.FP32, Precision.INT8
 PACKED = OpConfig(FP32, kernel="onednn")

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch.recurrent import free_lengths
+from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
 from neural_mp.errors import DataError
 
 #: Ranges are those of other lengths, so that some values are cut off; a wrong length gives 1.

@@ -10,9 +10,9 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import capture, functionalize
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.graph_edit import has_tensors
+from neural_mp.adaptors.pytorch.capture import functionalize, graph_capture
+from neural_mp.adaptors.pytorch.graph.graph_edit import has_tensors
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 
 
@@ -122,7 +122,7 @@ def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
 def test_a_captured_graph_computes_what_the_module_does_for_any_size(kind):
     torch.manual_seed(0)
     module = kind().eval()
-    graph = capture.graph_of(exported(module))
+    graph = graph_capture.graph_of(exported(module))
     for shape in ((3, 2, 8, 8), (5, 2, 12, 6)):
         x = torch.randn(shape)
         with torch.no_grad():
@@ -144,7 +144,7 @@ def test_an_update_seen_through_a_view_is_left_to_torch():
 
 
 def test_a_size_is_worked_out_of_the_inputs_and_reads_no_result():
-    graph = capture.graph_of(exported(Reshaped()))
+    graph = graph_capture.graph_of(exported(Reshaped()))
     sizes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
     assert sizes
     assert all(node.args[0].op == "placeholder" for node in sizes)

@@ -12,8 +12,8 @@ from machine import CONVOLUTION, DEPTHWISE, examples
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.graph import kernel_ops as kernels
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision

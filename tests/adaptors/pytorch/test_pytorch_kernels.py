@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from neural_mp.adaptors.common.conversion import observe
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.kernel_ops import max_pool2d_uint8
+from neural_mp.adaptors.pytorch.graph.kernel_ops import max_pool2d_uint8
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import kernel_log
 from neural_mp.testing import signal_to_noise, uniform

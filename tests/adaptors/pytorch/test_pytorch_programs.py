@@ -9,10 +9,10 @@ import torch
 from machine import machine
 from torch import nn
 
-from neural_mp.adaptors.pytorch import programs
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
-from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.kernels import programs
+from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.pytorch import recurrent
+from neural_mp.adaptors.pytorch.graph import recurrent
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.enums import Approach
 from neural_mp.core.plan import PrecisionPlan
@@ -168,7 +168,7 @@ def test_a_torch_without_the_kernels_says_so_and_runs_the_rounded_weights_in_flo
     monkeypatch.setattr(recurrent, "kernel_obstacle", lambda: "no kernel in this build")
     again = Case(case.net, x)
     assert again.space.capabilities[again.layer].reasons[INT8] == "no kernel in this build"
-    from neural_mp.adaptors.pytorch.lowering import runnable_form
+    from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
 
     portable = case.converted.portable
     with torch.no_grad():

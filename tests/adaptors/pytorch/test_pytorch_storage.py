@@ -17,7 +17,7 @@ from integers import MACHINE
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.storage import PROGRAM_FILE
+from neural_mp.adaptors.pytorch.files.storage import PROGRAM_FILE
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.testing import uniform

@@ -14,12 +14,14 @@ from torch import nn
 
 import neural_mp
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common import grouped_weight
-from neural_mp.adaptors.common.grouped_weight import Quantizer
-from neural_mp.adaptors.common.weight_corrections import corrected_weight
-from neural_mp.adaptors.pytorch import hessian, kernel_ops, weight_files
+from neural_mp.adaptors.common.weights import grouped_weight
+from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
+from neural_mp.adaptors.common.weights.weight_corrections import corrected_weight
+from neural_mp.adaptors.pytorch import hessian
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.transformers_folder import read_folder
+from neural_mp.adaptors.pytorch.decoders import weight_files
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import read_folder
+from neural_mp.adaptors.pytorch.graph import kernel_ops
 from neural_mp.core.enums import Capture
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import weight_only

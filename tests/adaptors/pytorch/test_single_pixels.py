@@ -7,13 +7,13 @@ import torch
 from machine import machine
 from torch import nn
 
-from neural_mp.adaptors.pytorch import kernel_ops as kernels
-from neural_mp.adaptors.pytorch import lowering
-from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
-from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
-from neural_mp.adaptors.pytorch.inlining import inline_kernels
+from neural_mp.adaptors.pytorch.graph import kernel_ops as kernels
+from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
+from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.kernels import lowering
+from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
+from neural_mp.adaptors.pytorch.kernels.inlining import inline_kernels
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 

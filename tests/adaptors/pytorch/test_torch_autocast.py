@@ -8,7 +8,7 @@ from autocast_nets import BF16, FP16, FP32, GatedNet, amp
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch.op_types import TYPES
+from neural_mp.adaptors.pytorch.graph.op_types import TYPES
 from neural_mp.adaptors.pytorch.training.function_types import Handling, all_op_types, function_of
 from neural_mp.training import GradScaler, autocast
 

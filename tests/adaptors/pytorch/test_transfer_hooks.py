@@ -5,7 +5,7 @@ import torch
 from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.pytorch import loading, transfer
+from neural_mp.adaptors.pytorch.files import loading, transfer
 from neural_mp.core.enums import Capture
 
 SMALL = {

@@ -10,7 +10,7 @@ import torch
 from tiny_bert import tiny_bert_config
 from torch import nn
 
-from neural_mp.adaptors.pytorch.transformers_folder import read_folder
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import read_folder
 from neural_mp.errors import ModelLoadError
 
 transformers = pytest.importorskip("transformers")

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
 from neural_mp.adaptors.pytorch.pt2.argument_checks import (
     GATES,
     faults,
@@ -32,7 +33,6 @@ from neural_mp.adaptors.pytorch.pt2.nested_graphs import (
     graphs_of,
     nested_calls,
 )
-from neural_mp.adaptors.pytorch.recurrent import free_lengths
 
 
 def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from neural_mp.adaptors.pytorch.casts import DTYPES
+from neural_mp.adaptors.pytorch.graph.casts import DTYPES
 from neural_mp.adaptors.pytorch.training.module_dtypes import RunsIn, remove_plan
 from neural_mp.adaptors.pytorch.training.numerics_trace import check_module
 from neural_mp.core.precision import Precision

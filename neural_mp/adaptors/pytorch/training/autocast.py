@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from neural_mp.adaptors.pytorch.casts import DTYPES
 from neural_mp.adaptors.pytorch.compiler import uncompiled
-from neural_mp.adaptors.pytorch.op_types import TYPES
+from neural_mp.adaptors.pytorch.graph.casts import DTYPES
+from neural_mp.adaptors.pytorch.graph.op_types import TYPES
 from neural_mp.adaptors.pytorch.training.autocast_mode import (
     Counts,
     FourListsMode,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from neural_mp.adaptors.common.simulation import gradient_factor
-from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 
 hardtanh_backward = torch.ops.aten.hardtanh_backward.default
 #: Number of values below which one product of two passes takes longer for its calls than its work.

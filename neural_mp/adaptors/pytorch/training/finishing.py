@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.common.code_packing import BitOrder, packed
-from neural_mp.adaptors.pytorch import graph_edit as fx
-from neural_mp.adaptors.pytorch.casts import narrowed
-from neural_mp.adaptors.pytorch.lowering import runnable_form
-from neural_mp.adaptors.pytorch.model import Part, TorchModel
+from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph.casts import narrowed
+from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
+from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
 from neural_mp.adaptors.pytorch.training.scales import Scales
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
 from neural_mp.adaptors.pytorch.training.simulation import Key, SimulatedPart, Source

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch.op_types import TYPES, every_op_type
+from neural_mp.adaptors.pytorch.graph.op_types import TYPES, every_op_type
 
 
 class Handling(Enum):

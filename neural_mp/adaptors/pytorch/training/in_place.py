@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_mp.adaptors.pytorch.call_recording import inputs_of_call
+from neural_mp.adaptors.pytorch.capture.call_recording import inputs_of_call
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
 from neural_mp.errors import ConfigurationError, DataError
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch import graph_edit as fx
-from neural_mp.adaptors.pytorch.canonicalize import source_modules
+from neural_mp.adaptors.pytorch.capture.canonicalize import source_modules
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.training.scales import Rounding
 
 #: Lower bound of the magnitude of a norm's scale, by which the folded weight is divided.

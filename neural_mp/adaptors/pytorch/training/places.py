@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Graph, Node
 
-from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 
 #: Key of `Node.meta` for the place of a value that is checked for NaN.
 PLACE = "neural_mp_place"

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.training.fused_runs import FusedRun, Program, RoundedGroup
 from neural_mp.adaptors.pytorch.training.run_steps import STEPS, Quantize, Step
 from neural_mp.adaptors.pytorch.training.scales import Scales

@@ -18,14 +18,14 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.simulation import TrainingSchedule
-from neural_mp.adaptors.pytorch import graph_edit as fx
-from neural_mp.adaptors.pytorch import qdq_ops as ops
-from neural_mp.adaptors.pytorch.canonicalize import source_modules
-from neural_mp.adaptors.pytorch.casts import CAST, DTYPES
+from neural_mp.adaptors.pytorch.capture.canonicalize import source_modules
 from neural_mp.adaptors.pytorch.convert import write
-from neural_mp.adaptors.pytorch.model import TorchModel, assembled
-from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, WEIGHTED
-from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.casts import CAST, DTYPES
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import CONVOLUTIONS, WEIGHTED
+from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8
 from neural_mp.adaptors.pytorch.training.fake_quantize import round_dynamically
 from neural_mp.adaptors.pytorch.training.norms import (
     NormedLayer,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from neural_mp.adaptors.common.simulation import gradient_factor
-from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.training.fake_quantize import hardtanh_backward
 
 #: Largest number of values of a weight that is rounded together with others: beyond, the copies

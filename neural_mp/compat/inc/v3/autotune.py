@@ -21,9 +21,9 @@ from neural_mp.compat.inc.v3.torch_configs import (
     RTNConfig,
     get_default_double_quant_config,
 )
+from neural_mp.core.criterion import ExitPolicy
 from neural_mp.core.enums import Capture
 from neural_mp.core.precision import Precision
-from neural_mp.tuning.criterion import ExitPolicy
 
 
 def autotune(

@@ -12,8 +12,8 @@ from neural_mp.api.user_metrics import MetricSet
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError, MetricError, NeuralMPError
-from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.util.validators import integer_between, validate_option
 
 #: Sampler that searches with a strategy of neural-mp, and not through a set of configurations.

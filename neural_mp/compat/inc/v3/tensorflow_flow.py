@@ -15,9 +15,9 @@ from neural_mp.compat.inc.v3.base_config import BaseConfig, ComposableConfig
 from neural_mp.compat.inc.v3.base_tuning import EvaluationFuncWrapper, OrderedTrials, TuningConfig
 from neural_mp.compat.inc.v3.conversion import algorithms_of, parsed_config, rules_of
 from neural_mp.compat.inc.v3.tensorflow_configs import TENSORFLOW_CONFIGS
+from neural_mp.core.criterion import ExitPolicy
 from neural_mp.errors import DataError
-from neural_mp.tuning.batch_reading import inputs_of_batch
-from neural_mp.tuning.criterion import ExitPolicy
+from neural_mp.tuning.evaluation.batch_reading import inputs_of_batch
 
 _ITERATIONS = 100
 

@@ -1,0 +1,1 @@
+"""Sensitivity of a model to the rounding of its weights, and moments of layer inputs."""

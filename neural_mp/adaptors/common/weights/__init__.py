@@ -1,0 +1,1 @@
+"""Weights: rounding, corrections, storage in groups and checkpoint formats."""

@@ -1,0 +1,282 @@
+"""Learned rounding and learned scales of INT8 weights, for the results of one layer.
+
+The error of a layer's results is quadratic in its weight: with the rounded layers before, a layer
+reads x̂ instead of x, and the mean of (Ŵx̂ - Wx)² is, per output, ŵHŵᵀ - 2ŵt + c with H = E[x̂x̂ᵀ] and
+t = E[x̂ (wx)]. Both are sums over the calibration samples, so that no sample is kept.
+
+`adaround` chooses for every weight between the two codes next to it by gradient descent on a
+rectified sigmoid, with a penalty that lets it end at 0 or 1 (Nagel et al., "Up or Down? Adaptive
+Rounding for Post-Training Quantization", 2020, equations 21 to 25). Wide layers, for which descent
+takes minutes, choose column by column; the codes of all layers then settle, see `settled_rounding`.
+`learned_scale` clips weights to the range with the least error, and fits the scale to the codes by
+least squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.common.ranges import MIN_RANGE_WIDTH
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.settled_rounding import (
+    SWEEPS,
+    CodeChoice,
+    compensated,
+    settled,
+)
+
+Floats = NDArray[np.float32]
+
+#: Ends of the stretched sigmoid.
+_GAMMA, _ZETA = -0.1, 1.1
+#: Exponents of the penalty: from the first to the last, after a part of the steps without penalty.
+_FIRST_EXPONENT, _LAST_EXPONENT, _FREE_STEPS = 20.0, 2.0, 0.2
+#: Weight of the penalty per weight, relative to the error of rounding to nearest per output.
+_PENALTY = 20.0
+#: Size of a step of Adam (Kingma and Ba, 2015), and the decays of its means.
+_RATE, _DECAYS = 0.05, (0.9, 0.999)
+#: Fractions of the full range that are tried as range of a channel, then factors of the best one.
+_SHRINKS = tuple(2 ** (-step / 2) for step in range(1, 13))
+_REFINED = tuple(2 ** (step / 8) for step in (-2, -1, 1, 2))
+#: Steps per step of the options: a step here takes a product of matrices, not a run of a block.
+_STEPS_PER_STEP = 5
+#: Operations of a step above which a layer is wide.
+_WIDE = 1e8
+#: Operations per cube of the inputs: factors of the products.
+_PER_CUBE = 2.0
+#: Relative error below which rounding to nearest is exact.
+_EXACT = 1e-9
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The squared error of a layer's results, up to a constant, by its weight.
+
+    Attributes:
+        products: [groups, inputs, inputs], mean of x̂x̂ᵀ.
+        targets: [groups, outputs, inputs], mean of (wx) x̂ᵀ.
+        power: [groups, outputs], mean of (wx)².
+    """
+
+    products: Floats
+    targets: Floats
+    power: Floats
+
+    def of(self, weight: Floats) -> Floats:
+        """Return the mean squared error of every output, [groups, outputs]."""
+        terms: Floats = weight @ self.products
+        terms -= 2 * self.targets
+        error = np.einsum("goi,goi->go", terms, weight) + self.power
+        return np.maximum(error, _TINY).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class RoundedLayer:
+    """A rounded weight: codes · scales.
+
+    Attributes:
+        codes: float32 [groups, outputs, inputs], whole numbers.
+        scales: float32 [groups, outputs, 1].
+    """
+
+    codes: Floats
+    scales: Floats
+
+    def floats(self) -> Floats:
+        """Return the weight that the kernel multiplies by."""
+        weight: Floats = self.codes * self.scales
+        return weight
+
+
+@dataclass(frozen=True)
+class WeightGrid:
+    """The grid of a weight.
+
+    Attributes:
+        limit: the largest code.
+        per_channel: whether every output has a scale.
+    """
+
+    limit: int
+    per_channel: bool = True
+
+    def full(self, weight: Floats) -> Floats:
+        """Return the scales of the full range, [groups, outputs, 1]."""
+        axes = 2 if self.per_channel else (0, 1, 2)
+        largest = np.broadcast_to(np.abs(weight).max(axes, keepdims=True), (*weight.shape[:2], 1))
+        return np.where(largest > MIN_RANGE_WIDTH, largest / self.limit, 1).astype(np.float32)
+
+    def nearest(self, weight: Floats, scales: Floats) -> RoundedLayer:
+        """Round to nearest."""
+        codes = np.clip(np.rint(weight / scales), -self.limit, self.limit)
+        return RoundedLayer(codes.astype(np.float32), scales)
+
+    def pooled(self, values: Floats) -> Floats:
+        """Return the sums [groups, outputs] that decide on a common scale."""
+        if self.per_channel:
+            return values
+        return np.broadcast_to(values.sum(dtype=np.float32), values.shape)
+
+
+def reconstructed_layer(
+    weight: Floats,
+    grid: WeightGrid,
+    error: LayerError,
+    options: LearnOptions,
+    *,
+    rounding: bool,
+    scales: bool,
+) -> RoundedLayer:
+    """Return a weight rounded for the results of its layer.
+
+    No output has a larger error than rounded to nearest in the full range.
+
+    Args:
+        weight: the float weight.
+        grid: its grid.
+        error: the error to reduce.
+        options: the number of steps.
+        rounding: whether the rounding is learned.
+        scales: whether the scales are learned.
+    """
+    best = grid.nearest(weight, grid.full(weight))
+    for candidate in _ways(weight, grid, error, options, rounding, scales):
+        least, errors = (
+            grid.pooled(error.of(best.floats())),
+            grid.pooled(error.of(candidate.floats())),
+        )
+        better = (errors < least)[..., None]
+        best = RoundedLayer(
+            np.where(better, candidate.codes, best.codes),
+            np.where(better, candidate.scales, best.scales),
+        )
+    return best
+
+
+def _ways(
+    weight: Floats,
+    grid: WeightGrid,
+    error: LayerError,
+    options: LearnOptions,
+    rounding: bool,
+    scales: bool,
+) -> Iterator[RoundedLayer]:
+    chosen = grid.full(weight)
+    if scales:
+        chosen = _best_scales(weight, grid, error)
+        yield _fitted(grid.nearest(weight, chosen), grid, error)
+    if rounding:
+        learned = _learned(weight, grid, chosen, error, options)
+        yield learned
+        if scales:
+            yield _fitted(learned, grid, error)
+
+
+def _best_scales(weight: Floats, grid: WeightGrid, error: LayerError) -> Floats:
+    """Return the scales of the ranges with the least error, rounded to nearest."""
+    full = grid.full(weight)
+    best, least = full, grid.pooled(error.of(grid.nearest(weight, full).floats()))
+    for factors in (_SHRINKS, _REFINED):
+        start = best
+        for factor in factors:
+            tried = np.minimum(start * np.float32(factor), full)
+            errors = grid.pooled(error.of(grid.nearest(weight, tried).floats()))
+            better = errors < least
+            best, least = np.where(better[..., None], tried, best), np.where(better, errors, least)
+    return best
+
+
+def _fitted(rounded: RoundedLayer, grid: WeightGrid, error: LayerError) -> RoundedLayer:
+    """Return the codes with the scales of least error.
+
+    A kernel derives the scale from the largest weight, which must therefore keep the largest code.
+    """
+    codes = rounded.codes
+    below = grid.pooled(np.einsum("goi,goi->go", codes @ error.products, codes))
+    above = grid.pooled(np.einsum("goi,goi->go", codes, error.targets))
+    largest = np.abs(codes).max(axis=2 if grid.per_channel else (0, 1, 2), keepdims=True)
+    is_valid = (largest == grid.limit) & (below > 0)[..., None] & (above > 0)[..., None]
+    fitted = (above / np.maximum(below, _TINY))[..., None]
+    return RoundedLayer(codes, np.where(is_valid, fitted, rounded.scales).astype(np.float32))
+
+
+def _learned(
+    weight: Floats, grid: WeightGrid, scales: Floats, error: LayerError, options: LearnOptions
+) -> RoundedLayer:
+    """Return a weight whose codes are each one of the two next to it."""
+    position = np.clip(weight / scales, -grid.limit, grid.limit)
+    low = np.floor(position)
+    # The largest weight stays, so that kernels derive the same scale from it.
+    is_free = (np.abs(position) < grid.limit) & (low < grid.limit)
+    choice = CodeChoice(low, is_free.astype(np.float32), scales, error.products, error.targets)
+    if _is_wide(weight):
+        codes = compensated(weight, choice)
+    else:
+        nearest = error.of(grid.nearest(weight, scales).floats())
+        nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
+        codes = _descended(position, choice, nearest[..., None], options)
+    return RoundedLayer(settled(codes, choice), scales)
+
+
+def _descended(
+    position: Floats, choice: CodeChoice, nearest: Floats, options: LearnOptions
+) -> Floats:
+    """Return codes chosen by descent, given the errors of rounding to nearest."""
+    low, is_free, scales = choice.low, choice.is_free, choice.scales
+    up = (position - low) * is_free
+    stretched = np.clip((up - _GAMMA) / (_ZETA - _GAMMA), 1e-6, 1 - 1e-6)
+    value = np.log(stretched / (1 - stretched)).astype(np.float32)
+    slope = (scales * is_free / nearest).astype(np.float32)
+    mean, square = np.zeros_like(value), np.zeros_like(value)
+    share = np.float32(_PENALTY / position.shape[-1])
+    steps = _STEPS_PER_STEP * options.steps
+    for step in range(steps):
+        if options.limit.ends():
+            break
+        sigmoid = 1 / (1 + np.exp(-value))
+        raw = sigmoid * (_ZETA - _GAMMA) + _GAMMA
+        up = np.clip(raw, 0, 1)
+        gradient = 2 * slope * choice.gradient(low + up * is_free)
+        exponent = _exponent(step / steps)
+        if exponent is not None:
+            off = 2 * up - 1
+            gradient -= (
+                share * 2 * exponent * np.abs(off) ** (exponent - 1) * np.sign(off) * is_free
+            )
+        gradient *= (sigmoid * (1 - sigmoid) * (_ZETA - _GAMMA)) * ((raw > 0) & (raw < 1))
+        mean += (1 - _DECAYS[0]) * (gradient - mean)
+        square += (1 - _DECAYS[1]) * (gradient**2 - square)
+        corrected = np.sqrt(square / (1 - _DECAYS[1] ** (step + 1)))
+        rate = _RATE / (1 - _DECAYS[0] ** (step + 1))
+        value -= rate * mean / (corrected + 1e-12)
+    return (low + (value > 0) * is_free).astype(np.float32)
+
+
+def _is_wide(weight: Floats) -> bool:
+    return _operations_per_step(weight) > _WIDE
+
+
+def operations_of(weight: Floats, options: LearnOptions) -> float:
+    """Return the number of operations to learn rounding and scales of a weight."""
+    steps = SWEEPS + len(_SHRINKS) + len(_REFINED)
+    count = _operations_per_step(weight) * steps
+    if _is_wide(weight):
+        return count + _PER_CUBE * len(weight) * float(weight.shape[-1]) ** 3
+    return count + _operations_per_step(weight) * _STEPS_PER_STEP * options.steps
+
+
+def _operations_per_step(weight: Floats) -> float:
+    return 2.0 * weight.size * weight.shape[-1]
+
+
+def _exponent(passed: float) -> float | None:
+    """Return the exponent of the penalty after a part of the steps; None without a penalty."""
+    if passed < _FREE_STEPS:
+        return None
+    remaining = (1 - passed) / (1 - _FREE_STEPS)
+    return _LAST_EXPONENT + (_FIRST_EXPONENT - _LAST_EXPONENT) * remaining

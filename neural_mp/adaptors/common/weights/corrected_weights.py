@@ -1,0 +1,402 @@
+"""Corrected weights of a model, made from calibration data, block by block."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.cross_layer_scaling import ScalingGroup, rounded_weight
+from neural_mp.adaptors.common.weights.factor_folding import factor_groups
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    Floats,
+    GroupedWeight,
+    GroupParameters,
+    InputMoments,
+    Quantizer,
+)
+from neural_mp.adaptors.common.weights.held_groups import GroupHolder
+from neural_mp.adaptors.common.weights.weight_corrections import awq_factors, corrected_weight
+from neural_mp.adaptors.common.weights.weight_store import WeightStore
+from neural_mp.core.enums import WeightCorrection
+from neural_mp.core.int8_accumulation import weight_qmax
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.errors import PlanError
+from neural_mp.util.digest import DataDigest
+from neural_mp.util.memory import FREED
+from neural_mp.util.pytree import Array
+
+M = TypeVar("M")
+logger = logging.getLogger(__name__)
+
+#: Maximum bytes of moments at a time outside of blocks; more layers are observed in further passes.
+_MOMENT_BYTES = 1 << 30
+
+#: End of the context of weights whose learning ended at a time limit.
+_ENDED = "\nended at a time limit"
+
+_Specs = dict[str, QuantSpec]
+_Made = dict[str, GroupedWeight]
+
+
+@dataclass(frozen=True)
+class CorrectionOptions:
+    """Options of corrections of weights.
+
+    Attributes:
+        learning: options of learned rounding.
+        folder: where finished blocks are kept for a resumed run; None to keep none.
+        resumes: whether weights whose learning ended at a time limit are taken from the folder, as
+            trials of the resumed run have them.
+    """
+
+    learning: LearnOptions = field(default_factory=LearnOptions)
+    folder: Path | None = None
+    resumes: bool = False
+
+
+@dataclass(frozen=True)
+class LayerErrors:
+    """Squared errors of a layer's results relative to their squares, on calibration samples.
+
+    Attributes:
+        nearest: with the weight rounded to nearest.
+        learned: with the learned weight.
+        seconds: duration of learning.
+    """
+
+    nearest: float
+    learned: float
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectedWeights(Generic[M]):
+    """The corrected weights of one model; each is made once.
+
+    Weights corrected by themselves are made from the float model, whatever the precisions of the
+    layers before. Learned ones depend on the roundings of the blocks before and of their own.
+    Without inputs, every rounding is as good as to nearest: that is the weight of a layer that
+    calibration does not reach, e.g. of an expert that no token is routed to.
+
+    Attributes:
+        adaptor: the adaptor of the framework.
+        model: the float model.
+        batches: → calibration inputs; None without data.
+        options: options of the corrections.
+        layer_errors: op → errors of its results, for the layers reconstructed so far.
+    """
+
+    adaptor: Framework[M]
+    model: M
+    batches: Callable[[], Iterable[Any]] | None = None
+    options: CorrectionOptions = CorrectionOptions()
+    layer_errors: dict[str, LayerErrors] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[str, QuantSpec], GroupedWeight] = field(default_factory=dict, repr=False)
+    #: Layers with one input, and the quantization → their common factors.
+    _factors: dict[tuple[tuple[str, ...], QuantSpec], Floats | None] = field(
+        default_factory=dict, repr=False
+    )
+    _learned: dict[frozenset[tuple[str, QuantSpec]], _Made] = field(
+        default_factory=dict, repr=False
+    )
+    #: Context → the weights of layers reconstructed together.
+    _reconstructed: dict[str, _Made] = field(default_factory=dict, repr=False)
+
+    def of_plan(self, plan: PrecisionPlan) -> dict[str, GroupedWeight]:
+        """Return op → its corrected weight, for the ops of a plan that have corrections.
+
+        Raises:
+            PlanError: the corrections require data, and there is none.
+            ConversionError: the framework offers no corrected weights.
+        """
+        specs = {
+            op: config.weight
+            for op, config in plan.items()
+            if config.weight is not None and config.weight.corrections
+        }
+        learned = {op: spec for op, spec in specs.items() if spec.is_learned}
+        unlearned = {op: [spec] for op, spec in specs.items() if not spec.is_learned}
+        weights = self.of(unlearned)
+        return {op: weights[op, spec] for op, (spec,) in unlearned.items()} | self._learned_in(
+            learned
+        )
+
+    def of(
+        self, requested: Mapping[str, Collection[QuantSpec]]
+    ) -> Mapping[tuple[str, QuantSpec], GroupedWeight]:
+        """Return (op, quantization) → corrected weight; errors as for `of_plan`.
+
+        The first learned quantizations of all ops are learned together, likewise the second ones.
+        """
+        missing = {
+            op: [spec for spec in specs if (op, spec) not in self._made]
+            for op, specs in requested.items()
+        }
+        missing = {op: specs for op, specs in missing.items() if specs}
+        unlearned = {op: [s for s in specs if not s.is_learned] for op, specs in missing.items()}
+        self._make({op: specs for op, specs in unlearned.items() if specs})
+        for together in _levels(
+            {op: [s for s in specs if s.is_learned] for op, specs in missing.items()}
+        ):
+            for op, weight in self._learned_in(together).items():
+                self._made[op, together[op]] = weight
+        return self._made
+
+    def quantizer(self, spec: QuantSpec) -> Quantizer:
+        """Return the quantizer of a weight in groups, for the kernels of the framework."""
+        offered = self.adaptor.grouped_weights
+        return Quantizer(spec, GroupParameters.BFLOAT16 if offered is None else offered.parameters)
+
+    def grouped(self, op: str, weight: Array, spec: QuantSpec) -> GroupedWeight:
+        """Return a weight in groups: the corrected one if made, or rounded to nearest."""
+        return self._made.get((op, spec)) or self.quantizer(spec).nearest(weight)
+
+    def rounded(self, op: str, weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
+        """Return a weight [outputs, inputs] as its stored form, `grouped` or INT8, restores it."""
+        if spec.group_size is not None:
+            return self.grouped(op, weight, spec).floats()
+        return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
+
+    def _learned_in(self, specs: _Specs) -> _Made:
+        """Return op → its weight, learned together."""
+        key = frozenset(specs.items())
+        if specs and key not in self._learned:
+            self._check_data({op: [spec] for op, spec in specs.items()})
+            learned: _Made = {}
+            if self._offered.blocks is not None:
+                learned = self._learned_blocks(self._offered.blocks, specs)
+            self._make({op: [spec] for op, spec in specs.items() if op not in learned})
+            remaining = {op: self._made.pop((op, specs[op])) for op in specs if op not in learned}
+            self._learned[key] = learned | remaining
+        return self._learned.get(key, {})
+
+    def _learned_blocks(self, blocks: Blocks[M], specs: _Specs) -> _Made:
+        assert self.batches is not None
+        learned: _Made = {}
+        previous: list[str] = []
+
+        def earlier(ops: Collection[str]) -> _Made | None:
+            previous.extend(f"{op} {specs[op]}" for op in ops)
+            part = {op: specs[op] for op in ops}
+            return self._kept_or_ended(part, "\n".join(previous))
+
+        def start(op: str, moments: InputMoments | None) -> GroupedWeight:
+            return self._corrected(op, specs[op].unlearned, moments)
+
+        quantizers = {op: self.quantizer(spec) for op, spec in specs.items()}
+        arguments = quantizers, self.options.learning, earlier, start
+        for weights in blocks.learned(self.model, self.batches, *arguments):
+            context = self._context("\n".join(previous))
+            self._keep(weights, {op: specs[op] for op in weights}, context)
+            learned |= self._held(weights)
+        return learned
+
+    @property
+    def _offered(self) -> GroupedWeights[M]:
+        offered = self.adaptor.grouped_weights
+        return needed(offered, self.adaptor.framework, "corrections of weights")
+
+    @cached_property
+    def _weights(self) -> Mapping[str, Array]:
+        return self._offered.weights(self.model)
+
+    def _check_data(self, requested: Mapping[str, Collection[QuantSpec]]) -> None:
+        for op, specs in requested.items():
+            spec = next((spec for spec in specs if spec.needs_data), None)
+            if spec is not None and self.batches is None:
+                raise PlanError(
+                    f"correction '{spec.corrections[0]}' of op {op!r} requires calibration data; "
+                    f"give calibration data, or set the weight to {str(spec.uncorrected)!r}"
+                )
+
+    def _make(self, missing: Mapping[str, Collection[QuantSpec]]) -> None:
+        """Make weights that are corrected by themselves."""
+        self._check_data(missing)
+        observed = {
+            op: specs for op, specs in missing.items() if any(spec.needs_data for spec in specs)
+        }
+        for op in missing.keys() - observed.keys():
+            for spec in missing[op]:
+                self._made[op, spec] = self._holder.hold(self._corrected(op, spec, None))
+        for moments in self._moments(observed):
+            remaining = dict(moments)
+            del moments  # so that those of each layer end with its last weight
+            ops = list(remaining)
+            for op in ops:
+                op_moments = remaining.pop(op)
+                for spec in observed[op]:
+                    self._made[op, spec] = self._holder.hold(self._corrected(op, spec, op_moments))
+                del op_moments  # or else those of the last layer stay beside the next block's
+            FREED.now()
+            for spec_of in _levels({op: observed[op] for op in ops}):
+                self._keep({op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of)
+
+    def _corrected(self, op: str, spec: QuantSpec, moments: InputMoments | None) -> GroupedWeight:
+        quantizer = self.quantizer(spec)
+        factors = self._common_factors(op, quantizer, moments, self._weights)
+        learning = self.options.learning
+        return corrected_weight(self._weights[op], quantizer, moments, factors, learning)
+
+    @cached_property
+    def groups(self) -> tuple[ScalingGroup, ...]:
+        """The groups of layers whose factors of inputs may be folded into the op before."""
+        return factor_groups(self.adaptor, self.model)
+
+    def _common_factors(
+        self,
+        op: str,
+        quantizer: Quantizer,
+        moments: InputMoments | None,
+        weights: Mapping[str, Array],
+    ) -> Floats | None:
+        """Return the factors that a layer shares with the other readers of its input, if any."""
+        if WeightCorrection.AWQ not in quantizer.spec.corrections or moments is None:
+            return None
+        group = next((candidate for candidate in self.groups if op in candidate.consumers), None)
+        if group is None or any(reader not in weights for reader in group.consumers):
+            return None
+        key = group.consumers, quantizer.spec
+        if key not in self._factors:
+            readers = [weights[reader] for reader in group.consumers]
+            self._factors[key] = awq_factors(readers, quantizer, moments)
+        return self._factors[key]
+
+    def _moments(
+        self, observed: Mapping[str, Collection[QuantSpec]]
+    ) -> Iterator[Mapping[str, InputMoments | None]]:
+        """Yield the moments of ops that are not kept, of one block or portion at a time."""
+        remaining = list(observed)
+        if remaining and self._offered.blocks is not None:
+            assert self.batches is not None
+
+            def is_kept(ops: Collection[str]) -> bool:
+                return self._recall({op: observed[op] for op in ops})
+
+            yield from self._offered.blocks.moments(self.model, self.batches, remaining, is_kept)
+            remaining = [
+                op for op in remaining if any((op, spec) not in self._made for spec in observed[op])
+            ]
+        sizes = {op: 4 * self._weights[op].shape[1] ** 2 for op in remaining}
+        for part in portions(sizes, _MOMENT_BYTES):
+            if self._recall({op: observed[op] for op in part}):
+                continue
+            assert self.batches is not None
+            moments = self._offered.input_moments(self.model, self.batches(), part)
+            unread = [op for op in part if op not in moments]
+            if unread:
+                logger.warning(
+                    "calibration did not reach %s; their weights are rounded to nearest, give "
+                    "data that reaches them",
+                    ", ".join(map(repr, unread)),
+                )
+            yield {op: moments.pop(op, None) for op in part}
+
+    def _recall(self, observed: Mapping[str, Collection[QuantSpec]]) -> bool:
+        """Take the weights of some ops from the kept ones; return whether all are kept."""
+        weights: dict[tuple[str, QuantSpec], GroupedWeight] = {}
+        for specs in _levels(observed):
+            stored = self._kept(specs)
+            if stored is None:
+                return False
+            weights |= {(op, specs[op]): weight for op, weight in self._held(stored).items()}
+        self._made.update(weights)
+        return True
+
+    def _kept(self, specs: _Specs, context: str = "") -> _Made | None:
+        if self._store is None:
+            return None
+        weights = {op: self._weights[op] for op in specs}
+        return self._store.get(weights, specs, context)
+
+    def _kept_or_ended(self, specs: _Specs, context: str) -> _Made | None:
+        """Return kept weights of a context; see `CorrectionOptions.resumes`."""
+        candidates = (self._kept(specs, variant) for variant in reversed(self._contexts(context)))
+        return next((weights for weights in candidates if weights is not None), None)
+
+    def _held(self, weights: Mapping[str, GroupedWeight]) -> _Made:
+        return {op: self._holder.hold(weight) for op, weight in weights.items()}
+
+    @cached_property
+    def _holder(self) -> GroupHolder:
+        return GroupHolder(self.options.folder)
+
+    def _keep(self, weights: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
+        if self._store is not None:
+            self._store.put(weights, specs, context)
+
+    def reconstructed(
+        self, weights: Mapping[str, Array], specs: Mapping[str, QuantSpec], context: str
+    ) -> Mapping[str, GroupedWeight] | None:
+        """Return op → the weight that was kept for a context, as codes; None if none was."""
+        if context not in self._reconstructed and self._store is not None:
+            for variant in self._contexts(context):
+                stored = self._store.get(weights, specs, variant)
+                if stored is not None:
+                    self._reconstructed[context] = stored
+        return self._reconstructed.get(context)
+
+    def keep_reconstructed(
+        self, weights: Mapping[str, GroupedWeight], specs: Mapping[str, QuantSpec], context: str
+    ) -> None:
+        """Keep the weights of a context for later conversions and resumed runs."""
+        self._reconstructed[context] = dict(weights)
+        self._keep(weights, dict(specs), self._context(context))
+
+    def _context(self, context: str) -> str:
+        """Return the context of weights that were learned just now."""
+        return context + _ENDED if self.options.learning.limit.ends() else context
+
+    def _contexts(self, context: str) -> list[str]:
+        """Return the contexts that weights are taken from, the last first."""
+        return [context + _ENDED, context] if self.options.resumes else [context]
+
+    @cached_property
+    def _store(self) -> WeightStore | None:
+        """The kept weights of this model and data; None if none are kept."""
+        if self.options.folder is None or self.batches is None:
+            return None
+        digest = DataDigest()
+        for batch in self.batches():
+            digest.feed(batch)
+        if not digest.complete:
+            return None
+        model = self.adaptor.fingerprint(self.model)
+        key = f"{model} {digest.hexdigest()} {self.options.learning}"
+        return WeightStore(self.options.folder, hashlib.sha256(key.encode()).hexdigest())
+
+
+def _levels(requested: Mapping[str, Collection[QuantSpec]]) -> Iterator[_Specs]:
+    """Yield op → its first quantization, its second one, and so on."""
+    for level in zip_longest(*requested.values()):
+        yield {op: spec for op, spec in zip(requested, level, strict=True) if spec is not None}
+
+
+def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+    """Yield ops that take at most `most` bytes together, in order, without ops of no bytes.
+
+    A larger op is alone.
+    """
+    part: list[str] = []
+    total = 0
+    for op, size in sizes.items():
+        if part and total + size > most:
+            yield part
+            part, total = [], 0
+        if size:
+            part.append(op)
+            total += size
+    if part:
+        yield part

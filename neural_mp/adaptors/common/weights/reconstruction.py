@@ -1,0 +1,374 @@
+"""Reconstruction of INT8 layers: weights rounded for the FP32 results of layers, without labels.
+
+Layers are taken in the order of the graph, a few at a time: calibration samples run through the
+float model and through a float model with rounded weights in all layers so far, and every layer
+learns to give the results of the first from the inputs of the second, rounded as its kernel rounds
+them. Memory is that of the moments of these layers, whatever the number of samples.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.optional import Corrections, needed
+from neural_mp.adaptors.common.weights.adaround import (
+    Floats,
+    RoundedLayer,
+    WeightGrid,
+    operations_of,
+    reconstructed_layer,
+)
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.corrected_weights import (
+    CorrectedWeights,
+    LayerErrors,
+    portions,
+)
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.weights.grouped_weight import CodedGroups, GroupedWeight, middle_code
+from neural_mp.adaptors.common.weights.layer_moments import (
+    MomentsOfRows,
+    damped,
+    relative_error,
+    rounded_input,
+)
+from neural_mp.core.enums import Approach, CalibrationAlgorithm, Granularity, QuantDType, Scheme
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.int8_accumulation import weight_qmax
+from neural_mp.core.observations import Range
+from neural_mp.core.precision import RECONSTRUCTIONS, OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.errors import PlanError
+from neural_mp.space import ResolvedPlan
+from neural_mp.util.pytree import Array
+
+M = TypeVar("M")
+logger = logging.getLogger(__name__)
+
+#: Maximum number of passes over the samples; deeper models learn several layers per pass.
+_PASSES = 16
+#: Operations that processors take some minutes for.
+_OPERATIONS_OF_MINUTES = 1.5e13
+#: Maximum bytes of moments at a time, and bytes of a float.
+_MOMENT_BYTES, _FLOAT = 1 << 30, 4
+#: Number of rows that the moments are taken of: a multiple of the inputs, at least in the minimum.
+_ROWS_PER_INPUT, _LEAST_ROWS = 4, 1 << 14
+_BITS = 8
+
+
+@dataclass(frozen=True)
+class ModelToRound(Generic[M]):
+    """A float model with the plan that its weights are rounded for.
+
+    Attributes:
+        adaptor: the adaptor of the framework.
+        model: the model, with channels rescaled.
+        plan: the plan.
+        ranges: quantized tensor → its range.
+        graph: the graph.
+    """
+
+    adaptor: Framework[M]
+    model: M
+    plan: ResolvedPlan
+    ranges: Mapping[str, Range]
+    graph: OpGraph
+
+
+def reconstructable(adaptor: Framework[M], model: M) -> frozenset[str]:
+    """Return the layers whose weight can be reconstructed; empty if the framework offers none."""
+    offered = adaptor.corrections
+    if offered is None or offered.values is None:
+        return frozenset()
+    return frozenset(op for op, layer in offered.layer_params(model).items() if layer.has_rows)
+
+
+def reconstructable_in_minutes(
+    adaptor: Framework[M], model: M, options: LearnOptions
+) -> frozenset[str]:
+    """Return the `reconstructable` layers that are learned in some minutes, small ones first."""
+    if adaptor.corrections is None:
+        return frozenset()
+    layers = adaptor.corrections.layer_params(model)
+    costs = {op: _operations(layers[op], options) for op in reconstructable(adaptor, model)}
+    ordered = sorted(costs, key=lambda op: (costs[op], op))
+    sums = accumulate(costs[op] for op in ordered)
+    return frozenset(
+        op for op, total in zip(ordered, sums, strict=True) if total <= _OPERATIONS_OF_MINUTES
+    )
+
+
+def _operations(layer: LayerParams, options: LearnOptions) -> float:
+    """Return the number of operations to sum up the moments of a layer and to learn its weight."""
+    weight = _matrix(layer)
+    return operations_of(weight, options) + 2.0 * _rows(weight) * _moment_count(layer)
+
+
+def _rows(weight: Floats) -> int:
+    """Return the number of rows of all samples that the moments are taken of."""
+    return max(_LEAST_ROWS, _ROWS_PER_INPUT * weight.shape[2])
+
+
+def reconstructed(given: ModelToRound[M], samples: int, corrected: CorrectedWeights[M]) -> M:
+    """Return the model with the rounded weights of the layers that a plan reconstructs.
+
+    Args:
+        given: the model.
+        samples: the number of calibration samples.
+        corrected: the calibration data, and the weights made before.
+
+    Raises:
+        PlanError: there is no data, or a layer cannot be reconstructed.
+        ConversionError: the framework does not return values of tensors.
+    """
+    plan = given.plan.plan
+    ops = {op.name for op in given.graph if op.name in plan and plan[op.name].is_reconstructed}
+    if not ops:
+        return given.model
+    run = _Reconstruction(given, samples, corrected)
+    run.check(ops)
+    changes: dict[str, LayerRescale] = {}
+    for stage in run.stages(ops):
+        changes.update(run.stage(stage))
+    return run.offered.with_layer_params(given.model, changes)
+
+
+@dataclass
+class _Reconstruction(Generic[M]):
+    given: ModelToRound[M]
+    samples: int
+    corrected: CorrectedWeights[M]
+    layers: Mapping[str, LayerParams] = field(init=False)
+    #: Layer with an integer weight → the weight as rounded so far.
+    rounded: dict[str, LayerRescale] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = self.offered.layer_params(self.given.model)
+        self.rounded = {}
+        for op, config in self.given.plan.plan.items():
+            layer = self.layers.get(op)
+            in_groups = config.weight is not None and config.weight.group_size is not None
+            if config.precision is not Precision.INT8 or in_groups or layer is None:
+                continue
+            if layer.inputs is not None:
+                weight, grid = _matrix(layer), _grid(config)
+                self.rounded[op] = _change(layer, grid.nearest(weight, grid.full(weight)))
+
+    @property
+    def offered(self) -> Corrections[M]:
+        adaptor = self.given.adaptor
+        return needed(adaptor.corrections, adaptor.framework, "constants of layers")
+
+    def check(self, ops: Collection[str]) -> None:
+        """Raise `PlanError` if a layer cannot be reconstructed."""
+        adaptor = self.given.adaptor
+        needed(self.offered.values, adaptor.framework, "values of tensors for reconstruction")
+        for op in sorted(ops):
+            layer, config = self.layers.get(op), self.given.plan.plan[op]
+            name = next(name for name in config.corrections if name in RECONSTRUCTIONS)
+            if layer is None or not layer.has_rows:
+                raise PlanError(
+                    f"correction {name!r} requires a convolution or dense layer with a constant "
+                    f"weight, unlike op {op!r} ({self.given.graph[op].type}); remove the correction"
+                )
+            if self.corrected.batches is None:
+                raise PlanError(
+                    f"correction {name!r} of op {op!r} requires calibration data; give calibration "
+                    f"data, or remove the correction"
+                )
+
+    def stages(self, ops: Collection[str]) -> Iterator[list[str]]:
+        """Yield the layers of each pass, in the order of the graph."""
+        ordered = [op.name for op in self.given.graph if op.name in ops]
+        sizes = {op: _FLOAT * _moment_count(self.layers[op]) for op in ordered}
+        count = -(-len(ordered) // _PASSES)
+        for part in portions(sizes, _MOMENT_BYTES):
+            yield from (part[first : first + count] for first in range(0, len(part), count))
+
+    def stage(self, ops: list[str]) -> dict[str, LayerRescale]:
+        """Return the rounded weights of the layers of a pass, and take them for further passes."""
+        context = self._context(ops)
+        weights = {op: _matrix(self.layers[op]) for op in ops}
+        learned = self.corrected.reconstructed(_flat(weights), _specs(weights), context)
+        if learned is None:
+            learned = self._learned(ops, weights)
+            self.corrected.keep_reconstructed(learned, _specs(weights), context)
+        changes = {
+            op: _change(self.layers[op], _restored(weights[op], learned[op]), learned[op].offsets)
+            for op in ops
+        }
+        self.rounded.update(changes)
+        return changes
+
+    def _learned(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, GroupedWeight]:
+        """Return the learned weights of a pass; rounded to nearest from the time limit on."""
+        started = time.perf_counter()
+        limit = self.corrected.options.learning.limit
+        sums = {} if limit.ends() else self._sums(ops, weights)
+        reading = (time.perf_counter() - started) / len(ops)
+        learned = {}
+        for op in ops:
+            if limit.ends():
+                grid = _grid(self.given.plan.plan[op])
+                nearest = grid.nearest(weights[op], grid.full(weights[op]))
+                learned[op] = _grouped(nearest, np.zeros(weights[op].shape[:2], np.float32))
+            else:
+                learned[op] = self._layer(op, weights[op], sums[op], reading)
+        logger.info(
+            "Reconstructed %s in %.1f s", ", ".join(map(repr, ops)), time.perf_counter() - started
+        )
+        return learned
+
+    def _layer(self, op: str, weight: Floats, sums: MomentsOfRows, reading: float) -> GroupedWeight:
+        """Return the learned weight of a layer; `reading` is its share of the pass, in seconds."""
+        began = time.perf_counter()
+        config = self.given.plan.plan[op]
+        grid = _grid(config)
+        best = nearest = grid.nearest(weight, grid.full(weight))
+        shift = np.zeros(weight.shape[:2], np.float32)
+        if sums.rows:
+            shifts = "bias_correction" in config.corrections and self.layers[op].shifts
+            error = sums.error(shifts)
+            best = reconstructed_layer(
+                weight,
+                grid,
+                damped(error, weight),
+                self.corrected.options.learning,
+                rounding="adaround" in config.corrections,
+                scales="learned_scale" in config.corrections,
+            )
+            shift = sums.lost_mean(best.floats()) if shifts else shift
+            self.corrected.layer_errors[op] = LayerErrors(
+                relative_error(error, nearest),
+                relative_error(error, best),
+                time.perf_counter() - began + reading,
+            )
+        else:
+            logger.warning(
+                "calibration did not reach %r; its weight is rounded to nearest, give data that "
+                "reaches it",
+                op,
+            )
+        return _grouped(best, shift)
+
+    def _sums(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, MomentsOfRows]:
+        sums = {op: MomentsOfRows.of(weights[op]) for op in ops}
+        readers: dict[str, list[str]] = {}
+        for op in ops:
+            readers.setdefault(self._source(op), []).append(op)
+        changed = self.offered.with_layer_params(self.given.model, self.rounded)
+        values, batches = self.offered.values, self.corrected.batches
+        assert values is not None
+        assert batches is not None
+        pairs = zip(
+            values(self.given.model, batches(), readers.keys()),
+            values(changed, batches(), readers.keys()),
+            strict=True,
+        )
+        for part, ((name, exact), (changed_name, actual)) in enumerate(pairs):
+            assert name == changed_name
+            if self.corrected.options.learning.limit.ends():
+                break
+            for op in readers[name]:
+                layer = self.layers[op]
+                most = self._rows(layer, len(exact) if exact.ndim else 1)
+                rounded = self._as_read(op, actual)
+                sums[op].add(
+                    weights[op], *(layer.rows(rows, most, part) for rows in (exact, rounded))
+                )
+        return sums
+
+    def _source(self, op: str) -> str:
+        return self.given.graph[op].inputs[0]
+
+    def _rows(self, layer: LayerParams, samples: int) -> int:
+        """Return the number of rows to take from a part of a batch."""
+        share = samples / max(self.samples, samples)
+        return max(1, int(np.ceil(_rows(_matrix(layer)) * share)))
+
+    def _as_read(self, op: str, values: Array) -> Array:
+        """Return the input of a layer as its kernel rounds it."""
+        config, source = self.given.plan.plan[op], self._source(op)
+        if config.approach is Approach.DYNAMIC:
+            return rounded_input(values, (float(values.min()), float(values.max())), 1)
+        flow = self.given.plan.flow
+        if source not in flow.int8_reads.get(op, ()):
+            return values
+        span = self.given.ranges.get(flow.scale_owner[source])
+        return values if span is None else rounded_input(values, span, self.layers[op].axis)
+
+    def _context(self, ops: list[str]) -> str:
+        """Return all that the weights of a pass depend on, besides model, data and options."""
+        plan, flow = self.given.plan.plan, self.given.plan.flow
+        lines = [f"{op} {config}" for op, config in plan.items() if config.rescales]
+        last = {op.name: index for index, op in enumerate(self.given.graph)}[ops[-1]]
+        for op in list(self.given.graph)[: last + 1]:
+            if op.name in plan:
+                owners = [flow.scale_owner[name] for name in flow.int8_reads.get(op.name, ())]
+                spans = [
+                    (span, getattr(span, "channels", ()))
+                    for name in owners
+                    if (span := self.given.ranges.get(name)) is not None
+                ]
+                lines.append(f"{op.name} {plan[op.name]!r} {spans}")
+        return "\n".join([*lines, *ops])
+
+
+def _matrix(layer: LayerParams) -> Floats:
+    """Return the weight of a layer as [groups, outputs, inputs · taps]."""
+    matrix = layer.matrix()
+    return np.ascontiguousarray(matrix.reshape(*matrix.shape[:2], -1))
+
+
+def _moment_count(layer: LayerParams) -> int:
+    groups, outputs, inputs = _matrix(layer).shape
+    return groups * inputs * (inputs + outputs)
+
+
+def _grid(config: OpConfig) -> WeightGrid:
+    per_channel = config.weight is None or config.weight.granularity is not Granularity.PER_TENSOR
+    return WeightGrid(weight_qmax(config.weight), per_channel)
+
+
+def _change(layer: LayerParams, rounded: RoundedLayer, shift: Floats | None = None) -> LayerRescale:
+    matrix = layer.matrix()
+    weight = layer.like_weight(rounded.floats().reshape(matrix.shape))
+    shift = None if shift is None or not shift.any() else shift.reshape(-1)
+    return LayerRescale(rounded=weight, shift=shift)
+
+
+def _flat(weights: Mapping[str, Floats]) -> dict[str, Array]:
+    return {op: weight.reshape(-1, weight.shape[2]) for op, weight in weights.items()}
+
+
+def _specs(weights: Mapping[str, Floats]) -> dict[str, QuantSpec]:
+    """Return the quantizations that describe kept weights: one group per output."""
+    whole = QuantSpec(
+        QuantDType.INT8,
+        Scheme.SYMMETRIC,
+        Granularity.PER_GROUP,
+        CalibrationAlgorithm.MINMAX,
+        group_size=1,
+    )
+    return {op: replace(whole, group_size=weight.shape[2]) for op, weight in weights.items()}
+
+
+def _grouped(rounded: RoundedLayer, shift: Floats) -> GroupedWeight:
+    """Return a rounded weight as it is kept; the shift of the bias is in place of offsets."""
+    groups, outputs, inputs = rounded.codes.shape
+    codes = (rounded.codes + middle_code(_BITS)).astype(np.uint8).reshape(-1, inputs)
+    scales = np.ascontiguousarray(rounded.scales, np.float32).reshape(groups * outputs, 1)
+    return GroupedWeight(CodedGroups(codes, scales, shift.reshape(scales.shape)), inputs, _BITS)
+
+
+def _restored(weight: Floats, learned: GroupedWeight) -> RoundedLayer:
+    codes = learned.codes.astype(np.float32) - middle_code(_BITS)
+    return RoundedLayer(codes.reshape(weight.shape), learned.scales.reshape(*weight.shape[:2], 1))

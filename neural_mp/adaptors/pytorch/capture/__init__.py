@@ -1,0 +1,1 @@
+"""Capture of user models as graphs: whole, by module or by layer."""

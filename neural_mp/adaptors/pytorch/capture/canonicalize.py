@@ -1,0 +1,351 @@
+"""Canonical form of a captured graph: no-ops removed, batch norms folded, ops named."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.common.affine import Affine
+from neural_mp.adaptors.common.naming import reserve_name
+from neural_mp.adaptors.pytorch.capture.graph_capture import ENCLOSED, Enclosed
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
+from neural_mp.adaptors.pytorch.graph.grouped_product import use_own_products
+from neural_mp.adaptors.pytorch.graph.model import WHOLE
+from neural_mp.core.graph import Layer
+from neural_mp.util.pytree import as_numpy
+
+aten = torch.ops.aten
+
+#: Convolution with a named padding → convolution with numeric padding.
+_NAMED_PADDING = {
+    aten.conv1d.padding: aten.conv1d.default,
+    aten.conv2d.padding: aten.conv2d.default,
+    aten.conv3d.padding: aten.conv3d.default,
+}
+#: Maximum growth of a constant relative to its sources when folded.
+_GROWTH_LIMIT = 2
+
+
+def simplify(module: GraphModule) -> None:
+    """Canonicalize constants, contractions and padding of a functional graph in place."""
+    _fold_constants(module)
+    rewriter = _DenseRewriter(module)
+    for node in list(module.graph.nodes):
+        if node.target in _NAMED_PADDING:
+            _make_padding_numeric(node)
+        elif node.target is aten.pad.default:
+            _pad_with_constants(node)
+        rewriter.rewrite(node)
+    for node in list(module.graph.nodes):
+        if node.target in layers.CONVOLUTIONS:
+            _fold_padding(node)
+
+
+def _fold_constants(module: GraphModule) -> None:
+    """Evaluate once the ops that read only constants, e.g. a computed weight."""
+    for node in list(module.graph.nodes):
+        sources = node.all_input_nodes
+        if node.op != "call_function" or not sources or not hasattr(node.target, "tags"):
+            continue
+        values = {source: fx.constant(module, source) for source in sources}
+        if torch.Tag.nondeterministic_seeded in node.target.tags or None in values.values():
+            continue
+        readers = _readers(node)
+        if readers is None:
+            continue
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        result: Any = node.target(*args, **kwargs)
+        size = sum(value.numel() for value in values.values() if value is not None)
+        tensors = [result if index is None else result[index] for index in readers.values()]
+        if any(tensor.numel() > _GROWTH_LIMIT * size for tensor in tensors):
+            continue
+        for reader, tensor in zip(readers, tensors, strict=True):
+            name = f"{reader.name}_constant"
+            reader.replace_all_uses_with(fx.add_constant(module, name, tensor.contiguous(), node))
+            module.graph.erase_node(reader)
+        if node not in readers:
+            module.graph.erase_node(node)
+
+
+def _readers(node: Node) -> dict[Node, int | None] | None:
+    """Return the nodes that hold an op's tensors, each with its index among several results.
+
+    None if a result is no tensor.
+    """
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return {node: None}
+    if not node.users or any(user.target is not operator.getitem for user in node.users):
+        return None
+    readers: dict[Node, int | None] = {user: int(str(user.args[1])) for user in node.users}
+    is_tensor = all(isinstance(reader.meta.get("val"), torch.Tensor) for reader in readers)
+    return readers if is_tensor else None
+
+
+class _DenseRewriter:
+    """Rewriter of products with a constant matrix to dense layers; tied matrices stay tied."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.transposed: dict[str, str] = {}
+
+    def rewrite(self, node: Node) -> None:
+        """Rewrite `node` to a dense layer if the second factor is constant."""
+        bias: Any = None
+        if node.target is aten.addmm.default:
+            bias, lhs, rhs = node.args
+            if node.kwargs or not _is_bias(self.module, bias, node):
+                return
+        elif node.target in (aten.mm.default, aten.matmul.default):
+            lhs, rhs = node.args
+        else:
+            return
+        factor = fx.constant(self.module, rhs)
+        if factor is None or factor.ndim != 2 or fx.constant(self.module, lhs) is not None:
+            return
+        weight = self._transposed(rhs, factor, node)
+        node.target = layers.LINEAR
+        node.args = (lhs, weight, bias) if bias is not None else (lhs, weight)
+
+    def _transposed(self, source: Node, factor: torch.Tensor, next_node: Node) -> Node:
+        name = str(source.target)
+        if name in self.transposed:
+            return fx.read_constant(self.module, self.transposed[name], next_node)
+        values = factor.t().contiguous()
+        weight = fx.add_constant(self.module, f"{source.name}_transposed", values, next_node)
+        self.transposed[name] = str(weight.target)
+        return weight
+
+
+def _is_bias(module: GraphModule, bias: object, product: Node) -> bool:
+    value = fx.constant(module, bias)
+    return value is not None and value.shape == product.meta["val"].shape[-1:]
+
+
+def _pad_with_constants(pad: Node) -> None:
+    """Canonicalize constant padding; remove padding of zero width."""
+    image, sides, mode, value = fx.arguments(pad).values()
+    if mode != "constant":
+        return
+    if not any(sides) and not any(user.op == "output" for user in pad.users):
+        pad.replace_all_uses_with(image)
+        pad.graph.erase_node(pad)
+        return
+    pad.target = layers.PADDING
+    pad.args, pad.kwargs = (image, sides, 0.0 if value is None else value), {}
+
+
+def _make_padding_numeric(conv: Node) -> None:
+    """Make `same` and `valid` padding numeric; pad before the layer if the two sides differ."""
+    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[_NAMED_PADDING[conv.target]]
+    source, total = args["input"], [0] * axes
+    if args["padding"] == "same":
+        kernel = args["weight"].meta["val"].shape[2:]
+        dilation = layers.per_axis(args["dilation"], axes)
+        total = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=True)]
+    if any(size % 2 for size in total):
+        sides = [side for size in reversed(total) for side in (size // 2, size - size // 2)]
+        padded = aten.constant_pad_nd(source.meta["val"], sides)
+        with conv.graph.inserting_before(conv):
+            source = conv.graph.call_function(layers.PADDING, (source, sides, 0.0))
+        source.meta = {**conv.meta, "val": padded}
+        total = [0] * axes
+    conv.target = _NAMED_PADDING[conv.target]
+    fx.set_arguments(conv, input=source, padding=[size // 2 for size in total])
+
+
+def _fold_padding(conv: Node) -> None:
+    """Merge symmetric zero padding into the convolution."""
+    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[conv.target]
+    if not isinstance(args["input"], Node) or args["input"].target is not layers.PADDING:
+        return
+    image, sides, value = fx.arguments(args["input"]).values()
+    if value != 0 or len(sides) > 2 * axes:
+        return
+    sides = [*sides, *[0] * (2 * axes - len(sides))]
+    low, high = sides[::2], sides[1::2]
+    if low != high or not all(isinstance(side, int) and side >= 0 for side in sides):
+        return
+    own = layers.per_axis(args["padding"], axes)
+    padding = [mine + added for mine, added in zip(own, reversed(low), strict=True)]
+    fx.set_arguments(conv, input=image, padding=padding)
+
+
+#: Key of `Node.meta` for the module stacks of ops folded into a node.
+FOLDED_STACKS = "neural_mp_folded_stacks"
+#: Ops whose result depends on the memory layout of their input.
+_OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
+
+
+@torch.no_grad()
+def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
+    """Canonicalize a functional graph in place, numerically equal, and name its ops.
+
+    The path of the captured module in the model is the prefix of the op names.
+    """
+    _drop_copies(module)
+    views_to_reshapes(module)
+    use_own_products(module)
+    simplify(module)
+    _fold_batch_norms(module)
+    fx.finish(module)
+    name_ops(module, path)
+    return module
+
+
+def _drop_copies(module: GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.target is aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)  # asserts the traced dtype, which plans change
+        elif _is_copy(node) and not any(user.op == "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+
+
+def _is_copy(node: Node) -> bool:
+    """Whether a node is an identity: a clone, or a cast to its input's dtype."""
+    if node.target is aten.clone.default:
+        return not node.kwargs
+    if node.target is not aten._to_copy.default or set(node.kwargs) != {"dtype"}:
+        return False
+    return bool(node.args[0].meta["val"].dtype == node.kwargs["dtype"])
+
+
+def drop_updates(module: GraphModule) -> list[str]:
+    """Remove in-place updates of inputs and buffers; return one warning per buffer.
+
+    Candidates share the buffers, and runs share the user's data, so neither may change.
+    """
+    warnings = []
+    for node in list(module.graph.nodes):
+        if node.target is aten.copy_.default and node.args[0].op in ("placeholder", "get_attr"):
+            target = node.args[0]
+            if target.op == "get_attr":
+                warnings.append(kept_buffer(str(target.target)))
+            node.replace_all_uses_with(node.args[1])
+            module.graph.erase_node(node)
+    return warnings
+
+
+def kept_buffer(name: str) -> str:
+    """Return the warning for a buffer whose updates converted models leave out."""
+    return (
+        f"buffer {name!r}, which the model updates in every run, keeps its value in converted "
+        f"models"
+    )
+
+
+def views_to_reshapes(module: GraphModule) -> None:
+    """Remove assumptions on memory order: converted kernels use channels last, unlike the trace."""
+    for node in list(module.graph.nodes):
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+        elif node.target in _OF_MEMORY and node.args[0].target is not aten.clone.default:
+            with module.graph.inserting_before(node):
+                ordered = module.graph.call_function(
+                    aten.clone.default, node.args[:1], {"memory_format": torch.contiguous_format}
+                )
+            ordered.meta = dict(node.args[0].meta)
+            node.update_arg(0, ordered)
+
+
+def _fold_batch_norms(module: GraphModule) -> None:
+    for norm in list(module.graph.nodes):
+        if norm.target is not aten._native_batch_norm_legit_no_training.default:
+            continue
+        layer = norm.args[0]
+        results = list(norm.users)
+        if (
+            layer.target in layers.INTEGER_LAYERS
+            and len(layer.users) == 1
+            and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
+            and all(
+                part is None or fx.constant(module, part) is not None for part in layer.args[1:3]
+            )
+            and (layer.target is not layers.LINEAR or norm.meta["val"][0].ndim == 2)
+        ):
+            _fold(module, layer, norm)
+            for result in results:
+                result.replace_all_uses_with(layer)
+                module.graph.erase_node(result)
+            module.graph.erase_node(norm)
+
+
+def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
+    normed = (fx.constant(module, argument) for argument in norm.args[1:5])
+    weight, bias = (fx.constant(module, fx.arguments(layer)[name]) for name in ("weight", "bias"))
+    assert weight is not None
+    affine = Affine.identity(len(weight))
+    if bias is not None:
+        affine.then_add(as_numpy(bias))
+    parameters = [None if value is None else as_numpy(value) for value in normed]
+    affine.then_normalize(parameters, norm.args[6])
+    # Axis 0 of a layer's weight is the output channel.
+    values, scale = as_numpy(weight), affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    # Rounding once suffices for float32; scaling in float64 would double the memory.
+    scaled = np.empty_like(values) if weight.dtype == torch.float32 else None
+    scaled = np.multiply(values, scale, out=scaled, casting="same_kind")
+    fx.put_constant(module, layer, "weight", scaled)
+    fx.put_constant(module, layer, "bias", affine.shift)
+    layer.meta[FOLDED_STACKS] = (
+        *layer.meta.get(FOLDED_STACKS, ()),
+        norm.meta.get("nn_module_stack") or {},
+    )
+
+
+def name_ops(module: GraphModule, path: str = WHOLE) -> None:
+    """Name every op after its module: `layer1.0.conv1`, or `layer1.0.add`."""
+    nodes = [n for n in module.graph.nodes if n.op == "call_function" and fx.has_tensors(n)]
+    paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
+    counts = Counter(paths.values())
+    # An op that is alone in its module takes precedence for the module's name.
+    reserved = {full_path for full_path, count in counts.items() if full_path and count == 1}
+    for node in nodes:
+        full_path = paths[node]
+        if full_path and counts[full_path] == 1:
+            node.meta[fx.OP_NAME] = full_path
+        else:
+            node.meta[fx.OP_NAME] = reserve_name(
+                f"{full_path}.{fx.op_type(node)}".lstrip("."), reserved, 2
+            )
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            own = f"{path}.{node.name}" if path else node.name
+            if own in reserved:
+                own = reserve_name(f"{own}.input", reserved, 2)
+            node.meta[fx.INPUT_NAME] = own
+
+
+def _module_path(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    return _own_path(next(reversed(stack.values()))[0]) if stack else ""
+
+
+def _own_path(path: object) -> str:
+    """Return the path of a module in the user's model."""
+    return str(path).removeprefix(ENCLOSED).removeprefix(".")
+
+
+def source_modules(node: Node, path: str = WHOLE) -> tuple[str, ...]:
+    """Return the paths of the module of an op, and of each op folded into it."""
+    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
+    innermost = (next(reversed(stack.values()))[0] for stack in stacks if stack)
+    return tuple(".".join(filter(None, (path, _own_path(location)))) for location in innermost)
+
+
+def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
+    """Return the modules of an op and of ops folded into it, outer modules first."""
+    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
+    modules: dict[Layer, None] = {}
+    for stack in stacks:
+        for location, kind in stack.values():
+            name = ".".join(filter(None, (path, _own_path(location))))
+            class_name = kind if isinstance(kind, str) else kind.__qualname__
+            if name and not class_name.endswith(f".{Enclosed.__name__}"):
+                modules[Layer(name, class_name.rpartition(".")[2])] = None
+    return tuple(modules)

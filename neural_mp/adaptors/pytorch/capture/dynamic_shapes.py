@@ -1,0 +1,361 @@
+"""Inputs for which a captured graph is valid, checked before every run: sizes and numbers.
+
+A graph holds the branches and numbers that the model's code derives from some sizes. torch.export
+determines for which other sizes the graph is valid; these bounds are kept through rewrites and in
+files. Inputs that are no tensors, such as Python numbers, are constants of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import torch
+from torch.export._tree_utils import reorder_kwargs
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import IntInfinity
+
+from neural_mp.adaptors.pytorch.capture.size_conditions import (
+    Expression,
+    condition_from_plain,
+    conditions_of,
+    holds,
+    in_words,
+    symbols_of,
+)
+from neural_mp.adaptors.pytorch.versions import child_specs, is_being_traced
+from neural_mp.errors import DataError
+from neural_mp.util.text import counted
+from neural_mp.util.validators import (
+    boolean,
+    invalid,
+    list_of,
+    non_negative_integer,
+    optional,
+    record,
+    string,
+    tuple_of,
+)
+
+#: Key of `GraphModule.meta` for the sizes.
+SIZES = "neural_mp_sizes"
+#: Key of a constant input in files.
+_VALUE = "value"
+#: torch.export always specializes sizes 0 and 1, so a bound up to 2 means no bound.
+_UNASKED = 2
+#: Functions of torch.export for sizes that were rounded to a Python number.
+_ROUNDED = frozenset({"TruncToInt", "CeilToInt", "FloorToInt", "RoundToInt"})
+#: Number of sizes tried below and above the traced size.
+_MAX_SCANNED = 4096
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Valid sizes of one input axis.
+
+    Attributes:
+        symbol: axes with equal symbols have equal sizes; empty for an independent axis.
+        least, largest: inclusive bounds; None for no bound.
+        exported: whether the bounds are those of a program that the user exported.
+        conditions: conditions on sizes of this axis and axes before.
+    """
+
+    symbol: str = ""
+    least: int = 0
+    largest: int | None = None
+    exported: bool = False
+    conditions: tuple[Expression, ...] = ()
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Value of an input that is not a tensor, which the graph holds.
+
+    Attributes:
+        value: the value at capture.
+    """
+
+    value: bool | int | float | str | None
+
+    def equals(self, leaf: object) -> bool:
+        """Whether an input has the value."""
+        return not isinstance(leaf, torch.Tensor) and bool(leaf == self.value)
+
+
+#: Axes of each input, or its value; None for an input of a file that does not hold the value.
+Sizes = tuple[tuple[Axis, ...] | Constant | None, ...]
+
+
+def watch_sizes(module: GraphModule, sizes: Sizes) -> None:
+    """Make a graph check its inputs for `sizes` only, instead of earlier checks."""
+    module.meta[SIZES] = sizes
+    module._forward_pre_hooks.clear()
+    module._forward_pre_hooks_with_kwargs.clear()
+    module.register_forward_pre_hook(check_inputs, with_kwargs=True)
+
+
+def sizes_of(module: GraphModule) -> Sizes:
+    """Return the size bounds that torch.export found for a module's inputs."""
+    sizes: list[tuple[Axis, ...] | Constant | None] = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                sizes.append(tuple(_axis(module, size) for size in value.shape))
+            else:
+                is_plain = isinstance(value, bool | int | float | str | None)
+                sizes.append(Constant(value) if is_plain else None)
+    return _with_conditions(tuple(sizes), module)
+
+
+def _with_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
+    """Add the conditions of the model's code, each to the last axis with a size in it."""
+    symbols = {
+        axis.symbol: (position, number)
+        for position, axes in enumerate(sizes)
+        if isinstance(axes, tuple)
+        for number, axis in enumerate(axes)
+        if axis.symbol
+    }
+    of_axis: dict[tuple[int, int], list[Expression]] = {}
+    for condition in _conditions(module):
+        names = symbols_of(condition)
+        if names and names <= symbols.keys():
+            of_axis.setdefault(max(symbols[symbol] for symbol in names), []).append(condition)
+    return tuple(
+        tuple(
+            replace(axis, conditions=tuple(of_axis.get((position, number), ())))
+            for number, axis in enumerate(axes)
+        )
+        if isinstance(axes, tuple)
+        else axes
+        for position, axes in enumerate(sizes)
+    )
+
+
+def _conditions(module: GraphModule) -> list[Expression]:
+    for node in module.graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                return conditions_of(size.node.shape_env)
+    return []
+
+
+def _axis(module: GraphModule, size: int | torch.SymInt) -> Axis:
+    if not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None:
+        return Axis("", int(size), int(size))
+    expression = size.node.expr
+    bounds = module.range_constraints.get(expression)
+    if bounds is None:
+        return Axis()
+    least = int(bounds.lower)
+    largest = None if isinstance(bounds.upper, IntInfinity) else int(bounds.upper)
+    least = 0 if least <= _UNASKED else least
+    lowest, highest = _range_of_number(size)
+    if highest is not None:
+        least, largest = max(least, lowest), min(highest, largest or highest)
+    return Axis(str(expression), least, largest)
+
+
+def _range_of_number(size: torch.SymInt) -> tuple[int, int | None]:
+    """Return the least and the largest size for which numbers computed from a size are as traced.
+
+    `int(size * 0.5)` returns a Python number, which the graph holds; torch.export keeps the
+    equation in its guards alone. The largest size is None without such a number.
+    """
+    hint, symbol = size.node.hint, size.node.expr
+    equations = [
+        guard.expr
+        for guard in size.node.shape_env.guards
+        if guard.expr.free_symbols == {symbol} and _is_rounded(guard.expr)
+    ]
+
+    def is_as_traced(value: int) -> bool:
+        return all(bool(equation.subs({symbol: value})) for equation in equations)
+
+    if not equations or hint is None or not is_as_traced(hint):
+        return 0, None
+    lowest = highest = hint
+    while lowest > 0 and hint - lowest < _MAX_SCANNED and is_as_traced(lowest - 1):
+        lowest -= 1
+    while highest - hint < _MAX_SCANNED and is_as_traced(highest + 1):
+        highest += 1
+    return lowest, highest
+
+
+def _is_rounded(guard: Any) -> bool:
+    """Whether a guard equates a number with a rounded one."""
+    return bool(guard.is_Equality) and any(type(side).__name__ in _ROUNDED for side in guard.args)
+
+
+def check_inputs(
+    module: GraphModule, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
+    """Check the input sizes and constant inputs of a graph.
+
+    Raises:
+        DataError: if an axis is too short or too long, two axes that must agree differ, or an input
+            that is not a tensor has another value than at capture.
+    """
+    if is_being_traced():
+        return
+    symbol_sizes: dict[str, int] = {}
+    leaves = flat_inputs(module, args, kwargs)
+    for position, (leaf, axes) in enumerate(zip(leaves, module.meta[SIZES], strict=False)):
+        if isinstance(axes, Constant):
+            if not axes.equals(leaf):
+                raise DataError(_other_value(position, axes, leaf))
+            continue
+        if axes is None or not isinstance(leaf, torch.Tensor):
+            if axes:
+                raise DataError(f"input {position} must be a tensor, as at capture, got {leaf!r}")
+            continue
+        if leaf.ndim != len(axes):
+            raise DataError(
+                f"input {position} must have {counted(len(axes), 'axis', 'axes')}, as at capture, "
+                f"got {leaf.ndim}"
+            )
+        for number, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
+            expected = _complaint(size, axis, symbol_sizes)
+            if expected:
+                if axis.exported:
+                    open_axis = how_to_export_open(number)
+                    expected += f", as in the exported program; for a dynamic axis, {open_axis}"
+                raise DataError(
+                    f"axis {number} of input {position} has {counted(size, 'value')}; {expected}"
+                )
+            for condition in axis.conditions:
+                if not holds(condition, symbol_sizes):
+                    raise DataError(_other_path(module.meta[SIZES], position, number, condition))
+
+
+def _other_path(sizes: Sizes, position: int, number: int, condition: Expression) -> str:
+    names: dict[str, str] = {}
+    for index, axes in enumerate(sizes):
+        for count, axis in enumerate(axes if isinstance(axes, tuple) else ()):
+            names.setdefault(axis.symbol, f"the size of axis {count} of input {index}")
+    return (
+        f"axis {number} of input {position} must have a size of the captured path of the model's "
+        f"code: {in_words(condition, names)}; for other sizes, convert the model once more, with "
+        f"inputs of such a size"
+    )
+
+
+def _other_value(position: int, constant: Constant, leaf: object) -> str:
+    is_tensor = isinstance(leaf, torch.Tensor)
+    shown = "a tensor" if is_tensor else repr(leaf)
+    return (
+        f"input {position} must be {constant.value!r}, as at capture, got {shown}: torch.export "
+        f"keeps an input that is not a tensor as a constant; convert the model once for each "
+        f"value, or let its forward take a tensor"
+    )
+
+
+def _complaint(size: int, axis: Axis, symbol_sizes: dict[str, int]) -> str:
+    if axis.least == axis.largest and size != axis.least:
+        return f"expected {axis.least}"
+    if size < axis.least:
+        return f"expected at least {axis.least}"
+    if axis.largest is not None and size > axis.largest:
+        return f"expected at most {axis.largest}"
+    if axis.symbol and symbol_sizes.setdefault(axis.symbol, size) != size:
+        return f"expected {symbol_sizes[axis.symbol]}, the size of another axis"
+    return ""
+
+
+def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:
+    """Return instructions for exporting a program with a dynamic axis."""
+    name = "batch" if axis == 0 else "size"
+    return (
+        f"export the model with torch.export.export(…, dynamic_shapes="
+        f"{{{parameter!r}: {{{axis}: torch.export.Dim({name!r})}}}})"
+    )
+
+
+def as_exported(sizes: Sizes) -> Sizes:
+    """Mark the sizes as those of a program that the user exported."""
+    return tuple(
+        tuple(replace(axis, exported=True) for axis in axes) if isinstance(axes, tuple) else axes
+        for axes in sizes
+    )
+
+
+def flat_inputs(
+    module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[Any]:
+    """Return the values of a call in the argument order of a graph."""
+    spec = module.graph._codegen.pytree_info.in_spec
+    ordered = reorder_kwargs(dict(kwargs), spec) if kwargs else {}
+    return list(pytree.tree_leaves((tuple(args), ordered)))
+
+
+def keywords(module: GraphModule) -> tuple[str, ...]:
+    """Return the keyword names of a graph's inputs."""
+    _, named = child_specs(module.graph._codegen.pytree_info.in_spec)
+    return tuple(named.context)
+
+
+def fixed_axes(
+    module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object], sizes: Sizes
+) -> dict[int, set[int]]:
+    """Return id of an input of a call → its axes with one valid size."""
+    leaves = flat_inputs(module, args, kwargs)
+    return {
+        id(leaf): {number for number, axis in enumerate(axes) if axis.least == axis.largest}
+        for leaf, axes in zip(leaves, sizes, strict=True)
+        if isinstance(axes, tuple)
+    }
+
+
+def fixed_batch_sizes(sizes: Sizes) -> list[int]:
+    """Return the fixed lengths of the inputs' first axes."""
+    firsts = [axes[0] for axes in sizes if isinstance(axes, tuple) and axes]
+    return [axis.least for axis in firsts if axis.least == axis.largest]
+
+
+def to_plain(sizes: Sizes) -> list[Any]:
+    """Convert to nested lists and dicts for JSON."""
+    return [
+        [list(astuple(axis)) for axis in axes] if isinstance(axes, tuple) else _plain_value(axes)
+        for axes in sizes
+    ]
+
+
+def _plain_value(constant: Constant | None) -> Any:
+    return None if constant is None else {_VALUE: constant.value}
+
+
+def from_plain(data: object) -> Sizes:
+    """Read the output of `to_plain`.
+
+    Raises:
+        NeuralMPError: if the data does not match the schema.
+    """
+    return list_of(optional(_input_of))(data)
+
+
+def _input_of(value: object) -> tuple[Axis, ...] | Constant:
+    if isinstance(value, dict):
+        return Constant(record({_VALUE: _plain_constant})(value)[_VALUE])
+    return list_of(_axis_of)(value)
+
+
+def _plain_constant(value: Any) -> bool | int | float | str | None:
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    raise invalid("a number, a text or null", value)
+
+
+def _axis_of(value: object) -> Axis:
+    if isinstance(value, list) and len(value) == len(_EARLIER):
+        return Axis(*tuple_of(*_EARLIER)(value))
+    if isinstance(value, list) and len(value) == len(_EARLIER) + 1:
+        return Axis(*tuple_of(*_EARLIER, boolean)(value))
+    return Axis(*tuple_of(*_EARLIER, boolean, list_of(condition_from_plain))(value))
+
+
+#: Axis schema of earlier versions, without the flag `exported` and conditions.
+_EARLIER = (string, non_negative_integer, optional(non_negative_integer))

@@ -1,0 +1,348 @@
+"""Graph capture with `torch.export`: functional, with as many dynamic axes as the model allows."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, float_dtype, has_axes
+from neural_mp.adaptors.pytorch.capture.dynamic_shapes import (
+    Sizes,
+    fixed_axes,
+    sizes_of,
+    watch_sizes,
+)
+from neural_mp.adaptors.pytorch.capture.functionalize import is_expandable, make_functional
+from neural_mp.adaptors.pytorch.capture.module_state import restored
+from neural_mp.adaptors.pytorch.capture.output_classes import register_caches, register_dataclasses
+from neural_mp.adaptors.pytorch.capture.padded_encoders import zeroed_padding
+from neural_mp.adaptors.pytorch.capture.taken_paths import require_needed_conditions
+from neural_mp.adaptors.pytorch.capture.trial_run import (
+    TrialRun,
+    inference_mode,
+    run_in_place,
+    try_out,
+)
+from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
+from neural_mp.adaptors.pytorch.versions import (
+    assignable_attributes,
+    unguarded_module,
+    with_code,
+    without_stack_traces,
+)
+from neural_mp.errors import CaptureError, DataError
+from neural_mp.util.interruption import TimeLimitError, interrupted_after
+from neural_mp.util.text import with_article
+
+logger = logging.getLogger(__name__)
+
+#: Heights and widths tried in this order if a model comes without data: 32 is cheap, and a model
+#: that requires another size raises an error.
+_IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
+
+#: Attribute that holds the module enclosed by `Enclosed`.
+ENCLOSED = "neural_mp_enclosed"
+#: Package of modules with packed integer weights.
+_QUANTIZED = "torch.ao.nn.quantized"
+#: Key of `GraphModule.meta` for the names of attributes whose changes a graph leaves out.
+KEPT_STATE = "neural_mp_kept_state"
+
+#: Key of `GraphModule.meta` for warnings about the capture.
+NOTES = "neural_mp_capture_notes"
+
+#: CPU seconds of an attempt with symbolic sizes, plus seconds for each module without children:
+#: sizes computed from other sizes, as in windows that are padded, may grow without bound.
+MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 10.0, 0.12
+#: Axes that took too long → the decision.
+_DECISIONS = {
+    "all": "only the first axis of the inputs is dynamic, as torch.export took more than {:.0f} "
+    "CPU seconds with all axes dynamic; give inputs of the sizes of the first batch",
+    "first": "all sizes are those of the first batch, as torch.export took more than {:.0f} CPU "
+    "seconds with the first axis dynamic",
+}
+
+#: (dynamic axes, strict tracing), in the order tried.
+_ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
+
+
+def capture(module: nn.Module, call: CallArgs) -> GraphModule:
+    """Export a module in inference mode, with as many dynamic axes as possible.
+
+    The graph has functional ops only and checks the sizes of its inputs.
+
+    Raises:
+        DataError: if the module does not run on these inputs.
+        CaptureError: if the module runs but every export attempt fails.
+    """
+    errors: list[Exception] = []
+    slow: dict[str, str] = {}
+    with inference_mode(module):
+        run = try_out(module, call)
+        register_dataclasses(run.outputs)
+        register_caches(run.outputs)
+        # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
+        names = {*module._modules, *module._parameters, *module._buffers}
+        shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
+        for axes, strict in _ATTEMPTS:
+            if axes in slow:
+                continue
+            for is_filled in (False, True)[: 1 + run.fills_caches]:
+                try:
+                    with _prepared_state(module, run, is_filled), _bounded(module, axes):
+                        graph = graph_of(export(shown, run.call, axes, strict))
+                except TimeLimitError as error:
+                    logger.debug("export (%s, strict=%s) took too long", axes, strict)
+                    slow[axes] = _DECISIONS[axes].format(error.seconds)
+                    break
+                except Exception as error:
+                    # torch.export raises dozens of unrelated types, user code any type at all.
+                    logger.debug("export (%s, strict=%s) failed", axes, strict, exc_info=True)
+                    errors.append(error)
+                else:
+                    require_needed_conditions(graph, module, run.call)
+                    graph.meta[KEPT_STATE] = run.kept
+                    graph.meta[NOTES] = tuple(slow.values())[-1:]
+                    return graph
+    raise _capture_error(module, run, errors[0])
+
+
+@contextmanager
+def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterator[None]:
+    """Prepare the state of a module for export, and restore it on exit.
+
+    torch.export accepts no writes to tensors other than buffers, so the module writes to copies.
+    """
+    with restored(module) as state:
+        if is_filled:
+            run_in_place(module, run.call)
+        if run.written:
+            module.register_forward_pre_hook(
+                lambda *_: state.replace_by_copies(run.written), prepend=True
+            )
+        yield
+
+
+@contextmanager
+def _bounded(module: nn.Module, axes: str) -> Iterator[None]:
+    """Limit the time of an export with symbolic sizes.
+
+    Raises:
+        TimeLimitError: the export took too long.
+    """
+    if axes == "none":
+        yield
+        return
+    layers = sum(1 for part in module.modules() if not any(True for _ in part.children()))
+    limit = MAX_EXPORT_SECONDS + MAX_EXPORT_SECONDS_PER_LAYER * layers
+    with interrupted_after(limit, within="sympy"):
+        yield
+
+
+class Enclosed(nn.Module):
+    """Wrapper that avoids clashes of a module's attribute names with those of `GraphModule`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        setattr(self, ENCLOSED, module)
+
+    def forward(self, *args: object, **kwargs: object) -> Any:
+        """Call the wrapped module."""
+        return getattr(self, ENCLOSED)(*args, **kwargs)
+
+
+def guess_call(module: nn.Module) -> CallArgs:
+    """Return example inputs for a module without data, tried on fake tensors.
+
+    Raises:
+        DataError: if no candidate runs.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for shape, dtype in _candidate_inputs(module):
+        with (
+            restored(module),  # outside of the fake mode, in which values cannot be compared
+            FakeTensorMode(allow_non_fake_inputs=True),
+            torch.no_grad(),
+            inference_mode(module),
+            quiet_export(),
+        ):
+            try:
+                module(torch.zeros(shape, dtype=dtype))
+            except Exception:
+                # A model may raise any exception for an unsupported size.
+                logger.debug("the model fails on the shape %s", shape, exc_info=True)
+                continue
+        return CallArgs((torch.zeros(shape, dtype=dtype),))
+    raise DataError(
+        f"{type(module).__name__} requires data: no example input for its parameters "
+        f"({', '.join(inspect.signature(module.forward).parameters)}) could be inferred; set "
+        f"calib_dataloader or eval_dataloader, or set inputs to example tensors"
+    )
+
+
+def is_transposed_dense(module: nn.Module) -> bool:
+    """Whether a module is a `Conv1D` of transformers: dense, with the weight [inputs, outputs]."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
+
+
+def as_linear(transposed: nn.Module) -> nn.Linear:
+    """Return a `Conv1D` of transformers as a linear layer that shares its parameters."""
+    stored: Any = transposed
+    layer = nn.Linear(*stored.weight.shape, device="meta")
+    layer.weight = nn.Parameter(stored.weight.detach().t(), requires_grad=False)
+    layer.bias = stored.bias
+    return layer.eval()
+
+
+def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
+    layer_types = nn.Conv2d | nn.Conv1d | nn.Linear | nn.Embedding
+    layers = (as_linear(m) if is_transposed_dense(m) else m for m in module.modules())
+    first = next((layer for layer in layers if isinstance(layer, layer_types)), None)
+    dtype = float_dtype(module)
+    match first:
+        case nn.Conv2d():
+            yield from (((2, first.in_channels, size, size), dtype) for size in _IMAGE_SIZES)
+        case nn.Conv1d():
+            yield from (((2, first.in_channels, size), dtype) for size in _IMAGE_SIZES)
+        case nn.Linear():
+            yield (2, first.in_features), dtype
+            yield (2, 16, first.in_features), dtype
+            side = int(first.in_features**0.5)
+            yield from (((2, channels, side, side), dtype) for channels in (1, 3))
+        case nn.Embedding():
+            yield (2, 16), torch.int64
+
+
+def export(
+    module: nn.Module, call: CallArgs, axes: str | Sizes, strict: bool = False
+) -> ExportedProgram:
+    """Export with some axes of the inputs dynamic; keep the ops.
+
+    Args:
+        module: the module, in inference mode.
+        call: example inputs.
+        axes: `all`, the `first` or `none`; or known sizes of a graph, whose fixed axes stay fixed:
+            torch.export would take long to derive them again.
+        strict: whether to trace the code of Python.
+    """
+    # torch.export marks dynamic axes on the tensors; an attempt that ends early leaves the marks.
+    call = call.map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+    fixed: dict[int, set[int]] = {}
+    if isinstance(module, GraphModule) and not isinstance(axes, str):
+        fixed = fixed_axes(module, call.args, call.kwargs, axes)
+
+    def free(leaf: Any) -> Any:
+        if not has_axes(leaf):
+            return None
+        numbers = range(1 if axes == "first" else leaf.ndim)
+        return {n: Dim.AUTO for n in numbers if n not in fixed.get(id(leaf), ())}
+
+    shapes: Any = None
+    if axes != "none":
+        signature = inspect.signature(with_code(module).forward).bind(*call.args, **call.kwargs)
+        shapes = _map_leaves(free, dict(signature.arguments))
+    with (
+        torch.no_grad(),
+        quiet_export(),
+        free_lengths(),
+        zeroed_padding(),
+        assignable_attributes(),
+    ):
+        return torch.export.export(
+            module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
+        )
+
+
+def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `change` to every leaf, with a list of the parts of an object of another class.
+
+    torch.export takes the shapes of a dataclass or cache in this form.
+    """
+    kind = pytree._get_node_type(value)
+    if kind not in pytree.SUPPORTED_NODES:
+        return change(value)
+    node = pytree.SUPPORTED_NODES[kind]
+    parts, context = node.flatten_fn(value)
+    changed = [_map_leaves(change, part) for part in parts]
+    return node.unflatten_fn(changed, context) if kind in pytree.BUILTIN_TYPES else changed
+
+
+def graph_of(program: ExportedProgram) -> GraphModule:
+    """Convert a program to a functional graph that checks the sizes of its inputs."""
+    module: GraphModule = unguarded_module(program)
+    with quiet_export():
+        simple = make_functional(module)
+    if not simple:
+        module = unguarded_module(_functional(program))
+    watch_sizes(module, sizes_of(module))
+    return module
+
+
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    """Return the program without in-place ops.
+
+    A decomposition table without an op keeps the op but functionalizes it, including in-place
+    updates visible through views, which a rewrite of single ops cannot guarantee.
+    """
+    expanded = {n.target for n in program.graph.nodes if is_expandable(n.target)}
+    table: dict[Any, Any] = {op: op.decompose for op in expanded}
+    with torch.no_grad(), quiet_export(), free_lengths():
+        return program.run_decompositions(table)
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Hide torch's logs of failed attempts and warnings; leave out the stack trace of each op."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        # torch.export also prints the graph on failure.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), without_stack_traces():
+            warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
+            warnings.filterwarnings("ignore", message=".*were assigned during export")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def _capture_error(module: nn.Module, run: TrialRun, error: Exception) -> CaptureError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    where = next((line for line in lines if ".py" in line and "line" in line), "")
+    parts = any(True for _ in module.children())
+    offer = ", or convert the modules separately: capture = 'modules'" if parts else ""
+    return CaptureError(
+        f"the graph of {type(module).__name__} cannot be captured by torch.export: "
+        f"{type(error).__name__}: {' '.join(lines[:2])}{f' (at {where})' if where else ''}. "
+        f"{_likely_cause(module, run)}{offer}"
+    )
+
+
+def _likely_cause(module: nn.Module, run: TrialRun) -> str:
+    """Return the cause of a failed export, as far as the module reveals it, and the remedy."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            return f"The module {name!r} is TorchScript; use the nn.Module of its source"
+        if type(part).__module__.startswith(_QUANTIZED):
+            return f"The module {name!r} is already quantized by torch.ao; use the float model"
+    for leaf in pytree.tree_leaves(run.outputs):
+        if not isinstance(leaf, torch.Tensor | int | float | str | None):
+            return (
+                f"The outputs must be tensors, or tuples, lists, dicts, named tuples or "
+                f"dataclasses of tensors, got {with_article(type(leaf).__name__)}"
+            )
+    return (
+        "The usual cause is a branch on a tensor's value; use torch.where or torch.cond, or give "
+        "the part without the branch as the model"
+    )

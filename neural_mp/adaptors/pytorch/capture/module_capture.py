@@ -1,0 +1,240 @@
+"""Capture of a model in parts: graphs of single modules, called by the user's own code.
+
+A model whose graph can be captured has one part, the whole model. Any other model, e.g. with a
+branch on a tensor's value, is split into the largest modules that can be captured; the model's own
+code, the shell, calls their replacements.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.common.call_layouts import remember
+from neural_mp.adaptors.pytorch.capture import graph_capture
+from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.capture.dynamic_shapes import check_inputs, flat_inputs
+from neural_mp.adaptors.pytorch.capture.module_state import restored
+from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_in_place, run_once
+from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel, assembled
+from neural_mp.errors import CaptureError, DataError, NeuralMPError
+
+logger = logging.getLogger(__name__)
+
+#: Layer types that make a module worth capturing.
+_LAYERS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.Linear,
+    nn.Embedding,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+
+
+#: Called with a node and a function that runs the node; returns the result for other nodes.
+Visit = Callable[[Node, Callable[[], Any]], Any]
+
+
+class _Visited(Interpreter):
+    """Interpreter that calls `visit` for every node."""
+
+    def __init__(self, module: GraphModule, visit: Visit) -> None:
+        super().__init__(module)
+        self.visit = visit
+
+    def run_node(self, n: Node) -> Any:
+        return self.visit(n, partial(super().run_node, n))
+
+
+class _Interpreted(nn.Module):
+    """A graph called like the module it was captured from, but run by an interpreter."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        super().__init__()
+        self.interpreter = interpreter
+
+    def forward(self, *args: object, **kwargs: object) -> Any:
+        module = self.interpreter.module
+        check_inputs(module, args, kwargs)
+        flat = self.interpreter.run(*flat_inputs(module, args, kwargs), enable_io_processing=False)
+        self.interpreter.env.clear()  # else the results of all modules stay until their next call
+        return module.graph.process_outputs(flat)
+
+
+def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[CallArgs], Any]:
+    """Return the model, or its portable graphs, as a function of its call, run node by node."""
+
+    def interpreted(part: Part) -> nn.Module:
+        return _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
+
+    module = model.built(interpreted)
+    return lambda call: run_call(model, module, call)
+
+
+def run_call(model: TorchModel, module: Callable[..., Any], call: CallArgs) -> Any:
+    """Run `module`, a form of a model.
+
+    Raises:
+        DataError: if inputs or their sizes differ from those that the model was captured for.
+    """
+    if model.shell is not None:
+        call = call.copied()  # user code may write to its inputs
+    else:
+        model.signature.check(call, model.example)
+    with torch.no_grad():
+        try:
+            return module(*call.args, **call.kwargs)
+        except DataError as error:
+            raise DataError(
+                f"the model was captured for inputs like {model.example}, got {call}: "
+                f"{error}{_said_by_original(model, call)}"
+            ) from None
+
+
+def accept(model: TorchModel, call: CallArgs) -> None:
+    """Keep that the graph accepts calls with these dtypes and shapes, as it just ran one."""
+    remember(model.once(_accepted), _layout(call), None)
+
+
+def is_accepted(model: TorchModel, call: CallArgs) -> bool:
+    """Whether the graph ran on inputs of these dtypes and shapes."""
+    return _layout(call) in model.once(_accepted)
+
+
+def _accepted(_: TorchModel) -> dict[Hashable, None]:
+    return {}
+
+
+def _layout(call: CallArgs) -> Hashable:
+    return tuple(
+        (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in call.leaves()
+    )
+
+
+def _said_by_original(model: TorchModel, call: CallArgs) -> str:
+    """Return a note on whether the user's own module runs on inputs that its graph rejects."""
+    if model.original is None:
+        return ""
+    with inference_mode(model.original):
+        try:
+            run_once(model.original, call)
+        except DataError:
+            return "; the module itself fails on these inputs, too"
+    return "; the module itself accepts these inputs, but not its graph from torch.export"
+
+
+@dataclass
+class RecordedCall:
+    """Call of a module recorded while its model ran; `is_alike` if all its calls match."""
+
+    call: CallArgs
+    is_alike: bool = True
+
+
+def private(module: nn.Module) -> nn.Module:
+    """Copy a user's module for running: weights are shared, other state is not."""
+    return assembled(module, {}).eval()
+
+
+def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
+    """Capture the largest modules of a private copy of a model that can be captured, by path.
+
+    Modules that do not run in this call are left unchanged.
+
+    Raises:
+        CaptureError: if no module can be captured.
+    """
+    capturer = _ModuleCapturer(shell, call, watch_calls(shell, call))
+    capturer.descend(shell, "")
+    if not capturer.found:
+        raise CaptureError(
+            f"no module of {type(shell).__name__} with layers can be captured separately"
+        )
+    return capturer.found
+
+
+def watch_calls(
+    module: nn.Module, call: CallArgs, predicate: Callable[[nn.Module], bool] = lambda _: True
+) -> dict[nn.Module, RecordedCall]:
+    """Run a model once; return submodule → its recorded call, for submodules that are wanted."""
+    calls: dict[nn.Module, RecordedCall] = {}
+
+    def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        arguments = CallArgs(args, kwargs)
+        if part not in calls:
+            calls[part] = RecordedCall(arguments.copied())
+        elif _fixed_properties(arguments) != _fixed_properties(calls[part].call):
+            calls[part].is_alike = False
+
+    with restored(module):  # also without the hooks, which are not the user's
+        for part in module.modules():
+            is_scripted = isinstance(part, torch.jit.ScriptModule)
+            if part is not module and not is_scripted and predicate(part):
+                part.register_forward_pre_hook(note, with_kwargs=True)
+        run_in_place(module, call)
+    return calls
+
+
+def _fixed_properties(call: CallArgs) -> Any:
+    """Return all properties of a call that a graph fixes: everything but tensor sizes."""
+    leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
+    kinds = [(x.dtype, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
+    return kinds, structure
+
+
+def _is_packed(call: CallArgs) -> bool:
+    """Whether a call holds a `PackedSequence`: torch.export would fix all lengths."""
+    arguments = (call.args, dict(call.kwargs))
+    leaves = pytree.tree_leaves(arguments, is_leaf=lambda value: isinstance(value, PackedSequence))
+    return any(isinstance(leaf, PackedSequence) for leaf in leaves)
+
+
+@dataclass
+class _ModuleCapturer:
+    """Recursive capture of the modules of a model."""
+
+    shell: nn.Module
+    call: CallArgs
+    seen: Mapping[nn.Module, RecordedCall]
+    found: dict[str, tuple[GraphModule, CallArgs]] = field(default_factory=dict)
+    known: set[nn.Module] = field(default_factory=set)
+
+    def descend(self, module: nn.Module, path: str) -> None:
+        """Capture each child module whole if possible, else descend into its children."""
+        for name, child in module.named_children():
+            if child in self.known or not any(isinstance(m, _LAYERS) for m in child.modules()):
+                continue
+            self.known.add(child)
+            child_path = f"{path}.{name}" if path else name
+            captured = self.capture_alone(child, child_path)
+            if captured is None:
+                self.descend(child, child_path)
+            else:
+                self.found[child_path] = captured
+
+    def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, CallArgs] | None:
+        """Return the graph of one module, if the model runs with the graph in its place."""
+        recorded = self.seen.get(child)
+        if recorded is None or not recorded.is_alike or _is_packed(recorded.call):
+            return None
+        try:
+            graph = graph_capture.capture(child, recorded.call)
+            stand_in = assembled(self.shell, {path: _Interpreted(Interpreter(graph))})
+            run_once(stand_in, self.call)
+        except NeuralMPError:
+            # The user's code may do more than call the module, e.g. iterate over its layers.
+            logger.debug("the module %s cannot be captured", path, exc_info=True)
+            return None
+        return graph, recorded.call

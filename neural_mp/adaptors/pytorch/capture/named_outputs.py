@@ -1,0 +1,135 @@
+"""Named outputs in files that need no class of another package.
+
+Models of `transformers` return objects of their own classes. A file that names such a class
+requires the class to be imported, and a file must never cause imports. Saved models therefore
+return plain dicts, and restored models return `NamedOutputs`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.capture.output_classes import is_registered
+from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.versions import child_specs
+from neural_mp.util.pytree import NamedOutputs
+
+#: Containers of the standard library, available in every process.
+_PLAIN = (dict, OrderedDict)
+
+
+def _context(outputs: NamedOutputs) -> list[list[str]]:
+    return [list(outputs), list(outputs.absent)]
+
+
+def _rebuilt(values: Iterable[object], context: list[list[str]]) -> NamedOutputs:
+    outputs = NamedOutputs(zip(context[0], values, strict=True))
+    if context[1]:
+        outputs.absent = tuple(context[1])
+    return outputs
+
+
+pytree.register_pytree_node(
+    NamedOutputs,
+    lambda outputs: (list(outputs.values()), _context(outputs)),
+    _rebuilt,
+    serialized_type_name="neural_mp.NamedOutputs",
+    flatten_with_keys_fn=lambda outputs: (
+        [(pytree.MappingKey(name), value) for name, value in outputs.items()],
+        _context(outputs),
+    ),
+)
+
+# torch registers the results of topk, sort, max etc. without a serialized name.
+for _kind in torch.return_types.all_return_types:
+    _name = f"torch.return_types.{_kind.__name__}"
+    pytree.SUPPORTED_SERIALIZED_TYPES[_kind] = pytree._SerializeNodeDef(_kind, _name, None, None)
+    pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_name] = _kind
+
+
+def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
+    """Return the graph with dicts for foreign output classes, and whether the graph changed."""
+    return _with_outputs(module, _is_foreign, dict)
+
+
+def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> GraphModule:
+    """Return the graph with `NamedOutputs` for output dicts.
+
+    Args:
+        module: the graph.
+        absent: names of outputs that are not returned, from `absent_names`.
+    """
+    named = _with_outputs(module, lambda spec: spec.type is dict, NamedOutputs)[0]
+    info = named.graph._codegen.pytree_info
+    if absent and info.out_spec is not None and info.out_spec.type is NamedOutputs:
+        info.out_spec.context[1].extend(absent)
+    return named
+
+
+def absent_names(module: GraphModule) -> list[str]:
+    """Return the names of fields of the output's class that are None, as in `transformers`."""
+    spec = module.graph._codegen.pytree_info.out_spec
+    if spec is None or not dataclasses.is_dataclass(spec.type):
+        return []
+    present = names(spec) or []
+    return [field.name for field in dataclasses.fields(spec.type) if field.name not in present]
+
+
+def _is_foreign(spec: pytree.TreeSpec) -> bool:
+    """Whether a container with named values is not a standard-library type."""
+    kind = spec.type
+    if kind is namedtuple or is_registered(kind):
+        return True
+    if not isinstance(kind, type) or kind in _PLAIN:
+        return False
+    named = issubclass(kind, Mapping) or dataclasses.is_dataclass(kind)
+    return named and names(spec) is not None
+
+
+def names(spec: pytree.TreeSpec) -> list[str] | None:
+    """Return the names of a container's values, in order; None without names."""
+    context = spec.context
+    if spec.type is namedtuple:
+        context = list(context._fields)
+    # A dataclass registered with torch also keeps the names of its fields that are None.
+    if isinstance(context, list) and len(context) == 2 and isinstance(context[0], list):
+        context = context[0]
+    listed = list(context) if isinstance(context, list | tuple) else []
+    right = len(listed) == len(child_specs(spec)) and all(isinstance(name, str) for name in listed)
+    return listed if right else None
+
+
+def _with_outputs(
+    module: GraphModule, chosen: Callable[[pytree.TreeSpec], bool], kind: type
+) -> tuple[GraphModule, bool]:
+    """Return the graph with the chosen output containers replaced by `kind`."""
+    original = module.graph._codegen.pytree_info.out_spec
+    assert original is not None
+    changed = _changed(original, chosen, kind)
+    if changed == original:
+        return module, False
+    rewritten = shallow_copy(module)
+    codegen = copy.copy(rewritten.graph._codegen)
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=changed)
+    rewritten.graph.set_codegen(codegen)
+    rewritten.recompile()
+    return rewritten, True
+
+
+def _changed(
+    spec: pytree.TreeSpec, chosen: Callable[[pytree.TreeSpec], bool], kind: type
+) -> pytree.TreeSpec:
+    if spec.is_leaf():
+        return spec
+    parts = [_changed(child, chosen, kind) for child in child_specs(spec)]
+    if chosen(spec):
+        context = [names(spec), []] if kind is NamedOutputs else names(spec)
+        return pytree.TreeSpec(kind, context, parts)
+    return pytree.TreeSpec(spec.type, spec.context, parts)

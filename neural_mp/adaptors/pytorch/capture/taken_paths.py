@@ -1,0 +1,188 @@
+"""Paths of the model's code that a captured graph does not hold: other sizes of its inputs."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.capture.dynamic_shapes import (
+    SIZES,
+    Axis,
+    Sizes,
+    flat_inputs,
+    watch_sizes,
+)
+from neural_mp.adaptors.pytorch.capture.size_conditions import Expression, holds, symbols_of
+from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_once
+from neural_mp.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+#: Largest difference from the captured size for which a condition is tried.
+_MAX_STEP = 256
+#: Number of calls with other sizes for one condition, per size in it, below and above the captured
+#: size: some may take the captured path by a second condition.
+_MAX_TRIALS = 4
+#: torch.export specializes smaller sizes.
+_LEAST_SIZE = 2
+
+
+def require_needed_conditions(graph: GraphModule, original: nn.Module, call: CallArgs) -> None:
+    """Make a graph check only those conditions on sizes without which its results are wrong.
+
+    A model may pad only if the padding is not empty, where a graph that always pads computes the
+    same. A condition is dropped if the graph agrees with the model on sizes that violate it.
+    """
+    sizes: Sizes = graph.meta[SIZES]
+    conditions = {c for axis in _axes(sizes) for c in axis.conditions}
+    if not conditions:
+        return
+    watch_sizes(graph, _with_conditions(sizes, set()))
+    needed = {c for c in conditions if not _is_needless(c, graph, original, call)}
+    watch_sizes(graph, _with_conditions(sizes, needed))
+
+
+def _axes(sizes: Sizes) -> Iterator[Axis]:
+    for axes in sizes:
+        if isinstance(axes, tuple):
+            yield from axes
+
+
+def _with_conditions(sizes: Sizes, conditions: set[Expression]) -> Sizes:
+    def narrowed(axis: Axis) -> Axis:
+        return replace(axis, conditions=tuple(c for c in axis.conditions if c in conditions))
+
+    return tuple(tuple(map(narrowed, axes)) if isinstance(axes, tuple) else axes for axes in sizes)
+
+
+def _is_needless(
+    condition: Expression, graph: GraphModule, original: nn.Module, call: CallArgs
+) -> bool:
+    """Whether the graph agrees with the model on sizes that violate a condition."""
+    compared = 0
+    for candidate in _violating_calls(condition, graph, call):
+        expected = _expected(original, candidate)
+        if expected is None:
+            continue
+        results = result_of(graph, candidate)
+        if results is None or not _agree(results, expected):
+            return False
+        compared += 1
+    return compared > 0
+
+
+def _violating_calls(
+    condition: Expression, graph: GraphModule, call: CallArgs
+) -> Iterator[CallArgs]:
+    """Yield calls of sizes that violate a condition, close to those of a call."""
+    symbols = _symbols_of_inputs(graph, call)
+    lengths = {name: symbol.length for name, symbol in symbols.items()}
+    for name, direction in itertools.product(sorted(symbols_of(condition)), (-1, 1)):
+        symbol, trials = symbols[name], 0
+        for step in range(1, _MAX_STEP + 1):
+            size = symbol.length + direction * step
+            if symbol.accepts(size) and not holds(condition, {**lengths, name: size}):
+                yield _with_length(call, symbol.axes, size)
+                trials += 1
+                if trials == _MAX_TRIALS:
+                    break
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    """Size that one or more axes of a call have.
+
+    Attributes:
+        length: the size.
+        bounds: an axis of this size.
+        axes: id of an input → its axes of this size.
+    """
+
+    length: int
+    bounds: Axis
+    axes: dict[int, list[int]] = field(default_factory=dict)
+
+    def accepts(self, size: int) -> bool:
+        """Whether a graph is valid for another size."""
+        largest = self.bounds.largest
+        return size >= max(self.bounds.least, _LEAST_SIZE) and (largest is None or size <= largest)
+
+
+def _symbols_of_inputs(graph: GraphModule, call: CallArgs) -> dict[str, _Symbol]:
+    symbols: dict[str, _Symbol] = {}
+    leaves = flat_inputs(graph, call.args, call.kwargs)
+    for leaf, axes in zip(leaves, graph.meta[SIZES], strict=True):
+        for number, axis in enumerate(axes if isinstance(axes, tuple) else ()):
+            if axis.symbol:
+                symbol = symbols.setdefault(axis.symbol, _Symbol(leaf.shape[number], axis))
+                symbol.axes.setdefault(id(leaf), []).append(number)
+    return symbols
+
+
+def _with_length(call: CallArgs, axes: Mapping[int, list[int]], size: int) -> CallArgs:
+    """Repeat or cut the inputs, id of an input → axes, to another length of some axes."""
+
+    def resize(leaf: Any) -> Any:
+        for axis in axes.get(id(leaf), ()):
+            leaf = leaf.index_select(axis, torch.arange(size) % leaf.shape[axis])
+        return leaf
+
+    return call.map(resize)
+
+
+def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
+    """Return a warning if a batch of one takes another path through the user's code.
+
+    No exported bound reveals such a path: torch.export always specializes sizes 0 and 1. `got`
+    are the outputs of the graph for `single`; None if the graph does not run.
+    """
+    expected = None if got is None else _expected(original, single)
+    if got is None or expected is None or _agree(got, expected):
+        return []
+    return [
+        "the model's code takes another path for a batch of one; the path for larger batches was "
+        "captured"
+    ]
+
+
+def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
+    """Return all outputs of a graph; None if the graph does not run."""
+    try:
+        with torch.no_grad():
+            return list(pytree.tree_leaves(module(*call.args, **call.kwargs)))
+    except Exception:
+        # A graph may raise any exception for unsupported sizes or values.
+        logger.debug("the graph fails on %s", call, exc_info=True)
+        return None
+
+
+def _expected(original: nn.Module, call: CallArgs) -> list[Any] | None:
+    with inference_mode(original):
+        try:
+            return list(pytree.tree_leaves(run_once(original, call)))
+        except DataError:
+            return None
+
+
+def _agree(results: list[Any], expected: list[Any]) -> bool:
+    return len(results) == len(expected) and all(map(_alike, results, expected))
+
+
+def _alike(mine: Any, theirs: object) -> bool:
+    if not isinstance(theirs, torch.Tensor):
+        return True
+    if mine.shape != theirs.shape:
+        return False
+    if not theirs.is_floating_point():
+        return True
+    noise = (mine.double() - theirs.double()).norm()
+    return bool(noise <= 1e-2 * theirs.double().norm()) or not bool(noise.isfinite())

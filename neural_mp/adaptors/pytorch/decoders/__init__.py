@@ -1,0 +1,1 @@
+"""Language models in the user's own code, and checkpoints of `transformers`."""

@@ -1,0 +1,155 @@
+"""Checkpoints of `transformers` with quantized layers, for other tools."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.fx import Node
+
+from neural_mp.adaptors.common.weights.checkpoint_formats import (
+    FORMATS,
+    CheckpointFormat,
+    IntegerLayer,
+)
+from neural_mp.adaptors.common.weights.grouped_weight import CodedGroups, GroupedWeight, middle_code
+from neural_mp.adaptors.pytorch.decoders.experts import SplitExperts
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import is_known_class
+from neural_mp.adaptors.pytorch.decoders.weight_files import write_weights
+from neural_mp.adaptors.pytorch.files.layer_storage import copy_tokenizer
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
+from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
+from neural_mp.errors import ConversionError
+
+#: Bits of layers that both formats hold.
+_BITS = (4, 8)
+#: Offsets further than this from whole steps have no zero point.
+_MOST_REST = 0.1
+
+
+def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -> None:
+    """Write a checkpoint that `transformers` loads in the format of another tool.
+
+    Embeddings are written as floats, with the values that the model computes with.
+
+    Raises:
+        ConversionError: the model's class is not of `transformers`, no dense layer has an integer
+            weight, or the format cannot hold the weight of a layer.
+    """
+    shell: Any = model.shell
+    if shell is None or not is_known_class(shell):
+        raise ConversionError(
+            "a checkpoint requires a model of transformers that was converted layer by layer; set "
+            "capture = 'layers'"
+        )
+    if any(isinstance(module, SplitExperts) for module in shell.modules()):
+        raise ConversionError(
+            f"a checkpoint of {form} of a mixture of experts is not supported; use save"
+        )
+    integer: dict[str, IntegerLayer] = {}
+    state = {name: value.detach() for name, value in shell.state_dict().items()}
+    for path, part in model.converted_parts.items():
+        is_dense = type(shell.get_submodule(path)) is nn.Linear
+        weight = _weight_node(part)
+        if weight is not None and is_dense:
+            integer[path] = _integer_layer(path, part, weight, form)
+            del state[f"{path}.weight"]
+        elif weight is not None:
+            state[f"{path}.weight"] = _floats(path, part, weight, shell)
+    if not integer:
+        raise ConversionError(
+            f"a checkpoint of {form} requires a dense layer with an integer weight, found none; "
+            f"use save, or the model's own save_pretrained"
+        )
+    dense = [name for name, module in shell.named_modules() if type(module) is nn.Linear]
+    tensors, quantization = FORMATS[form](integer, [d for d in dense if d not in integer])
+    config = copy.deepcopy(shell.config)
+    config.architectures = [type(shell).__name__]
+    config.quantization_config = quantization
+    # A head of its own: embeddings stay float.
+    config.tie_word_embeddings = False
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    if getattr(shell, "generation_config", None) is not None:
+        shell.generation_config.save_pretrained(folder)
+    dtype = next(shell.parameters()).dtype
+    packed = {name: torch.from_numpy(value) for name, value in tensors.items()}
+    packed = {
+        name: value.to(dtype) if name.endswith("weight_scale") else value
+        for name, value in packed.items()
+    }
+    write_weights(folder / "model.safetensors", {**_unshared(state), **packed})
+    copy_tokenizer(Path(str(shell.config._name_or_path or "")), folder)
+
+
+def _unshared(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights that share no memory, as safetensors requires; only tied ones are copied."""
+    pointers: set[int] = set()
+    tensors = {}
+    for name, value in state.items():
+        is_tied = value.data_ptr() in pointers
+        pointers.add(value.data_ptr())
+        tensors[name] = value.clone().contiguous() if is_tied else value.contiguous()
+    return tensors
+
+
+def _weight_node(part: Part) -> Node | None:
+    """Return the node that restores the weight of the only layer of a part; None for a float."""
+    for node in part.portable.graph.nodes:
+        if node.target in layers.WEIGHTED:
+            weight = fx.arguments(node)["weight"]
+            stored = (ops.dequantize_grouped, ops.dequantize_weight)
+            return weight if weight.target in stored else None
+    return None
+
+
+def _values(part: Part, weight: Node) -> list[torch.Tensor]:
+    nodes = (source for source in weight.args if isinstance(source, Node))
+    return [fx.attribute(part.portable, str(node.target)).detach() for node in nodes]
+
+
+def _integer_layer(path: str, part: Part, weight: Node, form: CheckpointFormat) -> IntegerLayer:
+    if any(node.target is torch.ops.aten.mul.Tensor for node in part.portable.graph.nodes):
+        raise ConversionError(
+            f"layer {path!r} scales its inputs (awq), which {form} has no place for; set the "
+            f"rounding of its weight to 'gptq' or 'rtn'"
+        )
+    values = _values(part, weight)
+    if weight.target is ops.dequantize_weight:
+        integers, scales = (value.numpy() for value in values)
+        codes = (integers.astype(np.int16) + middle_code(8)).astype(np.uint8)
+        zeros = np.full((len(codes), 1), middle_code(8), np.uint8)
+        return IntegerLayer(codes, scales.reshape(-1, 1).astype(np.float32), zeros, 8, True)
+    bits = int(weight.args[3]) if len(weight.args) > 3 else 4
+    if bits not in _BITS:
+        raise ConversionError(
+            f"layer {path!r} has a weight in {bits} bits, {form} requires 4 or 8; leave int{bits} "
+            f"out of the precisions"
+        )
+    scales, offsets = (value.float().numpy() for value in values[1:])
+    codes = ops.codes_of(values[0], bits).numpy()
+    groups = CodedGroups(codes, scales, offsets)
+    stored = GroupedWeight(groups, codes.shape[1] // scales.shape[1], bits)
+    if np.abs(stored.steps - np.rint(stored.steps)).max() > _MOST_REST:
+        raise ConversionError(
+            f"layer {path!r} has offsets between the codes (hqq), {form} requires whole zero "
+            f"points; set the rounding of its weight to 'gptq' or 'rtn'"
+        )
+    zeros = stored.zero_points
+    return IntegerLayer(codes, scales, zeros, bits, bool((zeros == middle_code(bits)).all()))
+
+
+def _floats(path: str, part: Part, weight: Node, shell: nn.Module) -> torch.Tensor:
+    """Return the weight of a layer that the format cannot hold, in the shape of the module."""
+    restore: Any = weight.target
+    values: list[Any] = _values(part, weight)
+    result: torch.Tensor = restore(*values, *weight.args[len(values) :])
+    own: Any = shell.get_submodule(path)
+    result = result if result.shape == own.weight.shape else result.t()
+    return result.to(own.weight.dtype)

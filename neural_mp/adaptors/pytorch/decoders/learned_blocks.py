@@ -1,0 +1,189 @@
+"""Learned rounding of decoder blocks against the results of the float blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from neural_mp.adaptors.common.weights.autoround import LearnedRounding, LearnOptions
+from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight, InputMoments, Quantizer
+from neural_mp.adaptors.pytorch import hessian
+from neural_mp.adaptors.pytorch.decoders.decoder_blocks import (
+    Block,
+    BlockCall,
+    advance,
+    block_calls,
+    decoder_blocks,
+)
+from neural_mp.adaptors.pytorch.decoders.grouped_weights import moments_of_layers
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
+from neural_mp.util.pytree import Array
+
+#: Samples of a step, at least; batches are not divided.
+_SAMPLES_PER_STEP = 8
+#: Steps between two errors that decide on the best weights, and the batches of these, at most.
+_STEPS_PER_TRIAL, _BATCHES_TRIED = 20, 16
+
+
+class _RoundedLayer(nn.Module):
+    """A dense layer with a float weight [outputs, inputs] that is no parameter of the model."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.to(x.dtype), self.bias)
+
+
+def learned_weights(
+    model: TorchModel,
+    batches: Callable[[], Iterable[Any]],
+    quantizers: Mapping[str, Quantizer],
+    options: LearnOptions,
+    recall: Callable[[Collection[str]], Mapping[str, GroupedWeight] | None],
+    start: Callable[[str, InputMoments | None], GroupedWeight],
+) -> Iterator[dict[str, GroupedWeight]]:
+    """Yield op → learned weight, block by block; see `Blocks.learned`."""
+    blocks = decoder_blocks(model)
+    calls = block_calls(model, blocks, batches()) if blocks else None
+    if calls is None:
+        return
+    weights = hessian.weights(model)
+    exact, rounded = calls.states, list(calls.states)
+    for index, block in enumerate(blocks):
+        assert model.shell is not None
+        module = model.shell.get_submodule(block.path)
+        ops = [op for op in block.layers if op in quantizers]
+        learned = recall(ops) if ops else {}
+        first: dict[str, GroupedWeight] = {}
+        if learned is None and options.limit.ends():
+            return  # the caller corrects the other layers by themselves
+        if learned is None:
+            informed = [op for op in ops if quantizers[op].unlearned.spec.needs_data]
+            moments = moments_of_layers(module, block, informed, exact, calls.calls[index])
+            first = {op: start(op, moments.pop(op, None)) for op in ops}
+        advance(module, exact, calls.calls[index])
+        student = _Student.of(module, block, {op: weights[op] for op in ops})
+        if learned is None:
+            learning = {op: LearnedRounding(weights[op], quantizers[op], first[op]) for op in ops}
+            random = np.random.default_rng([options.seed, index])
+            learned = student.learned(learning, rounded, exact, calls.calls[index], options, random)
+        student.set_weights(learned)
+        advance(student.module, rounded, calls.calls[index])
+        calls.calls[index].clear()
+        if ops:
+            yield dict(learned)
+
+
+class _Student:
+    """A copy of a block with rounded weights; other weights are shared.
+
+    Attributes:
+        module: the copy.
+        layers: op → its layer in the copy.
+    """
+
+    def __init__(self, module: nn.Module, layers: Mapping[str, _RoundedLayer]) -> None:
+        self.module = module
+        self.layers = layers
+
+    @classmethod
+    def of(cls, module: nn.Module, block: Block, weights: Mapping[str, Any]) -> _Student:
+        """Return the copy with copies of some weights, by op."""
+        layers = {
+            op: _RoundedLayer(
+                torch.from_numpy(weight.copy()), module.get_submodule(block.layers[op]).bias
+            )
+            for op, weight in weights.items()
+        }
+        return cls(assembled(module, {block.layers[op]: layers[op] for op in layers}), layers)
+
+    def set_weights(self, weights: Mapping[str, GroupedWeight]) -> None:
+        """Store rounded weights in the layers."""
+        for op, weight in weights.items():
+            self.layers[op].weight.data.copy_(torch.from_numpy(weight.floats()))
+
+    def learned(
+        self,
+        learning: Mapping[str, LearnedRounding],
+        inputs: list[torch.Tensor],
+        targets: list[torch.Tensor],
+        calls: list[BlockCall],
+        options: LearnOptions,
+        random: np.random.Generator,
+    ) -> dict[str, GroupedWeight]:
+        """Return the weights with the least error among those before, during and after descent."""
+        best = {op: rounding.start for op, rounding in learning.items()}
+        self.set_weights(best)
+        tried = range(0, len(inputs), -(-len(inputs) // _BATCHES_TRIED))
+        least = self.error(tried, inputs, targets, calls)
+        steps = _batches_of_steps(inputs, options.steps, random)
+        for step, chosen in enumerate(steps, 1):
+            gradients = self._gradients(chosen, inputs, targets, calls)
+            for op, gradient in gradients.items():
+                learning[op].descend(gradient, options.rate(step - 1))
+            now = {op: rounding.rounded() for op, rounding in learning.items()}
+            self.set_weights(now)
+            ends = options.limit.ends()
+            if step % _STEPS_PER_TRIAL and step < options.steps and not ends:
+                continue
+            error = self.error(tried, inputs, targets, calls)
+            if error < least:
+                best, least = now, error
+            if ends:
+                break
+        return best
+
+    def _gradients(
+        self,
+        chosen: Iterable[int],
+        inputs: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        calls: Sequence[BlockCall],
+    ) -> dict[str, Array]:
+        """Return op → gradient of the error on some batches, for the layers that ran."""
+        weights = [layer.weight.requires_grad_() for layer in self.layers.values()]
+        losses = (
+            F.mse_loss(calls[index].run(self.module, inputs[index]).float(), targets[index].float())
+            for index in chosen
+        )
+        gradients = torch.autograd.grad(sum(losses, torch.zeros(())), weights, allow_unused=True)
+        for weight in weights:
+            weight.requires_grad_(False)
+        pairs = zip(self.layers, gradients, strict=True)
+        return {op: gradient.numpy() for op, gradient in pairs if gradient is not None}
+
+    def error(
+        self,
+        indices: Iterable[int],
+        inputs: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        calls: Sequence[BlockCall],
+    ) -> float:
+        """Return the squared error of the results on some batches."""
+        with torch.no_grad():
+            results = ((calls[index].run(self.module, inputs[index]), index) for index in indices)
+            return sum(
+                float((result.float() - targets[index].float()).square().sum())
+                for result, index in results
+            )
+
+
+def _batches_of_steps(
+    inputs: list[torch.Tensor], steps: int, random: np.random.Generator
+) -> Iterator[list[int]]:
+    """Yield the places of the batches of each step, every batch once before any comes again."""
+    count = min(len(inputs), -(-_SAMPLES_PER_STEP // max(len(inputs[0]), 1)))
+    order: list[int] = []
+    for _ in range(steps):
+        if len(order) < count:
+            order += random.permutation(len(inputs)).tolist()
+        yield order[:count]
+        del order[:count]

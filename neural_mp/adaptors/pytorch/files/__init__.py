@@ -1,0 +1,1 @@
+"""Files of models: read, saved and exported for other runtimes."""

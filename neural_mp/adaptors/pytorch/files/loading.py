@@ -1,0 +1,299 @@
+"""Loading of user models: captured, canonicalized graphs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.nn.parameter import is_lazy
+
+from neural_mp.adaptors.common.capabilities import stays_in_fp32
+from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.pytorch.capture import dynamic_shapes, graph_capture
+from neural_mp.adaptors.pytorch.capture.call_signature import (
+    CallArgs,
+    CallSignature,
+    call_signature,
+    resized,
+)
+from neural_mp.adaptors.pytorch.capture.canonicalize import drop_updates, kept_buffer, prepare
+from neural_mp.adaptors.pytorch.capture.layer_capture import capture_layers
+from neural_mp.adaptors.pytorch.capture.module_capture import capture_modules, private
+from neural_mp.adaptors.pytorch.capture.taken_paths import other_ways, result_of
+from neural_mp.adaptors.pytorch.capture.trial_run import at_least_two, exceeded_limits, try_out
+from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
+from neural_mp.adaptors.pytorch.decoders.experts import running_all, split_experts, whole_experts
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import is_known_class
+from neural_mp.adaptors.pytorch.files import sources, storage
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS
+from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_TYPES, recurrent_obstacle
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
+from neural_mp.core.enums import Capture
+from neural_mp.errors import ConfigurationError, ModelLoadError
+from neural_mp.util.text import counted
+
+#: Maximum number of parts that a warning lists.
+_MAX_NAMED_PARTS = 8
+#: Reason why an op that runs nested graphs stays in FP32.
+RUNS_BODIES = "it runs nested graphs, which are not converted"
+
+
+def runs_bodies(node: Node) -> bool:
+    """Whether an op runs nested graphs."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def left_in_bodies(module: GraphModule) -> list[str]:
+    """Return a warning for every op whose nested graphs hold layers."""
+    warnings: list[str] = []
+    for node in module.graph.nodes:
+        if runs_bodies(node):
+            warnings += stays_in_fp32(
+                (fx.op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
+                f"within the op {str(node.meta.get(fx.OP_NAME, node.name))!r}",
+                "only the main graph is converted",
+            )
+    return warnings
+
+
+def _is_heavy(node: Node) -> bool:
+    return node.target in INTEGER_LAYERS or fx.op_type(node) in RECURRENT_TYPES
+
+
+def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
+    """Yield the nodes of the graphs that an op runs, nested ones included."""
+    for source in node.all_input_nodes:
+        body = fx.attribute(module, str(source.target)) if source.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            for inner in body.graph.nodes:
+                yield inner
+                if runs_bodies(inner):
+                    yield from _inner(body, inner)
+
+
+def load(source: object, spec: InputSpec, how: Capture) -> TorchModel:
+    """Capture a module, or load an exported program or its file."""
+    if isinstance(source, str | Path):
+        path, source = Path(source), sources.read(Path(source))
+        if isinstance(source, ExportedProgram):
+            with storage.taken_from(path):
+                return _from_program(source, spec.example)
+    if isinstance(source, ExportedProgram):
+        return _from_program(source, spec.example)
+    if isinstance(source, torch.jit.ScriptModule):
+        raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
+    if isinstance(source, ConvertedModule):
+        raise ModelLoadError("the model is already converted; give the original model")
+    _require_values(source)
+    signature = call_signature(source, spec.names)
+    unknown = [name for name in spec.names if name not in signature.parameters]
+    if unknown:
+        raise ConfigurationError(
+            f"inputs must name parameters of {type(source).__name__}.forward "
+            f"({', '.join(signature.parameters)}), got {unknown[0]!r}"
+        )
+    module = _without_inference_tensors(source)
+    call, inferred = _example_call(module, signature, spec.example)
+    if how == Capture.MODULES:
+        model = _in_parts(module, call, signature, capture_modules, "module")
+    elif how == Capture.LAYERS:
+        model = _in_parts(module, call, signature, capture_layers, "layer")
+    else:
+        model = _assemble(graph_capture.capture(module, call), call, signature, module)
+    config = getattr(source, "config", None) if is_known_class(source) else None
+    warnings = (*inferred, *model.warnings)
+    return replace(model, warnings=warnings, config=config, original=source)
+
+
+def _without_inference_tensors(source: nn.Module) -> nn.Module:
+    """Return the module, or a copy if its weights were made under `torch.inference_mode`.
+
+    Such tensors can be neither exported nor saved.
+    """
+    tensors = (*source.parameters(), *source.buffers())
+    memo: dict[int, Any] = {id(value): value.clone() for value in tensors if value.is_inference()}
+    for value in source.parameters():
+        if id(value) in memo:
+            memo[id(value)] = nn.Parameter(memo[id(value)], requires_grad=False)
+    return copy.deepcopy(source, memo) if memo else source
+
+
+def _require_values(source: nn.Module) -> None:
+    """Check that all weights have values.
+
+    Raises:
+        ModelLoadError: if a weight has no shape yet, or is on the meta device.
+    """
+    for name, value in (*source.named_parameters(), *source.named_buffers()):
+        if is_lazy(value):
+            raise ModelLoadError(
+                f"the weights of {type(source).__name__} must be initialized, but {name!r} has no "
+                f"shape yet: run the model once, then load its trained weights"
+            )
+        if value.is_meta:
+            raise ModelLoadError(
+                f"the weights of {type(source).__name__} must have values, but {name!r} is on the "
+                f"meta device: move the model by to_empty(device='cpu'), then load its weights"
+            )
+
+
+def _example_call(
+    source: nn.Module, signature: CallSignature, example: object
+) -> tuple[CallArgs, tuple[str, ...]]:
+    """Return the call to capture with, and a warning if its inputs were inferred."""
+    if example is not None:
+        return signature.call(example), ()
+    call = graph_capture.guess_call(source)
+    warning = (
+        f"without data, the model was captured with an inferred input, {call}; set inputs to an "
+        f"example tensor for other inputs"
+    )
+    return call, (warning,)
+
+
+def _in_parts(
+    source: nn.Module,
+    call: CallArgs,
+    signature: CallSignature,
+    capture_parts: Callable[[nn.Module, CallArgs], Mapping[str, tuple[GraphModule, CallArgs]]],
+    kind: str,
+) -> TorchModel:
+    call = at_least_two(call)
+    shell, parts, warnings = private(source), {}, []
+    if kind == "layer":
+        split_experts(shell)
+    with running_all(shell):
+        captured = capture_parts(shell, call)
+    for path, (graph, example) in captured.items():
+        module, dropped = _prepared(graph, path)
+        parts[path] = Part(module, module, example)
+        warnings += dropped
+    shown = ", ".join(parts) if len(parts) <= _MAX_NAMED_PARTS else counted(len(parts), kind)
+    warnings.append(
+        f"{type(source).__name__} is converted {kind} by {kind} ({shown}); ops between "
+        f"these {kind}s are not converted"
+    )
+    exceeded = exceeded_limits(shell, call)
+    if exceeded:  # and yet the model runs, as with rotary positions
+        warnings.append(f"the model was not trained for inputs of this length: {exceeded}")
+    whole = whole_experts(shell)
+    if whole:
+        shown = (
+            ", ".join(whole) if len(whole) <= _MAX_NAMED_PARTS else counted(len(whole), "weight")
+        )
+        warnings.append(f"the weights of experts in a form of their own stay as they are: {shown}")
+    attributes, buffers = _state_between(shell, call, parts) if kind == "module" else ([], [])
+    warnings += [*_without_changes(attributes), *map(kept_buffer, buffers)]
+    model = TorchModel(parts, call, signature, shell, source, tuple(warnings))
+    return replace(model, keeps_state=bool(attributes or buffers))
+
+
+def _state_between(
+    shell: nn.Module, call: CallArgs, parts: Iterable[str]
+) -> tuple[list[str], list[str]]:
+    """Return the attributes and buffers outside of parts that carry state from call to call."""
+    run = try_out(shell, call)
+    inside = tuple(f"{path}." for path in parts)
+    attributes, buffers = (
+        [name for name in names if not name.startswith(inside)] for names in (run.kept, run.buffers)
+    )
+    return attributes, buffers
+
+
+def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
+    """Canonicalize a captured graph in place; return the graph and warnings.
+
+    Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
+    """
+    notes = module.meta.get(graph_capture.NOTES, ())
+    attributes = [
+        f"{path}.{n}" if path else n for n in module.meta.get(graph_capture.KEPT_STATE, ())
+    ]
+    warnings = [*notes, *drop_updates(module), *_without_changes(attributes)]
+    prepared = prepare(module, path)
+    floats: dict[str, list[str]] = {}
+    for node in fx.op_nodes(prepared).values():
+        why = recurrent_obstacle(prepared, node) if fx.op_type(node) in RECURRENT_TYPES else None
+        if why is not None:
+            floats.setdefault(why, []).append(fx.op_type(node))
+    for why, kinds in floats.items():
+        warnings += stays_in_fp32(kinds, "", why)
+    return prepared, [*warnings, *left_in_bodies(prepared), *_unstorable(prepared)]
+
+
+def _unstorable(module: GraphModule) -> list[str]:
+    """Return a warning for ops that a file must not call unless the user trusts them."""
+    targets = {n.target for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
+    named = [target._schema.name.partition("::") for target in targets]
+    names = sorted({f"{library}.{op}" for library, _, op in named if not is_allowed(library, op)})
+    if not names:
+        return []
+    listed = ", ".join(map(repr, names))
+    return [
+        f"files may call {listed} only if the user trusts them; load a saved result by "
+        f"neural_mp.load(path, trust=[{listed}])"
+    ]
+
+
+def _without_changes(names: Sequence[str]) -> list[str]:
+    """Return a warning for attributes whose changes by the model's code a graph leaves out."""
+    if not names:
+        return []
+    shown, more = ", ".join(map(repr, names[:_MAX_NAMED_PARTS])), len(names) - _MAX_NAMED_PARTS
+    listed = f"{shown} and {more} more" if more > 0 else shown
+    subject, verb = (
+        ("attribute", "keeps its value") if len(names) == 1 else ("attributes", "keep their values")
+    )
+    return [f"{subject} {listed}, which the model changes in its runs, {verb} in converted models"]
+
+
+def _assemble(
+    module: GraphModule,
+    call: CallArgs,
+    signature: CallSignature,
+    original: nn.Module | None,
+) -> TorchModel:
+    module, warnings = _prepared(module)
+    if original is None:
+        dynamic_shapes.watch_sizes(
+            module, dynamic_shapes.as_exported(module.meta[dynamic_shapes.SIZES])
+        )
+    fixed = dynamic_shapes.fixed_batch_sizes(module.meta[dynamic_shapes.SIZES])
+    if fixed:
+        sizes = ", ".join(map(str, fixed))
+        if original is None:
+            first = signature.parameters[0] if signature.parameters else "x"
+            warnings.append(
+                f"the program was exported with a fixed batch size of {sizes}; for batches of any "
+                f"size, {dynamic_shapes.how_to_export_open(0, first)}"
+            )
+        else:
+            warnings.append(f"the batch size is fixed to {sizes}, as torch.export captured it")
+    single = resized(call, 1)
+    got = result_of(module, single)
+    small = resized(call, 2) if call.batch_size is not None else call
+    # A graph that fails for one sample may still run for two.
+    if not fixed and (got is not None or result_of(module, small) is not None):
+        call = small
+    if original is not None:
+        warnings.extend(other_ways(original, single, got))
+    whole = Part(module, module, call)
+    return TorchModel({WHOLE: whole}, call, signature, original=original, warnings=tuple(warnings))
+
+
+def _from_program(program: ExportedProgram, example: object) -> TorchModel:
+    call = storage.example_of(program)
+    module = graph_capture.graph_of(program)
+    signature = call_signature(module)
+    if example is not None:
+        signature.check(signature.call(example, like=call), call)
+    return _assemble(module, call, signature, None)

@@ -1,0 +1,242 @@
+"""ONNX export of the portable form, with QuantizeLinear/DequantizeLinear pairs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.common.naming import reserve_name
+from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES, Sizes
+from neural_mp.adaptors.pytorch.capture.graph_capture import export, quiet_export
+from neural_mp.adaptors.pytorch.files.onnx_decompositions import decomposed_if_needed, translatable
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.model import TorchModel
+from neural_mp.errors import ConversionError, MissingFrameworkError
+from neural_mp.util.installation import install_command
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+#: torch.export's symbol of a dynamic axis: letter and number.
+_SYMBOL = re.compile(r"[su]\d+")
+
+
+def name_axes(model: onnx_ir.Model, sizes: Sizes) -> None:
+    """Rename the dynamic axes of an `onnx_ir.Model` in place, in all shapes.
+
+    If the first axes of all inputs share one symbol, its name is `batch`; any other symbol is named
+    after its first input and axis number: `input_ids_axis1`. Symbols of axes that are fixed by
+    `sizes`, those of the inputs, become numbers.
+    """
+    names = {**_names(model.graph.inputs), **_fixed(model.graph.inputs, sizes)}
+    for value in _values(model):
+        if value.shape is None:
+            continue
+        # A shape shared by nodes is frozen, so each value gets a shape of its own.
+        value.shape = type(value.shape)([_renamed(size, names) for size in value.shape])
+
+
+def _renamed(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
+    symbol = getattr(size, "value", None)
+    if not isinstance(symbol, str):
+        return size
+    text = _SYMBOL.sub(lambda match: names.get(match[0], match[0]), symbol)
+    return int(text) if text.isdigit() else type(size)(text)
+
+
+def _names(inputs: Any) -> Mapping[str, str]:
+    """Return symbol → name."""
+    axes = [
+        (value.name, number, str(size.value))
+        for value in inputs
+        for number, size in enumerate(value.shape or ())
+        if isinstance(getattr(size, "value", None), str)
+    ]
+    firsts = {symbol for _, number, symbol in axes if number == 0}
+    names = {symbol: "batch" for symbol in firsts if len(firsts) == 1}
+    for name, number, symbol in axes:
+        names.setdefault(symbol, re.sub(r"\W", "_", f"{name}_axis{number}"))
+    return names
+
+
+def _fixed(inputs: Any, sizes: Sizes) -> dict[str, str]:
+    """Return symbol → the size of an axis that has no other."""
+    shapes = [value.shape or () for value in inputs]
+    tensor_sizes = [axes for axes in sizes if isinstance(axes, tuple)]
+    if len(shapes) != len(tensor_sizes):
+        return {}
+    return {
+        size.value: str(axis.least)
+        for shape, axes in zip(shapes, tensor_sizes, strict=True)
+        for size, axis in zip(shape, axes, strict=False)
+        if isinstance(getattr(size, "value", None), str) and axis.least == axis.largest
+    }
+
+
+def _values(model: onnx_ir.Model) -> Iterator[Any]:
+    yield from model.graph.inputs
+    for node in model.graph.all_nodes():
+        yield from node.outputs
+
+
+#: First opset in which convolutions accept bfloat16.
+OPSET = 22
+
+
+def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a model as `.onnx`, with the names of ops and axes and `metadata` in its properties.
+
+    Raises:
+        MissingFrameworkError: if onnx or onnxscript is not installed.
+        ConversionError: if an op has no ONNX counterpart, or the file cannot be written.
+    """
+    if model.shell is not None:
+        raise ConversionError(
+            "ONNX export requires a single graph, which a model converted module by module does "
+            "not have"
+        )
+    table = _translations()
+    names = output_names(model.portable)
+    try:
+        with quiet_export():
+            module = translatable(model.portable)
+            program = torch.onnx.export(
+                decomposed_if_needed(export(module, model.example, module.meta[SIZES])),
+                dynamo=True,
+                custom_translation_table=table,
+                opset_version=OPSET,
+                output_names=names,
+                verbose=False,
+            )
+        assert program is not None
+        name_nodes(program.model, module)
+        name_axes(program.model, module.meta[SIZES])
+        program.model.metadata_props.update(metadata)
+        program.save(str(path))
+    except Exception as error:
+        # The exporter has one type for untranslatable ops; internal errors are of any type.
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+        lines = text.splitlines() or ["unknown reason"]
+        raise ConversionError(
+            f"the model cannot be written as {str(path)!r}: {type(error).__name__}: {lines[0]}"
+        ) from error
+
+
+def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
+    """Rename the nodes of an `onnx_ir.Model` in place after the ops that they come from.
+
+    The last node of an op has the name of the op; the nodes before it append their type: `act` and
+    `act/Sigmoid`. Nodes of no known op keep their names.
+    """
+    ops = {node.name: node.meta[fx.OP_NAME] for node in fx.op_nodes(module).values()}
+    nodes = list(model.graph)
+    origins = [_op_of(node.meta.get("node"), ops, id(module.graph)) for node in nodes]
+    last = {op: index for index, op in enumerate(origins)}
+    reserved: set[str] = {node.name or "" for node in nodes}
+    for index, (node, op) in enumerate(zip(nodes, origins, strict=True)):
+        if op is not None:
+            is_last = last[op] == index
+            node.name = reserve_name(op if is_last else f"{op}/{node.op_type}", reserved)
+
+
+def _op_of(node: Any, ops: Mapping[str, str], graph: int) -> str | None:
+    """Return the op that a node of the exported program comes from; None if unknown."""
+    waiting = list(getattr(node, "meta", {}).get("from_node") or ())
+    while waiting:
+        source = waiting.pop()
+        if getattr(source, "graph_id", None) == graph:
+            return ops.get(source.name)
+        waiting += getattr(source, "from_node", None) or ()
+    return None
+
+
+def output_names(module: GraphModule) -> list[str]:
+    """Return the output names: the keys if the model returns a dict."""
+    spec = module.graph._codegen.pytree_info.out_spec
+    assert spec is not None
+    counted = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    paths, _ = pytree.tree_flatten_with_path(counted)
+    names = [".".join(re.findall(r"\w+", pytree.keystr(keys))) for keys, _ in paths]
+    return [f"output_{name}" if name.isdigit() else name or "output" for name in names]
+
+
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return QDQ op → its ONNX translation; onnxscript compiles the functions from source."""
+    try:
+        import onnx
+        from onnxscript import opset22
+    except ImportError as error:
+        raise MissingFrameworkError(
+            f"ONNX export requires {error.name}; install it with: {install_command('onnx')}"
+        ) from None
+
+    op: Any = opset22
+
+    def unsigned(value: int) -> Any:
+        return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT8, [], [value]))
+
+    def wide(value: int) -> Any:
+        return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT32, [], [value]))
+
+    def quantize(x, scale: float, zero_point: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        x = op.Cast(x, to=onnx.TensorProto.FLOAT)  # x may be 16-bit, the scale is float32
+        return op.QuantizeLinear(x, op.Constant(value_float=scale), unsigned(zero_point))
+
+    def dequantize(q, scale: float, zero_point: int, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        real = op.DequantizeLinear(q, op.Constant(value_float=scale), unsigned(zero_point))
+        return real if dtype == onnx.TensorProto.FLOAT else op.Cast(real, to=dtype)
+
+    def dequantize_weight(q, scales):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return op.DequantizeLinear(q, scales, axis=0)
+
+    def dequantize_grouped(q, scales, offsets, bits: int = 4):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        last = op.Constant(value_ints=[-1])
+        packed, width = q, 8
+        if bits == 3:  # three bytes hold eight codes
+            rows = op.Concat(op.Shape(q, start=0, end=1), op.Constant(value_ints=[-1, 3]), axis=0)
+            triples = op.Reshape(op.Cast(q, to=onnx.TensorProto.INT32), rows)
+            factors = op.Cast(
+                op.Constant(value_ints=[1 << 16, 1 << 8, 1]), to=onnx.TensorProto.INT32
+            )
+            packed, width = op.ReduceSum(op.Mul(triples, factors), last, keepdims=0), 24
+        packed = op.Cast(packed, to=onnx.TensorProto.UINT32)
+        parts = [
+            op.Unsqueeze(
+                op.BitwiseAnd(
+                    op.BitShift(packed, wide(shift), direction="RIGHT"), wide(2**bits - 1)
+                ),
+                last,
+            )
+            for shift in range(width - bits, -1, -bits)
+        ]
+        groups = op.Concat(op.Shape(scales), last, axis=0)
+        codes = op.Cast(op.Reshape(op.Concat(*parts, axis=-1), groups), to=onnx.TensorProto.FLOAT)
+        # Scales and offsets are bfloat16.
+        scales = op.Unsqueeze(op.Cast(scales, to=onnx.TensorProto.FLOAT), last)
+        offsets = op.Unsqueeze(op.Cast(offsets, to=onnx.TensorProto.FLOAT), last)
+        steps = op.Mul(op.Sub(codes, op.Constant(value_float=2.0 ** (bits - 1))), scales)
+        rows = op.Concat(op.Shape(q, start=0, end=1), last, axis=0)
+        return op.Reshape(op.Add(steps, offsets), rows)
+
+    def quantize_dynamic(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return op.DynamicQuantizeLinear(op.Cast(x, to=onnx.TensorProto.FLOAT))
+
+    def dequantize_dynamic(q, scale, zero_point, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        real = op.DequantizeLinear(q, scale, zero_point)
+        return real if dtype == onnx.TensorProto.FLOAT else op.Cast(real, to=dtype)
+
+    return {
+        ops.quantize: quantize,
+        ops.dequantize: dequantize,
+        ops.dequantize_weight: dequantize_weight,
+        ops.dequantize_grouped: dequantize_grouped,
+        ops.quantize_dynamic: quantize_dynamic,
+        ops.dequantize_dynamic: dequantize_dynamic,
+    }

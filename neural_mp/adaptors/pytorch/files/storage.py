@@ -1,0 +1,294 @@
+"""Model storage in the format of `torch.export`; code from files never runs."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.common.model_metadata import read_details, write_details
+from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, call_signature
+from neural_mp.adaptors.pytorch.capture.canonicalize import views_to_reshapes
+from neural_mp.adaptors.pytorch.capture.dynamic_shapes import (
+    SIZES,
+    from_plain,
+    to_plain,
+    watch_sizes,
+)
+from neural_mp.adaptors.pytorch.capture.graph_capture import export, quiet_export
+from neural_mp.adaptors.pytorch.capture.named_outputs import (
+    absent_names,
+    with_named_outputs,
+    with_plain_outputs,
+)
+from neural_mp.adaptors.pytorch.converted_module import standalone_form
+from neural_mp.adaptors.pytorch.decoders.transformers_config import plain_config, stored_config
+from neural_mp.adaptors.pytorch.files.stored_sizes import with_storable_sizes
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
+from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels, marked_kernels
+from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
+from neural_mp.adaptors.pytorch.pt2.archive import read_program
+from neural_mp.adaptors.pytorch.versions import unguarded_module
+from neural_mp.core.precision import FLOAT_KERNELS
+from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, one_line
+from neural_mp.util.validators import (
+    anything,
+    boolean,
+    invalid,
+    list_of,
+    mapping_of,
+    one_of,
+    record,
+    string,
+)
+
+logger = logging.getLogger(__name__)
+
+PROGRAM_FILE = "model.pt2"
+DETAILS_FILE = "details.json"
+_CHUNK_BYTES = 1 << 20
+#: Reshape op after export → op type before.
+_RESHAPED = dict.fromkeys(("view", "_unsafe_view"), "reshape")
+
+
+def save(model: TorchModel, folder: Path) -> None:
+    """Write the portable form of a whole model and the names of its ops into a folder.
+
+    Raises:
+        ConversionError: if the model cannot be written.
+    """
+    output = next(node for node in model.portable.graph.nodes if node.op == "output")
+    texts = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, str)]
+    if texts:
+        raise ConversionError(
+            f"outputs must be tensors in torch.export's format, got the text {texts[0]!r}; do not "
+            f"return texts"
+        )
+    try:
+        plain, named = with_plain_outputs(with_storable_sizes(model.portable))
+        program = export(plain, _without_values(model.example), plain.meta[SIZES])
+        program.example_inputs = _without_size(program.example_inputs)
+        _write_compressed(program, folder / PROGRAM_FILE)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ConversionError(f"the converted model cannot be written: {error}") from error
+    details: dict[str, object] = {
+        "ops": _op_names(model.portable.graph, program.graph),
+        "inputs": model.signature.names,
+        "parameters": model.signature.parameters,
+        "named_outputs": named,
+        "absent_outputs": absent_names(model.portable) if named else [],
+        "sizes": to_plain(model.portable.meta[SIZES]),
+        "dtype": str(model.signature.dtype).removeprefix("torch."),
+        "compiles": model.compiles,
+        "kernels": marked_kernels(model.portable),
+    }
+    if model.config is not None:
+        details["config"] = plain_config(model.config)
+    write_details(folder / DETAILS_FILE, details)
+
+
+def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a program that `torch.export.load` reads and runs without this package.
+
+    Pairs are those of `torch.ops.quantized_decomposed`, which torch's compiler for x86 fuses into
+    integer kernels; without the compiler, the program computes in float.
+
+    Raises:
+        ConversionError: the model has several parts, or ops that torch lacks.
+    """
+    if model.shell is not None:
+        raise ConversionError(
+            "a .pt2 file holds one graph, but the model is converted module by module; save a "
+            "folder"
+        )
+    module, _ = with_plain_outputs(with_storable_sizes(standalone_form(model.portable)))
+    try:
+        program = export(module, _without_values(model.example), module.meta[SIZES])
+        with quiet_export():
+            torch.export.save(program, path, extra_files=dict(metadata))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ConversionError(f"the converted model cannot be written: {error}") from error
+
+
+def _write_compressed(program: ExportedProgram, path: Path) -> None:
+    """Write a program with its texts compressed, which exceed the weights of a small layer.
+
+    Weights stay as they are: codes hardly shrink, and would load more slowly.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        plain = Path(scratch) / path.name
+        with quiet_export():
+            torch.export.save(program, plain)
+        with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w") as target:
+            for member in source.infolist():
+                copied = zipfile.ZipInfo(member.filename)
+                copied.file_size = member.file_size
+                if member.filename.endswith(".json") or "/sample_inputs/" in member.filename:
+                    copied.compress_type = zipfile.ZIP_DEFLATED
+                with source.open(member) as content, target.open(copied, "w") as room:
+                    shutil.copyfileobj(content, room, _CHUNK_BYTES)
+
+
+def _without_values(example: CallArgs) -> CallArgs:
+    """Return example inputs of zeros: files store them, and must not contain user data."""
+    return example.map(
+        lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    )
+
+
+def _without_size(inputs: Any) -> Any:
+    """Return example inputs of one stored value each: a batch can be larger than the weights."""
+    return pytree.tree_map(
+        lambda leaf: leaf.new_zeros(()).expand(leaf.shape) if _is_dense(leaf) else leaf, inputs
+    )
+
+
+def _is_dense(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+
+
+def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
+    """Return node of the exported graph → op name in the original graph.
+
+    Export keeps the order of ops but renumbers some nodes: additions share a counter with size
+    arithmetic.
+    """
+    source, target = ([n for n in g.nodes if n.op == "call_function"] for g in (graph, exported))
+    source, target = ([n for n in nodes if fx.has_tensors(n)] for nodes in (source, target))
+    kinds, target_kinds = (
+        [_RESHAPED.get(fx.op_type(n), fx.op_type(n)) for n in ns] for ns in (source, target)
+    )
+    blocks = SequenceMatcher(None, kinds, target_kinds, autojunk=False).get_matching_blocks()
+    pairs = ((source[b.a + i], target[b.b + i]) for b in blocks for i in range(b.size))
+    return {copied.name: node.meta[fx.OP_NAME] for node, copied in pairs if fx.OP_NAME in node.meta}
+
+
+def dump_graph(model: TorchModel, path: Path) -> tuple[Path, ...]:
+    """Write the code of every graph as text, and the program if the model is one graph."""
+    files = [path.with_suffix(".txt")]
+    codes = [f"# {name or 'model'}\n{part.portable.code}" for name, part in model.parts.items()]
+    files[0].write_text("\n".join(codes), encoding="utf-8")
+    if model.shell is None:
+        files.append(path.with_suffix(".pt2"))
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            save(model, Path(scratch))
+            (Path(scratch) / PROGRAM_FILE).replace(files[-1])
+    return tuple(files)
+
+
+def restore(folder: Path) -> TorchModel:
+    """Restore a saved model, and lower it to integer kernels."""
+    file = folder / PROGRAM_FILE
+    program = load_program(file)
+    details = read_details(folder / DETAILS_FILE, _DETAILS)
+    names = details["ops"]
+    with taken_from(file):
+        portable = unguarded_module(program)
+        watch_sizes(portable, details["sizes"])
+        for node in portable.graph.nodes:
+            if node.name in names:
+                node.meta[fx.OP_NAME] = names[node.name]
+        mark_kernels(portable, details.get("kernels", {}))
+        views_to_reshapes(portable)  # Export turns reshapes back into views.
+        portable.recompile()
+        if details.get("named_outputs"):
+            portable = with_named_outputs(portable, details.get("absent_outputs", []))
+        base = call_signature(portable, details["inputs"])
+        example = example_of(program)
+        listed = details.get("parameters") or base.parameters
+        # Keywords that a forward takes by `**kwargs` are not among its parameters.
+        parameters = tuple(dict.fromkeys((*listed, *example.kwargs)))
+        signature = replace(base, dtype=details["dtype"], parameters=parameters)
+        whole = Part(portable, runnable_form(portable), example)
+        values = details.get("config")
+        config = None if values is None else stored_config(values, len(portable.state_dict()))
+    compiles = details.get("compiles", False)
+    return TorchModel({WHOLE: whole}, example, signature, compiles=compiles, config=config)
+
+
+def dtype(value: object) -> torch.dtype:
+    """Validate the name of a `torch.dtype`."""
+    result = getattr(torch, string(value), None)
+    if not isinstance(result, torch.dtype):
+        raise invalid("the name of a torch.dtype", value)
+    return result
+
+
+_DETAILS = record(
+    {
+        "ops": mapping_of(string),
+        "inputs": list_of(string),
+        "sizes": from_plain,
+        "dtype": dtype,
+    },
+    # Absent in files of earlier versions.
+    {
+        "parameters": list_of(string),
+        "named_outputs": boolean,
+        "absent_outputs": list_of(string),
+        "compiles": boolean,
+        "kernels": mapping_of(one_of(FLOAT_KERNELS)),
+        "config": mapping_of(anything),
+    },
+)
+
+
+def example_of(program: ExportedProgram) -> CallArgs:
+    """Return the inputs a program was exported with.
+
+    Raises:
+        ModelLoadError: if the program has no example inputs.
+    """
+    if program.example_inputs is None:
+        raise ModelLoadError(
+            "the exported program must hold example inputs; export the model with example inputs"
+        )
+    args, kwargs = program.example_inputs
+    return CallArgs(tuple(args), dict(kwargs))
+
+
+def load_program(path: Path) -> ExportedProgram:
+    """Read a program written by `torch.export.save`, without running code from the file.
+
+    Raises:
+        ModelLoadError: if the file is missing, damaged, or has other contents.
+    """
+    assert ops.quantize is not None  # The file may use the custom ops, which must be registered.
+    if not path.is_file():
+        raise ModelLoadError(f"model file {str(path)!r} does not exist")
+    with taken_from(path), quiet_export():
+        return read_program(path)
+
+
+@contextmanager
+def taken_from(path: Path) -> Iterator[None]:
+    """Convert errors to `ModelLoadError` with the file name; pass on `NeuralMPError`.
+
+    Raises:
+        ModelLoadError: for any other exception.
+    """
+    try:
+        yield
+    except NeuralMPError:
+        raise
+    except Exception as error:
+        # Loaders raise the errors of their parsers: KeyError, RuntimeError, JSON errors…
+        logger.debug("reading %s failed", path, exc_info=True)
+        raise ModelLoadError(
+            f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: "
+            f"{one_line(error)}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Captured graphs: ops, fusion groups, casts and quantize/dequantize pairs."""

@@ -1,0 +1,192 @@
+"""Captured PyTorch models, as used by the adaptor."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, CallSignature
+from neural_mp.adaptors.pytorch.capture.module_state import copied_tensors
+from neural_mp.adaptors.pytorch.graph import kernel_ops, qdq_ops
+from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, attribute
+
+T = TypeVar("T")
+
+_CAST = torch.ops.aten._to_copy.default
+#: Ops inserted by a conversion → kind of conversion.
+CONVERSIONS = {
+    kernel_ops.quantize_uint8: "quantize",
+    kernel_ops.quantize_rgb: "quantize",
+    kernel_ops.quantize_gated: "quantize",
+    qdq_ops.quantize_dynamic: "quantize",
+    kernel_ops.dequantize_uint8: "dequantize",
+    _CAST: "cast",
+}
+#: Path of the part that is the whole model.
+WHOLE = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Captured graph of a whole model or of one of its modules.
+
+    Attributes:
+        portable: graph in the saved form: float ops, casts, quantize/dequantize pairs.
+        runnable: graph that runs: `portable` itself, or its integer kernels.
+        example: inputs the graph was captured with.
+        is_converted: whether a plan changed the graph.
+    """
+
+    portable: GraphModule
+    runnable: GraphModule
+    example: CallArgs
+    is_converted: bool = False
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A captured model.
+
+    Attributes:
+        parts: path of a module → its graph; only `WHOLE` if the whole model is one graph.
+        example: example inputs of the model.
+        signature: call signature of the model.
+        shell: user's module whose code calls the parts; None if the whole model is one graph.
+        original: the user's own module; None for a converted or restored model.
+        warnings: capture warnings for the user.
+        compiles: whether calls run through `torch.compile`.
+        grouped: op → weight in 4 bits or less that the next conversion stores.
+        config: the configuration of a `transformers` model, or its values in a restored model;
+            None for other modules.
+        keeps_state: whether the code of the shell keeps state from call to call.
+    """
+
+    parts: Mapping[str, Part]
+    example: CallArgs
+    signature: CallSignature
+    shell: nn.Module | None = None
+    original: nn.Module | None = None
+    warnings: tuple[str, ...] = ()
+    compiles: bool = False
+    config: Any = None
+    keeps_state: bool = False
+    grouped: Mapping[str, GroupedWeight] = field(default_factory=dict, repr=False)
+
+    @property
+    def portable(self) -> GraphModule:
+        """Graph of the whole model in the saved form."""
+        return self.parts[WHOLE].portable
+
+    @property
+    def runnable(self) -> GraphModule:
+        """Graph of the whole model that runs."""
+        return self.parts[WHOLE].runnable
+
+    def call(self, inputs: object) -> CallArgs:
+        """Return the call for the inputs of one batch, arranged as at capture.
+
+        Raises:
+            DataError: if a value is not numeric, or the inputs do not fit the model.
+        """
+        return self.signature.call(inputs, like=self.example)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The module that runs: the graph, or the user's code with graphs of its modules."""
+        return self.built(lambda part: part.runnable, self.converted_parts)
+
+    def once(self, make: Callable[[TorchModel], T]) -> T:
+        """Return `make(self)`, cached for later calls."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        result: T = self._made[make]
+        return result
+
+    @cached_property
+    def _made(self) -> dict[Callable[[TorchModel], Any], Any]:
+        return {}
+
+    @property
+    def counts(self) -> ConversionCounts:
+        """Numbers of conversions inserted into the runnable graphs."""
+        nodes = (node for part in self.parts.values() for node in part.runnable.graph.nodes)
+        # Casts by the user have an op name; inserted casts have none.
+        inserted = (n.target for n in nodes if n.target is not _CAST or OP_NAME not in n.meta)
+        ours = [CONVERSIONS.get(target) for target in inserted]
+        return ConversionCounts(*map(ours.count, ("cast", "quantize", "dequantize")))
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of the portable form, by name."""
+        module = self.built(lambda part: part.portable)
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    @property
+    def converted_parts(self) -> Mapping[str, Part]:
+        """The parts that a plan changed; for the others, the user's own modules can run."""
+        if self.shell is None:
+            return self.parts
+        return {path: part for path, part in self.parts.items() if part.is_converted}
+
+    def built(
+        self, make: Callable[[Part], nn.Module], parts: Mapping[str, Part] | None = None
+    ) -> nn.Module:
+        """Assemble the model from `make` of every part, or of some parts."""
+        parts = self.parts if parts is None else parts
+        return assembled(self.shell, {path: make(part) for path, part in parts.items()})
+
+
+def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:
+    """Return the user's module with some modules replaced, by path; other weights stay shared.
+
+    Without a shell, the only part is the whole model.
+    """
+    if shell is None:
+        (whole,) = parts.values()
+        return whole
+    # deepcopy takes objects in the memo as they are instead of copying them.
+    memo: dict[int, Any] = {id(weight): weight for weight in shell.parameters()}
+    # Tensors with an autograd graph, e.g. a stored loss, refuse a deepcopy.
+    memo.update(copied_tensors(shell))
+    memo.update({id(shell.get_submodule(path)): part for path, part in parts.items()})
+    return copy.deepcopy(shell, memo)
+
+
+def fingerprint(model: TorchModel) -> str:
+    """Return the digest of all ops with their options, in order, and all weights and constants."""
+    digest = hashlib.sha256()
+    for part in model.parts.values():
+        _feed_graph(digest, part.portable)
+    for name, value in sorted(model.weights.items()):
+        digest.update(name.encode())
+        _feed_tensor(digest, value)
+    return digest.hexdigest()
+
+
+def _feed_graph(digest: hashlib._Hash, module: GraphModule) -> None:
+    for node in module.graph.nodes:
+        arguments = f"{node.args} {node.kwargs}"
+        digest.update(f"{node.op} {node.target} {node.name} {arguments};".encode())
+        if node.op != "get_attr":
+            continue
+        # Constants in code are not buffers, and branches are graphs.
+        value = attribute(module, node.target)
+        if isinstance(value, GraphModule):
+            _feed_graph(digest, value)
+        elif isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            _feed_tensor(digest, value)
+
+
+def _feed_tensor(digest: hashlib._Hash, value: torch.Tensor) -> None:
+    stored = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    digest.update(stored.numpy().data)

@@ -1,0 +1,1 @@
+"""Kernels of converted graphs, and the calls that run them."""

@@ -1,0 +1,137 @@
+"""Attention in bfloat16 as products, where the processor multiplies bfloat16 fast."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+
+from neural_mp.adaptors.pytorch.kernels.kernel_probes import multiplies_bfloat16_fast
+
+aten = torch.ops.aten
+
+_ATTENTION = aten.scaled_dot_product_attention.default
+#: Number of attention weights, in float32, that fit into the cache of a core; and the number below
+#: which calls take longer than the products.
+_CACHED_WEIGHTS, _FEW_WEIGHTS = 2**18, 2**14
+
+
+class AttentionMask:
+    """A mask as what is added to products, computed once for all layers that share the mask.
+
+    Nothing is computed before a layer asks.
+
+    Attributes:
+        given: the mask as torch's attention takes it.
+    """
+
+    def __init__(self, given: torch.Tensor) -> None:
+        self.given = given
+
+    @cached_property
+    def bias(self) -> torch.Tensor | None:
+        """The addends, in bfloat16 if the mask says which weights to keep; None if all are 0."""
+        is_choice = self.given.dtype is torch.bool
+        if bool(self.given.all() if is_choice else not self.given.any()):
+            return None
+        if not is_choice:
+            return self.given
+        zero = self.given.new_zeros((), dtype=torch.bfloat16)
+        return zero.where(self.given, -math.inf)
+
+    @cached_property
+    def empties_rows(self) -> bool:
+        """Whether a row has no weight at all."""
+        return self.bias is not None and bool(torch.isneginf(self.bias.amax(-1)).any())
+
+
+def call_products(module: GraphModule) -> None:
+    """Run attention in bfloat16 as products where these are fast."""
+    masks: dict[Node, Node] = {}
+    for node in list(module.graph.nodes):
+        if node.target is not _ATTENTION or not all(map(_is_bfloat16, node.args[:3])):
+            continue
+        arguments = {**dict(zip(_ARGUMENTS, node.args[3:], strict=False)), **node.kwargs}
+        options = {name: arguments[name] for name in _KEPT if name in arguments}
+        if (
+            arguments.get("dropout_p")
+            or arguments.get("enable_gqa")
+            or not multiplies_bfloat16_fast()
+        ):
+            continue
+        mask = options.get("attn_mask")
+        if isinstance(mask, Node):
+            if mask not in masks:
+                with module.graph.inserting_before(node):
+                    masks[mask] = module.graph.call_function(AttentionMask, (mask,))
+            options["attn_mask"] = masks[mask]
+        node.target = attention_in_bfloat16
+        node.args, node.kwargs = node.args[:3], options
+
+
+_KEPT = ("attn_mask", "is_causal", "scale")
+_ARGUMENTS = ("attn_mask", "dropout_p", "is_causal")
+
+
+def _is_bfloat16(node: object) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16
+
+
+def attention_in_bfloat16(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: AttentionMask | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Run attention in bfloat16 as two products around a softmax, which computes in float32.
+
+    As many heads at a time as have their weights in the cache. Torch's own kernel takes over for
+    rows without any weight, which have a result of 0 there, and for causal attention, of which this
+    would compute both halves.
+    """
+    mask = attn_mask
+    outer, rows, columns = query.shape[:-2], query.shape[-2], key.shape[-2]
+    plain = len(outer) == 2 and outer == key.shape[:-2] == value.shape[:-2] and not is_causal
+    if not plain or math.prod((*outer, rows, columns)) < _FEW_WEIGHTS:
+        return _own_attention(query, key, value, mask, is_causal, scale)
+    if mask is not None and mask.empties_rows:
+        return _own_attention(query, key, value, mask, is_causal, scale)
+    added = None if mask is None else mask.bias
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    bias = (query.new_zeros(()) if added is None else added).expand(*outer, rows, columns)
+    heads = max(1, _CACHED_WEIGHTS // (rows * columns))
+    # Heads lie behind positions, so that a model may join them without a copy.
+    result = query.new_empty(outer[0], rows, outer[1], value.shape[-1]).transpose(1, 2)
+    for sample in range(outer[0]):
+        for first in range(0, outer[1], heads):
+            part = sample, slice(first, first + heads)
+            products = torch.baddbmm(
+                bias[part],
+                query[part].contiguous(),
+                key[part].contiguous().transpose(1, 2),
+                beta=int(added is not None),
+                alpha=factor,
+            )
+            weights = torch.softmax(products, -1)
+            result[part] = torch.bmm(weights, value[part].contiguous())
+    return result
+
+
+def _own_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: AttentionMask | None,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    attn_mask = None if mask is None else mask.given
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale
+    )

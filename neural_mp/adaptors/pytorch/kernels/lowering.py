@@ -1,0 +1,401 @@
+"""Lowering of quantize/dequantize pairs to oneDNN's integer kernels, run without a compiler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+
+from neural_mp.adaptors.common.fusion import Step
+from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph import kernel_ops as kernels
+from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
+from neural_mp.adaptors.pytorch.graph.casts import cast_dtype
+from neural_mp.adaptors.pytorch.graph.fusion import (
+    OVERWRITABLE,
+    Group,
+    is_node,
+    match,
+    only_user,
+    quantizer,
+)
+from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
+from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, lower_recurrent
+from neural_mp.adaptors.pytorch.kernels.attention import call_products
+from neural_mp.adaptors.pytorch.kernels.batch_parts import mark_splits
+from neural_mp.adaptors.pytorch.kernels.float_kernels import call_packed_kernels, marked_kernels
+from neural_mp.adaptors.pytorch.kernels.kernel_probes import writes_fast
+from neural_mp.adaptors.pytorch.kernels.scale_folding import fold_scales
+from neural_mp.adaptors.pytorch.kernels.single_pixels import call_pixel_products
+from neural_mp.adaptors.pytorch.versions import integer_convolution
+from neural_mp.util.memory import FREED
+
+aten = torch.ops.aten
+onednn = torch.ops.onednn
+
+#: Float dtypes that the kernels can write directly; see `writes_fast`.
+_FLOAT_OUTPUTS = {
+    **dict.fromkeys(layers.CONVOLUTIONS, (torch.float32, torch.bfloat16)),
+    layers.LINEAR: (torch.float32, torch.bfloat16, torch.float16),
+}
+#: Scale, zero point and dtype of a kernel's output.
+_Output = tuple[float, int, torch.dtype]
+
+
+def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
+    """Return the model with the portable form of every graph rewritten; keep the original."""
+    parts = {}
+    for path, part in model.parts.items():
+        portable = fx.shallow_copy(part.portable)
+        rewrite(portable)
+        if _are_alike(portable, part.portable) and not marked_kernels(portable):
+            parts[path] = part
+            continue
+        portable = fx.finish(portable)
+        parts[path] = Part(portable, runnable_form(portable), part.example, True)
+        FREED.after(sum(value.nbytes for value in part.portable.parameters()))
+    return replace(model, parts=parts, original=None)
+
+
+def _are_alike(first: GraphModule, second: GraphModule) -> bool:
+    """Whether two graphs with shared weights run the same calls on the same constants."""
+    calls = [
+        [(node.op, node.target, str(node.args), str(node.kwargs)) for node in graph.nodes]
+        for graph in (first.graph, second.graph)
+    ]
+    return calls[0] == calls[1]
+
+
+def runnable_form(portable: GraphModule) -> GraphModule:
+    """Lower a portable graph to integer and packed kernels, as a separate module."""
+    module = fx.shallow_copy(portable)
+    with torch.no_grad():
+        # Ops that move values first: their results may be views, which a sum must not overwrite.
+        for node in list(module.graph.nodes):
+            if layers.quantize_agnostic(node):
+                _run_on_integers(module, node)
+        module.graph.eliminate_dead_code()
+        for node in list(module.graph.nodes):
+            if _holds_rgb(node):
+                _call_quantization(module, node, kernels.quantize_rgb, node.args[0])
+        for node in list(module.graph.nodes):
+            if any(is_node(source, ops.dequantize_grouped) for source in node.all_input_nodes):
+                _lower_low_bits(module, node)
+            elif node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
+                _lower_layer(module, node)
+            elif node.target is layers.EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
+                values = (*node.args[0].args, node.args[1])
+                _call_instead(node, kernels.weight_only_embedding, values)
+            elif node.target in RECURRENT_INT8:
+                lower_recurrent(module, node)
+        call_packed_kernels(module)
+        call_products(module)
+        call_pixel_products(module)
+        fold_scales(module)
+        module.graph.eliminate_dead_code()
+        for node in list(module.graph.nodes):
+            _call_conversion(module, node)
+    mark_splits(module, portable)
+    return fx.finish(module)
+
+
+def _lower_layer(module: GraphModule, layer: Node) -> None:
+    if is_node(layer.args[0], ops.dequantize, ops.dequantize_dynamic):
+        _replace(module, match(layer))
+    elif layer.target is layers.LINEAR:
+        _call_instead(
+            layer, kernels.weight_only_linear, (layer.args[0], *layer.args[1].args, _bias(layer))
+        )
+
+
+def _lower_low_bits(module: GraphModule, node: Node) -> None:
+    """Call the kernel of a layer with a weight in 4 bits or less."""
+    weight = fx.arguments(node)["weight"]
+    constants, bits = weight.args[:3], weight.args[3] if len(weight.args) > 3 else 4
+    if node.target is layers.EMBEDDING:
+        _call_instead(node, kernels.low_bit_embedding, (*constants, bits, node.args[1]))
+    elif node.target is layers.LINEAR and bits != 4:
+        _call_instead(node, kernels.low_bit_linear, (node.args[0], *constants, bits, _bias(node)))
+    elif node.target is layers.LINEAR:
+        name = f"{node.name}_kernel_weight"
+        module.add_submodule(name, kernels.KernelWeight())
+        weight = fx.read_constant(module, name, node)
+        _call_instead(
+            node, kernels.four_bit_linear, (node.args[0], weight, *constants, _bias(node))
+        )
+
+
+def _call_instead(
+    layer: Node, kernel: Callable[..., torch.Tensor], values: tuple[Any, ...]
+) -> None:
+    """Call `kernel` instead of a layer."""
+    with layer.graph.inserting_before(layer):
+        result = layer.graph.call_function(kernel, values)
+    result.meta = dict(layer.meta)
+    layer.replace_all_uses_with(result)
+
+
+def _replace(module: GraphModule, group: Group) -> None:
+    """Call an integer kernel instead of a layer and the ops fused into it."""
+    layer, replaced = group.head, quantizer(group.tail)
+    if replaced is not None:
+        output: _Output = (replaced.args[1], replaced.args[2], torch.uint8)
+    else:
+        replaced, dtype = group.tail, torch.float32
+        cast = only_user(replaced)
+        requested = cast_dtype(cast)
+        floats = _FLOAT_OUTPUTS[layer.target] if group.residual_sum is None else ()
+        if cast is not None and requested in floats and writes_fast(layer.target, requested):
+            replaced, dtype = cast, requested
+        output = (1.0, 0, dtype)
+    operands = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
+    with module.graph.inserting_before(replaced):
+        called = module.graph.call_function(*_call(group, operands, output))
+        result = _with_all_axes(called, layer, operands[0])
+    encoding = QuantParams(*output[:2]) if output[2] is torch.uint8 else None
+    result.meta = {"val": replaced.meta["val"]}
+    called.meta = {
+        "val": replaced.meta["val"],
+        fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name),
+        fx.RESULT: (fx.tensor_name(group.tail), encoding),
+    }
+    replaced.replace_all_uses_with(result)
+
+
+def _with_all_axes(called: Node, layer: Node, integers: Node) -> Node:
+    """Return the result of a kernel with the axes of its layer, also if data select no row.
+
+    Kernels of dense layers return [0, outputs] for an input without values, those of
+    one-dimensional convolutions images. Empty inputs of the model never reach the kernels.
+    """
+    graph, expected = layer.graph, layer.meta["val"]
+    if all(not isinstance(size, torch.SymInt) or size.node.has_hint() for size in expected.shape):
+        return called
+    if layer.target is layers.LINEAR and expected.ndim > 2:
+        sizes: list[Any] = [_size(integers, axis, expected) for axis in range(expected.ndim - 1)]
+        sizes.append(int(expected.shape[-1]))
+    elif layers.CONVOLUTIONS.get(layer.target) == 1:
+        first, last = (_size(called, axis, expected) for axis in (0, -1))
+        sizes = [first, int(expected.shape[1]), last]
+    else:
+        return called
+    return graph.call_function(aten.view.default, (called, sizes))
+
+
+def _size(source: Node, axis: int, expected: torch.Tensor) -> Node:
+    size = source.graph.call_function(aten.sym_size.int, (source, axis))
+    size.meta["val"] = expected.shape[axis]
+    return size
+
+
+def _call(group: Group, operands: tuple[Any, ...], output: _Output) -> tuple[Any, tuple[Any, ...]]:
+    """Return the integer kernel of a fusion group and its arguments.
+
+    `operands` are integers, scale and zero point of the input, then those of the weight.
+    """
+    layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation, output)
+    bias = _bias(layer)
+    if layer.target is layers.LINEAR:
+        product = onednn.qlinear_pointwise
+        if summed is not None:
+            # The kernel ignores the strides of the summand, so make it contiguous.
+            summand = layer.graph.call_function(aten.contiguous.default, (summed.operand,))
+            added = (summand, bias, *output, 1.0, 0, "add", 1.0)
+            return product.binary, (*operands, *added, *post_op)
+        target = product.tensor if isinstance(operands[1], Node) else product.default
+        return target, (*operands, bias, *output, *post_op)
+    inside = (bias, *layers.geometry(layer), *output)
+    if summed is None:
+        kernel = integer_convolution(layers.CONVOLUTIONS[layer.target])
+        return kernel, (*operands, *inside, *post_op)
+    accumulator: Any = summed.operand
+    stored = [1.0, 0]
+    if output[2] is torch.uint8:
+        accumulator, *stored = accumulator.args[:3]
+        if not _may_overwrite(accumulator, summed.ops[0], operands[0]):
+            accumulator = layer.graph.call_function(
+                aten.clone.default, (accumulator,), {"memory_format": torch.channels_last}
+            )
+    added = (accumulator, *inside, *stored, "sum", 1.0)
+    return onednn.qconv2d_pointwise.binary, (*operands, *added, *post_op)
+
+
+def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
+    """Whether a summing kernel may write its result over its summand.
+
+    Requires that the summand is another kernel's own result, has no later readers, directly or
+    through a view, and is not also the kernel's input.
+    """
+    if summand.target not in OVERWRITABLE or summand is reads:
+        return False
+    order = {node: index for index, node in enumerate(summand.graph.nodes)}
+    readers: set[Node] = set()
+    for user in summand.users:
+        readers.update(user.users if user.target is ops.dequantize else (user,))
+    return all(
+        order[reader] < order[addition] and not layers.quantize_agnostic(reader)
+        for reader in readers - {addition}
+    )
+
+
+def _weights(module: GraphModule, layer: Node, next_node: Node) -> tuple[Node, Node, Node]:
+    """Return the packed weight, its scales and its zero points (all zero) as graph nodes."""
+    integers_node, scales_node = layer.args[1].args
+    integers = fx.attribute(module, integers_node.target)
+    scales = fx.attribute(module, scales_node.target)
+    shape = [fx.likely_size(size) for size in layer.args[0].meta["val"].shape]
+    if is_node(layer.args[0].args[0], kernels.quantize_rgb):
+        integers, shape[1] = F.pad(integers, (0, 0, 0, 0, 0, 1)), 4
+    if layer.target is layers.LINEAR:
+        packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
+    else:
+        _, scale, zero_point, _ = layer.args[0].args
+        packed = onednn.qconv_prepack(
+            integers, scales, scale, zero_point, *layers.geometry(layer), shape
+        )
+    zeros = torch.zeros(scales.numel(), dtype=torch.long)
+    return (
+        fx.add_constant(module, f"{layer.name}_packed", packed, next_node),
+        scales_node,
+        fx.add_constant(module, f"{layer.name}_zero_points", zeros, next_node),
+    )
+
+
+def _bias(layer: Node) -> Node | None:
+    bias = fx.arguments(layer)["bias"]
+    return bias if isinstance(bias, Node) else None
+
+
+def _post_op(activation: Step[Node, Node] | None, output: _Output) -> tuple[str, list[float], str]:
+    """Return oneDNN's name of an activation, its scalars and its algorithm.
+
+    Nothing is left of one whose bounds are those of the integers, which saturate by themselves.
+    """
+    if activation is None or _saturates(activation, output):
+        return "none", [], ""
+    bounds = _bounds(activation)
+    return activation.kind, bounds, str(fx.arguments(activation.ops[0]).get("approximate", ""))
+
+
+def _bounds(activation: Step[Node, Node]) -> list[float]:
+    args = fx.arguments(activation.ops[0])
+    return [float(args[name]) for name in ("min_val", "max_val") if name in args]
+
+
+def _saturates(activation: Step[Node, Node], output: _Output) -> bool:
+    """Whether the smallest and the largest integer of a result are the bounds of an activation."""
+    scale, zero_point, dtype = output
+    bounds = [0.0, math.inf] if activation.kind == "relu" else _bounds(activation)
+    if dtype is not torch.uint8 or len(bounds) < 2:
+        return False
+    low, high = (bound / scale + zero_point for bound in bounds)
+    # Within half a step, a bound is rounded to the integer.
+    return low <= 0.5 and high >= ops.QMAX - 0.5
+
+
+def _run_on_integers(module: GraphModule, node: Node) -> None:
+    """Run a value-moving op on integers if its inputs and output share quantization parameters."""
+    output = quantizer(node)
+    sources = node.args[0] if node.target is layers.CONCATENATION else [node.args[0]]
+    if output is None or not all(is_node(source, ops.dequantize) for source in sources):
+        return
+    scale, zero_point = output.args[1:3]
+    if any(source.args[1:3] != (scale, zero_point) for source in sources):
+        return
+    integers: Any = [source.args[0] for source in sources]
+    rest, target = node.args[1:], node.target
+    if node.target is layers.MAX_POOLING:
+        target = kernels.max_pool2d_uint8
+    elif node.target is layers.PADDING:
+        rest = (rest[0], zero_point)
+    if node.target is not layers.CONCATENATION:
+        (integers,) = integers
+    with module.graph.inserting_before(output):
+        moved = module.graph.call_function(target, (integers, *rest), node.kwargs)
+    name = node.meta.get(fx.OP_NAME, node.name)
+    encoding = QuantParams(scale, zero_point)
+    moved.meta = {"val": output.meta["val"], fx.OP_NAME: name, fx.RESULT: (name, encoding)}
+    output.replace_all_uses_with(moved)
+
+
+def _call_conversion(module: GraphModule, node: Node) -> None:
+    """Make a remaining conversion read its zero point from a precomputed tensor."""
+    if node.target is ops.quantize:
+        x, scale, zero_point = node.args
+        gated = _gated(x)
+        if gated is None:
+            _call_quantization(module, node, kernels.quantize_uint8, x)
+            return
+        _call_quantization(module, node, kernels.quantize_gated, *gated)
+        name = fx.tensor_name(x)
+        node.meta = {**node.meta, fx.OP_NAME: name}
+        node.meta[fx.RESULT] = (name, QuantParams(scale, zero_point))
+        module.graph.erase_node(x)
+    elif node.target is ops.dequantize:
+        q, scale, zero_point, dtype = node.args
+        node.args = (q, scale, _stored(module, node, float(zero_point)), dtype)
+        node.target = kernels.dequantize_uint8
+
+
+def _call_quantization(module: GraphModule, node: Node, kernel: Any, *operands: Any) -> None:
+    _, scale, zero_point = node.args
+    node.args = (*operands, _stored(module, node, zero_point + 0.5), 1 / scale)
+    node.target = kernel
+
+
+def _stored(module: GraphModule, node: Node, value: float) -> Node:
+    return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
+
+
+def _gated(product: Node) -> tuple[Node, Node] | None:
+    """Return image and gate of a product of which only one op reads the result, if it is one.
+
+    A gate is one number per channel, or per channel of every sample. The image is a kernel's
+    result in channels-last memory: in any other, two operands would repeat a value in a row, for
+    which the op of a sum and a product has no vector code.
+    """
+    if product.target is not aten.mul.Tensor or only_user(product) is None:
+        return None
+    for image, gate in (product.args, product.args[::-1]):
+        if not is_node(image, *OVERWRITABLE) or not isinstance(gate, Node):
+            continue
+        wide, narrow = image.meta["val"], gate.meta.get("val")
+        if not wide.dtype is torch.float32 is getattr(narrow, "dtype", None) or wide.ndim != 4:
+            continue
+        sizes, factors = fx.sizes_of_result(image), fx.sizes_of_result(gate)
+        if factors[-3:] == (sizes[1], 1, 1) and factors[:-3] in ((), (1,), sizes[:1]):
+            return image, gate
+    return None
+
+
+def _holds_rgb(node: Node) -> bool:
+    """Whether a node quantizes an input of channels-first images that only convolutions read."""
+    if node.target is not ops.quantize or node.args[0].op != "placeholder":
+        return False
+    value = node.args[0].meta["val"]
+    return (
+        value.ndim == 4
+        and fx.expressions((value.shape[1], value.stride(3))) == (3, 1)
+        and all(
+            user.target is ops.dequantize and _reads_all(layer, user)
+            for user in node.users
+            for layer in user.users
+        )
+    )
+
+
+def _reads_all(layer: Node, image: Node) -> bool:
+    """Whether a node is an integer convolution whose every output reads all channels."""
+    return (
+        layer.target is layers.CONVOLUTION
+        and layer.args[0] is image
+        and is_node(layer.args[1], ops.dequantize_weight)
+        and layers.geometry(layer)[3] == 1
+    )

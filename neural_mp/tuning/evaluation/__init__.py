@@ -1,0 +1,1 @@
+"""Evaluation of models with the user's data and metrics."""

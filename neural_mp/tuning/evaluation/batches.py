@@ -1,0 +1,400 @@
+"""User data of any form as batches that can be read repeatedly."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from neural_mp.common import Batch
+from neural_mp.errors import (
+    ConversionError,
+    DataError,
+    NeuralMPError,
+    is_users_own,
+    mark_user_error,
+    message_of,
+)
+from neural_mp.tuning.evaluation.batch_reading import (
+    Reading,
+    drops_last_batch,
+    inputs_of_batch,
+    labelled_pair,
+    name_loader,
+    place_of,
+    readings_of,
+    required_inputs,
+)
+from neural_mp.tuning.evaluation.batch_slicing import part_of
+from neural_mp.util.batch_cache import BatchCache
+from neural_mp.util.digest import DataDigest
+from neural_mp.util.labels import split_at
+from neural_mp.util.text import counted, shape_words, with_article
+from neural_mp.util.user_calls import (
+    UserCodeError,
+    as_raised,
+    is_signature_mismatch,
+    mismatch_message,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Number of batches in a fingerprint: distinguishes data, yet is quick to read.
+_FINGERPRINTED = 32
+_END = object()
+#: Seconds of the first pass over a loader without length after which a message asks for its end.
+_PATIENCE_SECONDS = 60.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """The inputs of a loader's first batch, and the name of the loader."""
+
+    inputs: Any
+    name: str
+
+
+class Batches:
+    """A re-iterable view of a loader, dataset of batches, list, generator or generator function.
+
+    Args:
+        source: the user's data; a running generator is cached in memory, since it can be iterated
+            only once.
+        name: the option of the data, for error messages.
+        most: maximum number of batches; None for all.
+        label_key: key of the labels in batches that are dicts; None for the reserved names.
+
+    Attributes:
+        position: number of the latest batch, counted from 1; 0 before the first.
+        raised: the exception that the user's code raised instead of a batch, or None.
+        pass_length: number of batches in the latest complete pass; 0 before that.
+        reading: interpretation of a batch, once determined; see `bound`.
+
+    Raises:
+        DataError: the source is not iterable.
+    """
+
+    def __init__(
+        self, source: Any, name: str, most: int | None = None, label_key: str | None = None
+    ) -> None:
+        self.name, self.most, self.label_key = name, most, label_key
+        self.position = 0
+        self.raised: BaseException | None = None
+        self.pass_length = 0
+        self.reading: Reading | None = None
+        self._first_digest = ""
+        self._is_noted = False
+        self._shuffled: bool | None = None
+        indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+        walkable = isinstance(source, Iterable) or callable(source) or indexable
+        if not walkable or isinstance(source, str | bytes | Mapping):
+            raise DataError(
+                f"{name} must be a dataloader, a list of batches or a generator function, "
+                f"got {type(source).__name__}"
+            )
+        self._source = BatchCache(source, name, most) if isinstance(source, Iterator) else source
+        self._first = self._given = None
+        self._last: Callable[[], Any] = _nothing
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without process-local parts."""
+        return {**self.__dict__, "_last": _nothing, "_given": None, "_first": None, "raised": None}
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._track(self._limited, 0)
+        self.pass_length = self.position
+
+    def _track(self, produce: Callable[[], Iterable[Any]], offset: int) -> Iterator[Any]:
+        """Yield batches, and track their number."""
+        self.position, started = offset, time.monotonic()
+        batches = self._call_user(lambda: self._new_iterator(produce))
+        while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
+            self.position += 1
+            if self.label_key is not None:
+                batch = split_at(self.label_key, batch)
+            self._given = batch
+            if self._first is None:
+                self._first = batch
+            if not (self._is_noted or self.pass_length):
+                self._note_missing_end(time.monotonic() - started)
+            yield batch
+        if not self.position:
+            earlier = f" ({self.pass_length} in the previous pass)" if self.pass_length else ""
+            raise DataError(f"{self.name} must yield at least one batch, got none{earlier}")
+
+    def _note_missing_end(self, seconds: float) -> None:
+        """Log once that the first pass over a loader of unknown length takes long."""
+        self._is_noted = seconds >= _PATIENCE_SECONDS
+        if self._is_noted and self.most is None and not len(self):
+            logger.warning(
+                "%s has no length, and the first pass has read %s in %.0f s; if the loader has no "
+                "end, set max_batches (evaluation.accuracy.max_batches in YAML)",
+                self.name,
+                counted(self.position, "batch", "batches"),
+                seconds,
+            )
+
+    def _call_user(self, call: Callable[[], Any]) -> Any:
+        """Run user code, and record the exception that it raises."""
+        try:
+            return call()
+        except Exception as error:
+            self.raised = mark_user_error(as_raised(error))
+            if isinstance(self.raised, StopIteration):  # generators cannot raise StopIteration
+                raise UserCodeError(self.raised) from error
+            raise
+
+    def _new_iterator(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """Return a new iterator; raise if the source returns the previous one."""
+        produced = produce()
+        try:
+            batches = iter(produced)
+        except TypeError as error:
+            if is_signature_mismatch(error, iter, produced):
+                raise DataError(f"{self.name} cannot be iterated: {error}") from error
+            raise
+        if batches is self._last():
+            raise DataError(
+                f"{self.name} must return a new iterator in each pass, got the same "
+                f"{type(batches).__name__} again; give a list, a loader, or a function that "
+                f"returns a new {type(batches).__name__}"
+            )
+        self._last = _reference(batches)
+        return batches
+
+    def _slice(self, part: slice) -> Iterator[Any]:
+        """Yield a slice of the batches, if possible without reading the others."""
+
+        def produce() -> Iterable[Any]:
+            batches = part_of(self._source, slice(part.start, stop))
+            if batches is None:
+                return itertools.islice(self._limited(), part.start, stop)
+            return batches
+
+        stop = part.stop if self.most is None else min(self.most, part.stop or self.most)
+
+        return self._track(produce, part.start or 0)
+
+    def _limited(self) -> Iterable[Any]:
+        batches = self._iterable()
+        return batches if self.most is None else itertools.islice(batches, self.most)
+
+    def _iterable(self) -> Iterable[Any]:
+        if callable(self._source) and not isinstance(self._source, Iterable):
+            try:
+                produced = self._source()
+            except TypeError as error:
+                if is_signature_mismatch(error, self._source):
+                    raise DataError(
+                        mismatch_message(error, self._source, f"{self.name}()")
+                    ) from error
+                raise
+            if not isinstance(produced, Iterable):
+                raise DataError(
+                    f"the function {self.name} must return or yield batches, got "
+                    f"{with_article(type(produced).__name__)}"
+                )
+            return produced
+        if isinstance(self._source, Iterable):
+            return self._source
+        return (self._source[index] for index in range(self._length()))
+
+    def _length(self) -> int:
+        """Return the number of indexable batches; raise `DataError` if it is not a count."""
+        try:
+            return len(self._source)
+        except (TypeError, ValueError) as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is None:
+                raise DataError(
+                    f"len({self.name}) must be a non-negative integer: {error}"
+                ) from error
+            raise
+
+    def pairs(self, part: slice | None = None) -> Iterator[Batch]:
+        """Yield the batches, or a slice of them, as `(inputs, labels)`.
+
+        If a batch is a dict with labels, e.g. from a Hugging Face collator, its inputs are the
+        whole dict: only the model can select the keys to feed.
+
+        Raises:
+            DataError: a batch holds no labels.
+        """
+        for batch in self if part is None else self._slice(part):
+            yield labelled_pair(batch, self.name, self.label_key)
+
+    @property
+    def first_pair(self) -> Batch:
+        """The first batch as `(inputs, labels)`."""
+        batch = self._first if self._first is not None else self._first_batch
+        return labelled_pair(batch, self.name, self.label_key)
+
+    def inputs(self) -> Iterator[Any]:
+        """Yield the inputs of every batch by `reading`, by default the first of a pair, or all."""
+        for batch in self:
+            yield inputs_of_batch(batch, self.reading)
+
+    @cached_property
+    def _first_batch(self) -> Any:
+        return next(iter(self))
+
+    @property
+    def first_inputs(self) -> Any:
+        """The inputs of the first batch, which is read once."""
+        return required_inputs(self._first_batch, self.reading, place_of(self.name, 1))
+
+    @property
+    def first(self) -> FirstBatch:
+        """The first batch, with the name of its loader."""
+        return FirstBatch(self.first_inputs, self.name)
+
+    def bound(self, attempt: Callable[[FirstBatch], T], has_labels: bool = False) -> T:
+        """Set `reading` to the first interpretation that the model accepts.
+
+        `attempt` runs the model, whose signature decides, on the first batch; its result is
+        returned. Batches that are known to hold labels have one interpretation.
+
+        Raises:
+            DataError: no interpretation fits; the error is that of the documented one.
+        """
+        refused: DataError | None = None
+        for reading in readings_of(self._first_batch, has_labels):
+            self.reading = reading
+            try:
+                return attempt(self.first)
+            except DataError as error:
+                if is_users_own(error):
+                    raise
+                refused = refused or error
+        self.reading = None
+        assert refused is not None
+        raise refused
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether a batch has several interpretations."""
+        return len(readings_of(self._first_batch)) > 1
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Note on batches that are not interpreted as documented."""
+        readings = readings_of(self._first_batch)
+        if self.reading in (None, readings[0]):
+            return ()
+        return (
+            f"every batch of {self.name} was interpreted as {self.reading}, to match the inputs of "
+            f"the model; the first batch is {shape_words(self._first_batch)}",
+        )
+
+    @contextmanager
+    def blamed(self, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Add the batch and its loader to errors raised in this context, except `passed_on`.
+
+        Raises:
+            DataError: the model does not run on a batch.
+        """
+        try:
+            yield
+        except (DataError, ConversionError) as error:
+            # Some runtimes report a failing op as a ConversionError, without the batch.
+            if not is_users_own(error):
+                name_loader(error, self.name, self.position)
+            raise
+        except Exception as error:
+            # Frameworks raise arbitrary errors for mismatched inputs.
+            passed = (NeuralMPError, UserCodeError, *passed_on)
+            if isinstance(error, passed) or error is self.raised:
+                raise
+            raise DataError(
+                f"the model does not run on {place_of(self.name, self.position)}{self._sizes()}: "
+                f"{type(error).__name__}: {message_of(error)}"
+            ) from error
+
+    def _sizes(self) -> str:
+        """Describe the shapes of the latest batch, and of the first if different."""
+        latest, first = (
+            shape_words(inputs_of_batch(batch, self.reading))
+            for batch in (self._given, self._first)
+        )
+        if self._given is None:
+            return ""
+        return f" ({latest})" if latest == first else f" ({latest}; the first batch is {first})"
+
+    def tried_on(self, model: Callable[[Any], Any]) -> Batches:
+        """Return these batches after running a model on the first of them.
+
+        Raises:
+            DataError: the model does not run on the first batch.
+        """
+
+        def attempt(first: FirstBatch) -> None:
+            with self.blamed():
+                model(first.inputs)
+
+        self.bound(attempt)
+        return self
+
+    def __len__(self) -> int:
+        try:
+            count = len(self._source)
+        except Exception:
+            # User loaders may raise anything; only progress display depends on the length.
+            logger.debug("Length of %s unknown", self.name, exc_info=True)
+            return 0
+        return count if self.most is None else min(count, self.most)
+
+    @property
+    def count(self) -> int:
+        """Number of batches in the latest complete pass, or the length; 0 if unknown."""
+        return self.pass_length or len(self)
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether order or content of batches varies between passes, judged by the first batch."""
+        if self._shuffled is None:
+            self._first_digest = _digest(next(iter(self)))
+            self._shuffled = self.first_batch_differs()
+        return self._shuffled
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether the loader declares that it drops an incomplete last batch."""
+        return drops_last_batch(self._source)
+
+    def first_batch_differs(self) -> bool:
+        """Whether the first batch differs from that of an earlier pass or another process."""
+        return _digest(next(iter(self))) != self._first_digest
+
+    def fingerprint(self) -> str:
+        """Return a digest of the first batches and the length; of the length alone if shuffled."""
+        batches = [_digest(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
+        self._first_digest = batches[0]
+        self._shuffled = self.first_batch_differs()
+        if self._shuffled:
+            return f"{len(self)}:shuffled"
+        return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
+
+
+def _nothing() -> None:
+    """Stand for the reference to a previous pass before the first one."""
+
+
+def _reference(batches: Iterator[Any]) -> Callable[[], Any]:
+    """Return a weak reference to an iterator, or a strong one if not supported."""
+    try:
+        return weakref.ref(batches)
+    except TypeError:
+        return lambda: batches
+
+
+def _digest(value: object) -> str:
+    digest = DataDigest()
+    digest.feed(value)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Measurements of plans: times, noise, and comparisons with other models."""

@@ -1,0 +1,355 @@
+"""Comparison of outputs and ops of two models of one origin on the same data.
+
+Values are reduced to sums as soon as both models have computed them, so that memory grows neither
+with the data nor with the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.errors import ComparisonError
+from neural_mp.tuning.measurement.op_outputs import ChunkedOutputs
+from neural_mp.tuning.measurement.sqnr import MAX_NSR, MIN_SQNR_DB, decibels
+from neural_mp.util.display import Displayed, displays
+from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
+from neural_mp.util.text import counted
+
+#: SQNR in dB above which values count as equal: float32 rounding is about 140 dB.
+EQUAL = 120.0
+#: Minimum SQNR drop of an op from its worst input to count as the origin of a difference: at least
+#: half of its noise is then introduced by the op.
+MIN_DROP_DB = 3.0
+_SAME_ORIGIN = "give a model and a conversion of the same model"
+#: Elements reduced at once.
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference between a tensor of model A and that of model B, over all data.
+
+    Attributes:
+        name: name of the output or op.
+        sqnr: signal-to-quantization-noise ratio in dB, 10·log₁₀(Σa² / Σ(b - a)²); infinite without
+            differences, -90 if B is not finite, or A is all zeros.
+        cosine: cosine similarity of all values; 1 if both are zero.
+        max_abs_error: the largest absolute difference; infinite if B is not finite.
+    """
+
+    name: str
+    sqnr: float
+    cosine: float
+    max_abs_error: float
+
+    @property
+    def noise(self) -> float:
+        """The noise-to-signal power ratio."""
+        return 0.0 if math.isinf(self.sqnr) else 10 ** (-self.sqnr / 10)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-compatible dict; infinity becomes None."""
+        return {
+            key: None if isinstance(value, float) and math.isinf(value) else value
+            for key, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class LayerDifference(Difference):
+    """Difference of an op's result.
+
+    Attributes:
+        type: type of the op in the unconverted model.
+        fused_ops: preceding ops without a result in both models, with their types, e.g. a
+            convolution fused with its ReLU.
+        inputs: the nearest compared ops, or model inputs, that the op depends on.
+        dtypes: dtypes of the result in A and B.
+        sqnr_drop: dB below the lowest of its inputs, each ratio clipped at 120; negative if above
+            one of them.
+        introduced_nsr: NSR of the op minus the largest NSR of its inputs, at least 0.
+    """
+
+    type: str
+    fused_ops: tuple[tuple[str, str], ...]
+    inputs: tuple[str, ...]
+    dtypes: tuple[str, str]
+    sqnr_drop: float
+    introduced_nsr: float
+
+
+@dataclass(frozen=True)
+class Comparison(Displayed):
+    """Differences between two models.
+
+    Attributes:
+        outputs: differences of all floating-point outputs.
+        layers: differences of all ops with results in both models, in the order of the graph.
+        first: the first op below 20 dB that is at least 3 dB below all of its inputs; without one,
+            the op with the largest drop of at least 3 dB; otherwise None.
+        left_out: reason → names of ops that were not compared.
+        batches: number of batches run.
+        samples: number of samples in these batches.
+    """
+
+    outputs: tuple[Difference, ...]
+    layers: tuple[LayerDifference, ...]
+    first: LayerDifference | None
+    left_out: Mapping[str, tuple[str, ...]]
+    batches: int
+    samples: int
+
+    def worst(self, count: int) -> tuple[LayerDifference, ...]:
+        """Return the `count` ops that introduce the most noise, in the order of the graph."""
+        ranked = sorted(self.layers, key=lambda layer: -layer.introduced_nsr)[:count]
+        chosen = {layer.name for layer in ranked if layer.introduced_nsr > 0}
+        return tuple(layer for layer in self.layers if layer.name in chosen)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-compatible dict."""
+        return {
+            "outputs": [output.to_dict() for output in self.outputs],
+            "layers": [layer.to_dict() for layer in self.layers],
+            "first": None if self.first is None else self.first.name,
+            "left_out": {reason: list(names) for reason, names in self.left_out.items()},
+            "batches": self.batches,
+            "samples": self.samples,
+        }
+
+    def __repr__(self) -> str:
+        lowest = min((output.sqnr for output in self.outputs), default=None)
+        level = "no floating-point outputs" if lowest is None else f"outputs {lowest:.1f} dB"
+        divergence = "no divergence"
+        if self.first is not None:
+            divergence = f"first divergence at {self.first.name!r}"
+        return f"Comparison({level}, {len(self.layers)} ops, {divergence})"
+
+    def __rich__(self) -> Any:
+        return displays().table(self)
+
+
+@dataclass
+class _Sums:
+    """Sums over all data of one tensor."""
+
+    signal: float = 0.0
+    other: float = 0.0
+    product: float = 0.0
+    noise: float = 0.0
+    max_abs_error: float = 0.0
+    broken: bool = False
+
+    def take(self, lhs: Array, rhs: Array) -> None:
+        """Add the arrays of A and B for one batch, of equal shape."""
+        values, rhs_values = lhs.reshape(-1), rhs.reshape(-1)
+        for start in range(0, values.size, _BLOCK):
+            a = values[start : start + _BLOCK].astype(np.float64)
+            b = rhs_values[start : start + _BLOCK].astype(np.float64)
+            if not np.isfinite(a).all() or not np.isfinite(b).all():
+                # Equal infinities, as in masks, are neither a difference nor signal.
+                same = (a == b) | (np.isnan(a) & np.isnan(b))
+                fine = np.isfinite(a) & np.isfinite(b)
+                self.broken = self.broken or not (same | fine).all()
+                a, b = a[fine], b[fine]
+            difference = b - a
+            self.signal += float(a @ a)
+            self.other += float(b @ b)
+            self.product += float(a @ b)
+            self.noise += float(difference @ difference)
+            self.max_abs_error = max(self.max_abs_error, float(np.abs(difference).max(initial=0)))
+
+    def difference(self, name: str) -> Difference:
+        """Return the difference computed from the sums."""
+        nsr = self.noise / self.signal if self.signal else MAX_NSR if self.noise else 0.0
+        nsr = MAX_NSR if self.broken else min(nsr, MAX_NSR)
+        sizes = math.sqrt(self.signal) * math.sqrt(self.other)
+        cosine = min(1.0, self.product / sizes) if sizes else 0.0
+        return Difference(
+            name,
+            decibels(nsr),
+            cosine if self.noise else 1.0,
+            math.inf if self.broken else self.max_abs_error,
+        )
+
+
+def compare_models(
+    a: AnyModel, b: AnyModel, batches: Iterable[Any], rescaled: frozenset[str] = frozenset()
+) -> Comparison:
+    """Run two models on the same batches; compare their outputs and the results of their ops.
+
+    Args:
+        a: the reference, e.g. the FP32 model.
+        b: the compared model, e.g. the converted one.
+        batches: inputs; iterated once.
+        rescaled: ops whose results one of the models scales and compensates later; not compared.
+
+    Raises:
+        ComparisonError: the models are not of one origin.
+    """
+    run = _Run.of(a, b, rescaled)
+    for inputs in batches:
+        run.take(inputs)
+    return run.result()
+
+
+@dataclass
+class _Run:
+    """A comparison in progress; `graph` is that of the model with more of its ops."""
+
+    a: AnyModel
+    b: AnyModel
+    graph: OpGraph
+    left_out: dict[str, tuple[str, ...]]
+    groups: ChunkedOutputs
+    outputs: dict[str, _Sums] = field(default_factory=dict)
+    layers: dict[str, _Sums] = field(default_factory=dict)
+    dtypes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    batches: int = 0
+    samples: int = 0
+
+    @classmethod
+    def of(cls, a: AnyModel, b: AnyModel, rescaled: frozenset[str]) -> _Run:
+        """Return a comparison of the ops that both models have."""
+        if _origin(a) != _origin(b):
+            raise ComparisonError(
+                f"both models must be of one framework, got {_origin(a)} (A) and {_origin(b)} "
+                f"(B); {_SAME_ORIGIN}"
+            )
+        lhs, rhs = a.observable_ops, b.observable_ops
+        ops = [op for op in lhs if op.name in rhs]
+        in_one_runtime = a.adaptor.framework == b.adaptor.framework
+        if in_one_runtime and (2 * len(ops) < min(len(lhs), len(rhs)) or not ops):
+            raise ComparisonError(
+                f"the models have {counted(len(ops), 'op')} in common: A has {_first_names(lhs)}, "
+                f"B has {_first_names(rhs)}; {_SAME_ORIGIN}"
+            )
+        compared = {op.name: op for op in ops if op.name not in rescaled}
+        left_out = {
+            "are fused into another op in B": _missing(lhs, rhs),
+            "are fused into another op in A": _missing(rhs, lhs),
+            "are rescaled by a correction": tuple(op.name for op in ops if op.name in rescaled),
+        }
+        whole = lhs if len(lhs) >= len(rhs) else rhs
+        return cls(a, b, whole, left_out, ChunkedOutputs(a, b, list(compared)))
+
+    def take(self, inputs: object) -> None:
+        """Run one batch."""
+        self.batches += 1
+        self.samples += batch_size_of(inputs)
+        self._take_outputs(*(named_float_arrays(model(inputs)) for model in (self.a, self.b)))
+        in_one_runtime = self.a.adaptor.framework == self.b.adaptor.framework
+        for op, lhs, rhs in self.groups.values(inputs):
+            aligned = rhs.real if in_one_runtime else _laid_out_like(lhs.real, rhs.real)
+            if lhs.real.shape != aligned.shape:
+                raise ComparisonError(
+                    f"the result of op {op!r} must have the same shape in both models, got "
+                    f"{list(lhs.real.shape)} (A) and {list(rhs.real.shape)} (B); {_SAME_ORIGIN}"
+                )
+            self.layers.setdefault(op, _Sums()).take(lhs.real, aligned)
+            self.dtypes[op] = lhs.stored, rhs.stored
+
+    def _take_outputs(self, lhs: Mapping[str, Array], rhs: Mapping[str, Array]) -> None:
+        # By position: a saved and reloaded model may rename its outputs.
+        shapes, theirs = ([list(a.shape) for a in output.values()] for output in (lhs, rhs))
+        if shapes != theirs:
+            raise ComparisonError(
+                f"the outputs of both models must have the same shapes, got {shapes} (A) and "
+                f"{theirs} (B); {_SAME_ORIGIN}"
+            )
+        for name, output in zip(lhs, rhs.values(), strict=True):
+            self.outputs.setdefault(name, _Sums()).take(lhs[name], output)
+
+    def result(self) -> Comparison:
+        """Return the result."""
+        differences = {op: sums.difference(op) for op, sums in self.layers.items()}
+        # Skip ops that were not compared: an op's inputs are the nearest compared ops.
+        graph = self.graph.with_only({op.name: op for op in self.graph if op.name in differences})
+        covered = {*differences, *(name for names in self.left_out.values() for name in names)}
+        silent = tuple(op.name for op in self.graph if op.name not in covered)
+        left_out = {**self.left_out, "have no floating-point results, or did not run": silent}
+        fused = _fused_into(self.graph, differences)
+        layers = tuple(self._layer(op, differences, fused.get(op.name, ())) for op in graph)
+        return Comparison(
+            tuple(sums.difference(name) for name, sums in self.outputs.items()),
+            layers,
+            _first(layers),
+            {reason: names for reason, names in left_out.items() if names},
+            self.batches,
+            self.samples,
+        )
+
+    def _layer(
+        self, op: Op, differences: Mapping[str, Difference], fused: Iterable[Op]
+    ) -> LayerDifference:
+        own = differences[op.name]
+        sources = [differences[name] for name in op.inputs if name in differences]
+        lowest = min((min(source.sqnr, EQUAL) for source in sources), default=EQUAL)
+        return LayerDifference(
+            **asdict(own),
+            type=op.type,
+            fused_ops=tuple((part.name, part.type) for part in fused),
+            inputs=op.inputs,
+            dtypes=self.dtypes[op.name],
+            sqnr_drop=lowest - min(own.sqnr, EQUAL),
+            introduced_nsr=max(
+                0.0, own.noise - max((source.noise for source in sources), default=0.0)
+            ),
+        )
+
+
+def _laid_out_like(lhs: Array, rhs: Array) -> Array:
+    """Return an array of B with the channels where A has them: some runtimes move this axis.
+
+    If several layouts have the shape of A, the one with the nearest values counts.
+    """
+    if rhs.ndim < 3:
+        return rhs
+    layouts = (rhs, np.moveaxis(rhs, 1, -1), np.moveaxis(rhs, -1, 1))
+    fitting = [layout for layout in layouts if layout.shape == lhs.shape]
+    if len(fitting) < 2:
+        return fitting[0] if fitting else rhs
+    return min(fitting, key=lambda layout: float(np.nansum(np.square(layout - lhs))))
+
+
+def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
+    """Return the first op that differs; see `Comparison.first`."""
+    clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
+    low = (layer for layer in clear if layer.sqnr < MIN_SQNR_DB)
+    return next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
+
+
+def _fused_into(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
+    """Return compared op → preceding ops that were not compared and lead to this op only."""
+    last: dict[str, str] = {}
+    for op in reversed(tuple(graph)):
+        readers = graph.consumer_names(op.name)
+        reached = {name if name in compared else last.get(name, "") for name in readers}
+        if len(reached) == 1:
+            last[op.name] = reached.pop()
+    fused: dict[str, list[Op]] = {}
+    for op in graph:
+        if op.name not in compared and last.get(op.name):
+            fused.setdefault(last[op.name], []).append(op)
+    return fused
+
+
+def _origin(model: AnyModel) -> str:
+    """Return the framework that a model comes from; in another runtime, names may be lost."""
+    return model.adaptor.framework if model.boundary is None else model.boundary.framework
+
+
+def _missing(lhs: OpGraph, rhs: OpGraph) -> tuple[str, ...]:
+    return tuple(op.name for op in lhs if op.name not in rhs)
+
+
+def _first_names(ops: Iterable[Op]) -> str:
+    shown = [repr(op.name) for op in islice(ops, 3)]
+    return ", ".join(shown) + ", …" if shown else "none"

@@ -1,0 +1,392 @@
+"""Objectives of plans that meet the target: latency, memory footprint, model size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from numbers import Real
+from types import MappingProxyType
+from typing import Any
+
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.criterion import MIN_SPEEDUP
+from neural_mp.core.enums import Objective, ObjectiveName, is_latency_only
+from neural_mp.core.hardware import detect
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.trial import RELATIVE_FIGURES, Trial, relative_cost
+from neural_mp.core.workload import Workload
+from neural_mp.errors import ConfigurationError
+from neural_mp.profiling import (
+    CALLS_PER_CALLER,
+    bound_ratio,
+    concurrent_runs,
+    interleaved_rounds,
+    ratio,
+    uncontended,
+)
+from neural_mp.space import ResolvedPlan, peak_activation_bytes
+from neural_mp.tuning.evaluation.token_inputs import with_tokens
+from neural_mp.util.pytree import batch_size_of
+
+#: Figures within this ratio are ties: latencies are noisy.
+_TIE_RATIO = 1.005
+#: Minimum duration of an interleaved measurement: short runs need more rounds.
+_LEAST_SECONDS = 0.2
+#: Shorter runs are timed in blocks, to reduce the effect of the previous run.
+_BLOCK_SECONDS = 0.002
+#: Maximum multiple of the time limit spent on deciding whether a plan is fast enough.
+_PATIENCE = 6.0
+#: With fewer rounds, a decision must be unanimous.
+_FEW_ROUNDS = 20
+#: Seconds of runs from which a ratio beyond the required one by this factor is clear.
+_CLEAR_SECONDS, _CLEAR_RATIO = 1.0, 1.5
+#: Confidence intervals narrower than this fraction need no more rounds.
+_RESOLUTION = 0.005
+#: Minimum number of rounds in which several callers run at a time.
+_LEAST_BURSTS = 10
+#: Trials within this ratio of the best are measured again, interleaved.
+_FINALIST_RATIO = 1.25
+
+
+def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, float]:
+    """Parse `"latency"`, `"throughput"` or `{"performance": 0.7, "modelsize": 0.3}`.
+
+    Returns:
+        Objective → its weight; weights add up to 1.
+
+    Raises:
+        ConfigurationError: an objective is unknown or has two names, or a weight is not a positive
+            number.
+    """
+    requested = {value: 1.0} if isinstance(value, str) else value
+    if not isinstance(requested, Mapping) or not requested:
+        raise ConfigurationError(
+            f"objective must be a name, or a mapping of names to weights, got {value!r}"
+        )
+    for name, weight in requested.items():
+        ObjectiveName.parse(name, "objective")
+        number = isinstance(weight, Real) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight) or weight <= 0:
+            raise ConfigurationError(
+                f"objective: the weight of {name!r} must be a positive number, got {weight!r}"
+            )
+    total = sum(requested.values())
+    names = [ObjectiveName(name) for name in requested]
+    times = [name.value for name in names if name.objective is Objective.PERFORMANCE]
+    if len(times) > 1:
+        raise ConfigurationError(
+            f"objective must have one of latency (performance) and throughput, got "
+            f"{' and '.join(times)}; remove all but one"
+        )
+    weights = {name.objective: float(requested[name]) / total for name in names}
+    return MappingProxyType(weights)
+
+
+def is_throughput(value: str | Mapping[str, float]) -> bool:
+    """Whether samples per second count instead of the seconds of a call."""
+    return ObjectiveName.THROUGHPUT in ((value,) if isinstance(value, str) else value)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measures a candidate against the FP32 model.
+
+    Attributes:
+        inputs: one batch.
+        objectives: objective → its weight.
+        warmup, iterations: uncounted and counted runs; more for very fast models.
+        time_limit: seconds after which no further run starts.
+        threads: threads of the framework; None for its default.
+        streams: concurrent callers, which share the threads; None for one call at a time. Seconds
+            per batch are then those of all calls, divided by their number.
+        min_speedup: minimum speed-up over FP32 beyond noise, if latency is the only objective.
+        workload: shares of decode and prefill of a decoder; seconds are then those of a mean token,
+            from calls with one token and with a prompt. None for seconds of the batch.
+    """
+
+    inputs: Any
+    objectives: Mapping[Objective, float] = field(
+        default_factory=lambda: {Objective.PERFORMANCE: 1.0}
+    )
+    warmup: int = 5
+    iterations: int = 30
+    time_limit: float = 5.0
+    threads: int | None = None
+    min_speedup: float = MIN_SPEEDUP
+    streams: int | None = None
+    workload: Workload | None = None
+
+    def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
+        """Return latency and size of a candidate; smaller is better."""
+        fp32_seconds, seconds = self.rounds([baseline, candidate])
+        return {**size_figures(baseline, candidate), **latency_figures(fp32_seconds, seconds)}
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """The conditions that times depend on, for caches."""
+        streams = {} if self.streams is None else {"streams": str(self.streams)}
+        workload = {} if self.workload is None else {"workload": str(self.workload)}
+        return {"threads": str(self.threads), **streams, **workload}
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in the measured batch."""
+        return batch_size_of(self.inputs)
+
+    def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
+        """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
+        return [uncontended(seconds) for seconds in self._timed(models, longer)]
+
+    def fastest_of(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
+        """Return seconds per batch of the fastest of few interleaved rounds."""
+        brief = replace(self, warmup=1, iterations=rounds)
+        return [min(seconds) for seconds in brief._timed(models)]
+
+    def rounds(
+        self,
+        models: Sequence[AnyModel],
+        longer: int = 1,
+        earlier: Sequence[Sequence[float]] = (),
+    ) -> list[list[float]]:
+        """Return seconds per batch of several models, FP32 first, in every interleaved round.
+
+        If latency is the only objective, rounds are added until each model is either faster than
+        the first one by `min_speedup` or not, beyond noise, or until the time limit.
+
+        Args:
+            models: the models.
+            longer: multiple of the usual duration.
+            earlier: for each of two models, the seconds of rounds just measured, or of further runs
+                if the verdict `is_clear`. Further rounds of slow models are made only until then.
+        """
+        judged = is_latency_only(self.objectives) and len(models) > 1
+        return self._timed(models, longer, self._decides if judged else None, earlier)
+
+    def interleaved(self, models: Sequence[AnyModel]) -> list[list[float]]:
+        """Return seconds per batch of models of any framework in every interleaved round."""
+        return self._timed(models)
+
+    def contest(self, models: Sequence[AnyModel]) -> list[list[float]]:
+        """Return seconds per batch of models of any framework in every interleaved round.
+
+        Rounds are added until the last model is either faster than each of the others by
+        `min_speedup` or not, beyond noise, or until the time limit.
+        """
+
+        def decides(rounds: list[list[float]]) -> bool:
+            *references, last = rounds
+            return all(self._is_decided(seconds, last) for seconds in references)
+
+        return self._timed(models, decides=decides)
+
+    def _timed(
+        self,
+        models: Sequence[AnyModel],
+        longer: int = 1,
+        decides: Callable[[list[list[float]]], bool] | None = None,
+        earlier: Sequence[Sequence[float]] = (),
+    ) -> list[list[float]]:
+        if self.workload is not None:
+            return self._timed_per_token(models, longer, self.workload)
+        runs: Sequence[Callable[[], Any]] = [partial(model, self.inputs) for model in models]
+        calls = 1 if self.streams is None else self.streams * CALLS_PER_CALLER
+        with self.limited(models), ExitStack() as callers:
+            if self.streams is not None:
+                for run in runs:
+                    run()
+                runs = callers.enter_context(concurrent_runs(runs, self.streams))
+            seconds = interleaved_rounds(
+                runs,
+                warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
+                iterations=_rounds_of(self.iterations * longer, calls),
+                least_seconds=_LEAST_SECONDS * longer,
+                time_limit=self.time_limit * longer,
+                block_seconds=_BLOCK_SECONDS,
+                decides=decides,
+                patience=_PATIENCE,
+                earlier=earlier,
+                suffices=self.is_clear if earlier else None,
+            )
+        return (
+            seconds
+            if calls == 1
+            else [[duration / calls for duration in rounds] for rounds in seconds]
+        )
+
+    def _timed_per_token(
+        self, models: Sequence[AnyModel], longer: int, workload: Workload
+    ) -> list[list[float]]:
+        """Return the seconds per token in rounds, as many as the longer calls had."""
+        seconds = {
+            rows: replace(self, inputs=with_tokens(self.inputs, rows), workload=None)._timed(
+                models, longer
+            )
+            for rows in workload.rows
+        }
+        rounds = [
+            zip(*(seconds[rows][index] for rows in workload.rows), strict=False)
+            for index in range(len(models))
+        ]
+        return [
+            [
+                workload.seconds(dict(zip(workload.rows, durations, strict=True)))
+                for durations in model_rounds
+            ]
+            for model_rounds in rounds
+        ]
+
+    def _threads(self, adaptor: Adaptor[Any]) -> int | None:
+        """Return the threads of a call: those of all streams if the runtime divides them."""
+        if self.streams is None or adaptor.streams is not None:
+            return self.threads
+        return max(1, (self.threads or detect().cores) // self.streams)
+
+    @contextmanager
+    def limited(self, models: Iterable[AnyModel]) -> Iterator[None]:
+        """Run these models with the number of threads of the measurement."""
+        adaptors = {model.adaptor.framework: model.adaptor for model in models}
+        with ExitStack() as limits:
+            for adaptor in adaptors.values():
+                limits.enter_context(adaptor.threads(self._threads(adaptor)))
+            yield
+
+    def is_clear(self, rounds: Sequence[Sequence[float]]) -> bool:
+        """Whether slow runs of two models, FP32 first, leave no doubt about `min_speedup`.
+
+        Every run of one model is far faster than every run of the other, in as many runs as noise
+        cannot explain.
+        """
+        baseline, candidate = rounds
+        if (
+            not bound_ratio(len(baseline), len(candidate))
+            or sum(baseline) + sum(candidate) < _CLEAR_SECONDS
+        ):
+            return False
+        least = 1 / self.min_speedup
+        return self.is_far_faster(baseline, candidate) or min(
+            candidate
+        ) > _CLEAR_RATIO * least * max(baseline)
+
+    def is_far_faster(self, baseline: Sequence[float], candidate: Sequence[float]) -> bool:
+        """Whether every run of a model gains far more over every run of FP32 than required."""
+        return _CLEAR_RATIO * max(candidate) < min(baseline) / self.min_speedup
+
+    def _decides(self, rounds: list[list[float]]) -> bool:
+        """Whether each model's relative latency is clearly on one side of the required one."""
+        baseline, *candidates = rounds
+        return all(self._is_decided(baseline, seconds) for seconds in candidates)
+
+    def _is_decided(self, baseline: Sequence[float], candidate: Sequence[float]) -> bool:
+        relative, least = ratio(candidate, baseline), 1 / self.min_speedup
+        faster = [
+            seconds <= least * fp32 for seconds, fp32 in zip(candidate, baseline, strict=True)
+        ]
+        if len(faster) < _FEW_ROUNDS and any(faster) and not all(faster):
+            return False
+        narrow = relative.high - relative.low < _RESOLUTION * relative.value
+        return narrow or not relative.low <= least < relative.high
+
+
+def size_figures(baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
+    """Return the size of a candidate, in bytes and as a fraction of the FP32 model's."""
+    size = float(candidate.size)
+    return {"modelsize": size, "relative_modelsize": size / (baseline.size or 1)}
+
+
+def _rounds_of(iterations: int, calls: int) -> int:
+    """Return the number of rounds of several calls each."""
+    return iterations if calls == 1 else max(min(iterations, _LEAST_BURSTS), iterations // calls)
+
+
+def latency_figures(
+    baseline: Sequence[float], candidate: Sequence[float], earlier: float | None = None
+) -> dict[str, float]:
+    """Return the figures of a candidate timed in interleaved rounds with the FP32 model.
+
+    The interval of the relative latency contains the value of an `earlier` measurement, if any.
+    """
+    relative = ratio(candidate, baseline)
+    if earlier is not None:
+        relative = relative.spanning(earlier)
+    return {
+        "performance": uncontended(candidate),
+        "relative_latency": relative.value,
+        "relative_latency_low": relative.low,
+        "relative_latency_high": relative.high,
+    }
+
+
+def gains_too_little(
+    objectives: Mapping[Objective, float],
+    figures: Mapping[str, float],
+    min_speedup: float = MIN_SPEEDUP,
+) -> bool:
+    """Whether these figures do not prove enough gain over FP32.
+
+    If latency is the only objective, noise counts in favour of FP32: the lower bound of the
+    speed-up must exceed 1, and reach `min_speedup`. Otherwise, the weighted cost must be lower than
+    FP32's; unmeasured figures are not judged.
+    """
+    if is_latency_only(objectives):
+        relative = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
+        return relative >= 1 or relative * min_speedup > 1
+    measured = all(RELATIVE_FIGURES[name] in figures for name in objectives)
+    return measured and relative_cost(objectives, figures) >= 1
+
+
+def finalists(
+    trials: Sequence[Trial], objectives: Mapping[Objective, float], most: int
+) -> list[Trial]:
+    """Return trials that met the target, best first, as far as noise may have misordered them."""
+    met = sorted(
+        (t for t in trials if t.met), key=lambda t: (t.relative_cost(objectives), t.number)
+    )
+    return [
+        t
+        for t in met
+        if t.relative_cost(objectives) <= met[0].relative_cost(objectives) * _FINALIST_RATIO
+    ][:most]
+
+
+def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
+    """Return the best trial that met the target; None if none did.
+
+    Of trials with indistinguishable figures, the one with the fewest bits in its plan, then the
+    earliest.
+    """
+    met = [trial for trial in trials if trial.met]
+    if not met:
+        return None
+    best = min(trial.relative_cost(objectives) for trial in met)
+    tied = [trial for trial in met if trial.relative_cost(objectives) <= best * _TIE_RATIO]
+    return min(tied, key=lambda trial: (_bits(trial), trial.number))
+
+
+def _bits(trial: Trial) -> int:
+    return sum(config.precision.bits for config in trial.plan.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Footprints:
+    """Computes the memory footprint of a model and its converted forms for one batch."""
+
+    model: AnyTunableModel
+    inputs: Any
+
+    def __call__(self, candidate: AnyModel, plan: ResolvedPlan) -> int:
+        """Return the bytes of a candidate's weights plus its peak activation memory."""
+        return candidate.size + peak_activation_bytes(self.model.space, plan, self.values)
+
+    @cached_property
+    def baseline(self) -> int:
+        """Memory footprint of the FP32 model, in bytes."""
+        return self(self.model, self.model.space.resolve(PrecisionPlan()))
+
+    @cached_property
+    def values(self) -> Mapping[str, float]:
+        """Op or graph input → number of elements for the batch."""
+        return self.model.tensor_values(self.inputs)

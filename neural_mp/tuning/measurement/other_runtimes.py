@@ -1,0 +1,248 @@
+"""Comparison of a result with FP32 in the other runtimes that can run the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.enums import is_latency_only
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.profiling import Ratio, ratio, uncontended
+from neural_mp.runs.report import MetricFigures, RuntimeFigures
+from neural_mp.tuning.final_selection import LatencyComparison, Selection
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.measurement.objectives import latency_figures
+
+#: Speedup over the source, at its lower bound, below which the source is kept.
+MIN_RUNTIME_SPEEDUP = 1.05
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """The result of a run after the comparison with other runtimes.
+
+    Attributes:
+        job: the job, with the FP32 model in the runtime of the result.
+        selection: the result.
+        accuracy: accuracy of FP32 in another runtime; None if the search is the result.
+        metrics: figures of several metrics of FP32 in another runtime.
+        rejected: the best trial, if it met the accuracy target and FP32 elsewhere is as fast.
+    """
+
+    job: TuningJob
+    selection: Selection
+    accuracy: float | None = None
+    metrics: Mapping[str, MetricFigures] = field(default_factory=dict)
+    rejected: Trial | None = None
+
+    def recorded_in(self, job: TuningJob) -> Selection:
+        """Return the selection for the record of the searched runtime.
+
+        FP32 in another runtime is recorded as FP32: the record has the ops of one runtime.
+        """
+        if self.job.model is job.model:
+            return self.selection
+        plan = job.space.resolve(job.space.fp32_plan())
+        return replace(self.selection, model=job.model, plan=plan)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A model with seconds per batch in each interleaved round."""
+
+    model: AnyModel
+    rounds: Sequence[float]
+
+    @property
+    def framework(self) -> str:
+        return self.model.adaptor.framework
+
+    @property
+    def is_source(self) -> bool:
+        return self.model.boundary is None
+
+    def over(self, reference: _Timed) -> Ratio:
+        """Return the speed relative to another model."""
+        return ratio(reference.rounds, self.rounds)
+
+
+def settled(
+    job: TuningJob, selection: Selection, baseline: float | None, log: RunLog, deadline: Deadline
+) -> Settlement:
+    """Return FP32 in another runtime if the selection is not faster, else the selection.
+
+    If latency is the only objective, a plan must be `min_speedup` times as fast as FP32 in every
+    runtime. FP32 in another runtime must meet the accuracy target as well, if there is one.
+
+    Args:
+        job: the job, with the FP32 models in other runtimes as `alternatives`.
+        selection: the selection in the searched runtime.
+        baseline: accuracy of FP32 in the searched runtime; None without an accuracy check.
+        log: receives a warning if another runtime is the result.
+        deadline: limit of the evaluation of FP32 in another runtime.
+    """
+    if not job.alternatives:
+        return Settlement(job, selection)
+    result, fp32, alternatives = _timed(job, selection, log)
+    settlement = Settlement(_with_speeds(job, result, [fp32, *alternatives]), selection)
+    is_tuned = result is not fp32
+    if not is_latency_only(job.objectives) or (is_tuned and not job.claims_speed(selection.plan)):
+        return settlement
+    winner = (
+        _faster_than_plan(job, result, alternatives) if is_tuned else _fastest(fp32, alternatives)
+    )
+    if winner is None:
+        return settlement
+    accuracy = None if baseline is None else _accuracy(job, winner.model, log, deadline)
+    if baseline is not None and (
+        accuracy is None or not job.evaluator.spread.met(job.settings.criterion, baseline, accuracy)
+    ):
+        reason = "the time limit passed" if accuracy is None else f"got accuracy {accuracy:.6g}"
+        log.warn(
+            f"FP32 in {winner.framework} is faster than the result, and must meet the accuracy "
+            f"target to replace the result; {reason}"
+        )
+        return settlement
+    what = f"the best plan in {result.framework}" if is_tuned else f"FP32 in {result.framework}"
+    log.warn(
+        f"FP32 in {winner.framework} runs at {winner.over(result)} the speed of {what}; the result "
+        f"is the FP32 model in {winner.framework}"
+    )
+    rejected = _beaten(selection.trial, winner, result)
+    moved = _moved(_with_speeds(job, winner, [fp32, *alternatives]), winner, result)
+    return Settlement(
+        moved,
+        _in_fp32(moved, selection, winner, rejected),
+        accuracy,
+        {} if baseline is None else job.evaluator.figures(job.evaluator.values),
+        rejected,
+    )
+
+
+def speeds_over_runtimes(job: TuningJob, selection: Selection, log: RunLog) -> TuningJob:
+    """Return the job with the speed of a result over FP32 in every runtime; warn if slower."""
+    if not job.alternatives:
+        return job
+    result, fp32, alternatives = _timed(job, selection, log)
+    for alternative in alternatives:
+        speed = result.over(alternative)
+        if speed.high < 1:
+            log.warn(f"the result runs at {speed} the speed of FP32 in {alternative.framework}")
+    return _with_speeds(job, result, [fp32, *alternatives])
+
+
+def _timed(
+    job: TuningJob, selection: Selection, log: RunLog
+) -> tuple[_Timed, _Timed, list[_Timed]]:
+    """Return the selection, FP32 in its runtime and in the others, timed in interleaved rounds."""
+    is_tuned = selection.model is not job.model
+    models = [job.model, *job.alternatives, *([selection.model] if is_tuned else [])]
+    with log.phase("measure", "Comparing runtimes"):
+        rounds = (job.measurement.contest if is_tuned else job.measurement.interleaved)(models)
+    fp32, *alternatives = (_Timed(*pair) for pair in zip(models, rounds, strict=True))
+    return (alternatives.pop() if is_tuned else fp32), fp32, alternatives
+
+
+def _faster_than_plan(
+    job: TuningJob, result: _Timed, alternatives: Sequence[_Timed]
+) -> _Timed | None:
+    """Return FP32 in another runtime if the plan is not faster; else None."""
+    least = job.measurement.min_speedup
+    beaten_by = [
+        alternative for alternative in alternatives if result.over(alternative).value < least
+    ]
+    return _preferring_source(beaten_by, beaten_by) if beaten_by else None
+
+
+def _fastest(fp32: _Timed, alternatives: Sequence[_Timed]) -> _Timed | None:
+    """Return FP32 in another runtime if faster than in the searched one; None if not."""
+    best = min(alternatives, key=lambda timed: uncontended(timed.rounds))
+    pool = [best] if best.over(fp32).low > 1 else [fp32]
+    winner = _preferring_source(pool, [fp32, *alternatives])
+    return None if winner is fp32 else winner
+
+
+def _preferring_source(pool: Sequence[_Timed], every: Sequence[_Timed]) -> _Timed:
+    """Return the fastest, or the source if the fastest gains too little over the source."""
+    winner = min(pool, key=lambda timed: uncontended(timed.rounds))
+    source = next((timed for timed in every if timed.is_source), winner)
+    return winner if winner.over(source).low >= MIN_RUNTIME_SPEEDUP else source
+
+
+def _accuracy(job: TuningJob, model: AnyModel, log: RunLog, deadline: Deadline) -> float | None:
+    """Return the accuracy of FP32 in another runtime; None if the time limit passed."""
+    title = f"Evaluating FP32 in {model.adaptor.framework}"
+    with log.phase("baseline", title, job.evaluator.batch_count):
+        try:
+            return job.evaluator(model, deadline, reference=job.model)
+        except DeadlineExceededError:
+            return None
+
+
+def _beaten(trial: Trial | None, winner: _Timed, result: _Timed) -> Trial | None:
+    """Return a trial with its latency relative to FP32 in another runtime, and too slow."""
+    if trial is None:
+        return None
+    figures = {**trial.objectives, **latency_figures(winner.rounds, result.rounds)}
+    return replace(trial, objectives=figures, outcome=Outcome.SLOW)
+
+
+def _in_fp32(
+    job: TuningJob, selection: Selection, winner: _Timed, rejected: Trial | None
+) -> Selection:
+    seconds = uncontended(winner.rounds)
+    more = () if rejected is None else (rejected,)
+    measured = [trial for trial in selection.remeasured if trial is not selection.trial]
+    return Selection(
+        winner.model,
+        job.space.resolve(job.space.fp32_plan()),
+        LatencyComparison(seconds, seconds),
+        None,
+        (*selection.slower_than_fp32, *more),
+        (*measured, *more),
+    )
+
+
+def _moved(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJob:
+    """Return the job with the FP32 model of another runtime than that of the result before."""
+    adaptor, precisions = winner.model.adaptor, job.settings.precisions
+    space = adaptor.space(winner.model.held, job.description.hardware).restricted_to(precisions)
+    speed = winner.over(previous)
+    reasons = {
+        winner.framework: f"FP32 runs at {speed} the speed of the result in {previous.framework}",
+        previous.framework: f"not faster than FP32 in {winner.framework}",
+    }
+    figures = tuple(
+        replace(
+            runtime,
+            chosen=runtime.framework == winner.framework,
+            reason=reasons.get(runtime.framework, runtime.reason),
+        )
+        for runtime in job.runtimes
+    )
+    return replace(job, model=winner.model.in_space(space), runtimes=figures)
+
+
+def _with_speeds(job: TuningJob, result: _Timed, references: Sequence[_Timed]) -> TuningJob:
+    """Return the job whose figures have the speed of the result over FP32 in each runtime."""
+    speeds = {
+        reference.framework: result.over(reference)
+        for reference in references
+        if reference is not result
+    }
+
+    def figures(runtime: RuntimeFigures) -> RuntimeFigures:
+        speed = speeds.get(runtime.framework)
+        if speed is None:
+            return runtime
+        return replace(
+            runtime,
+            result_speedup=speed.value,
+            result_speedup_low=speed.low,
+            result_speedup_high=speed.high,
+        )
+
+    return replace(job, runtimes=tuple(map(figures, job.runtimes)))

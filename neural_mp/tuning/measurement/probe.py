@@ -1,0 +1,401 @@
+"""Measurements of plans beyond calibration, without the evaluation data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.enums import Objective
+from neural_mp.core.op_timings import BRIEF_PROFILE, FULL_PROFILE, OpTimings, ProfileRuns
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.workload import FormTimes, Workload
+from neural_mp.errors import one_line
+from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
+from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
+from neural_mp.search.corrections import without_reconstruction
+from neural_mp.space import ResolvedPlan
+from neural_mp.strategies.base import Probe
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.measurement.conversion_timing import (
+    loses_in_int8,
+    seconds_per_element,
+    weights_in_int8,
+    with_conversions,
+)
+from neural_mp.tuning.measurement.form_timing import form_times
+from neural_mp.tuning.measurement.op_timing import Timed, all_in, timed, times_of, updated
+from neural_mp.tuning.measurement.sqnr import MAX_NSR, TimedRun, mean_nsr
+from neural_mp.tuning.measurement.weight_noise import at_outputs
+from neural_mp.util.digest import digest_of
+from neural_mp.util.validators import (
+    Validator,
+    checked,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    positive_float,
+    string,
+)
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: Minimum CPU seconds per thread for measurements, if an evaluation costs less.
+LEAST_ALLOWANCE = 4.0
+#: Kind of measurement, beside `TIMES`; key of the history for the reason of missing op timings.
+_NOISE, _UNTIMED = "noise", "why ops were not timed"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """The number of runs that measurements consist of.
+
+    Attributes:
+        profile: runs of a profile of ops.
+        profiled_runs, whole_runs: runs of a batch for op timings, and of whole models.
+        passes: interleaved profiles, if time permits.
+        longer: duration of latency measurements, as a multiple of the usual one, if time permits.
+    """
+
+    profile: ProfileRuns
+    profiled_runs: int
+    whole_runs: int
+    passes: int
+    longer: int
+
+
+#: The effort of a search, and that of a run which only converts.
+THOROUGH, BRIEF = Effort(FULL_PROFILE, 24, 3, 2, 4), Effort(BRIEF_PROFILE, 10, 3, 1, 1)
+
+
+@dataclass
+class MeasuringProbe(Probe):
+    """Measures with the job's model: noise on calibration data, times on the latency batch.
+
+    Measurements, and those skipped for lack of time, are stored in the run's history, so that a
+    resumed run obtains identical values. A measurement of time that would exceed the allowance,
+    judged by the longest so far, is skipped, and one of noise once the allowance is spent. Time is
+    CPU time over all threads, whatever else is running.
+
+    Attributes:
+        job: the run.
+        model: the FP32 model, calibrated.
+        run_cache: measurements of this run.
+        cache: measurements of earlier runs under the same conditions.
+        allowance: maximum CPU seconds for times, and again for noise: however long the times of ops
+            took, a plan that misses its target narrowly needs it.
+        spent: kind of measurement → CPU seconds spent so far.
+        seconds: wall-clock seconds spent so far.
+        untimed: reason for missing op timings; empty if complete or not requested.
+        has_cache_hits: whether any measurement was taken from an earlier run.
+        effort: the number of runs.
+        converted: plan → its model, kept for further use; None keeps no models.
+        gauge: the run of the FP32 model that took too long to time its ops, if it did.
+    """
+
+    job: TuningJob
+    model: AnyTunableModel
+    run_cache: MeasurementCache
+    allowance: float
+    spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: float = 0.0
+    untimed: str = ""
+    has_cache_hits: bool = False
+    cache: MeasurementCache = NO_CACHE
+    effort: Effort = THOROUGH
+    converted: dict[ResolvedPlan, AnyModel] | None = field(default=None, repr=False)
+    gauge: TimedRun | None = None
+    _longest: float = 0.0
+    _reference: list[Any] | None = field(default=None, repr=False)
+
+    def output_noise(self, plan: PrecisionPlan, unit: str | None = None) -> float | None:
+        """See the base class."""
+        resolved = self.job.space.resolve(plan)
+        key = f"noise {_digest([resolved])}"
+        noise = self._kept(key, optional(number), lambda: self._noise(resolved), of=_NOISE)
+        if unit is not None and noise is not None:
+            self.run_cache.put(f"{OUTPUT_NSR}{corrections_in(resolved.plan)}: {unit}", noise)
+        return noise
+
+    def _noise(self, plan: ResolvedPlan) -> float:
+        data = self.job.calibration
+        inputs = self.job.measurement.inputs if data is None else data.batches.first_inputs
+        if self._reference is None:
+            self._reference = self.model.float_outputs(inputs)
+        model = self._converted_or_none(plan)
+        if model is None:
+            return MAX_NSR
+        return mean_nsr(self._reference, model.float_outputs(inputs))
+
+    def reconstructable(self) -> frozenset[str]:
+        """See the base class."""
+        return self.model.reconstructable
+
+    def times(self) -> OpTimings:
+        """See the base class."""
+        if Objective.PERFORMANCE not in self.job.objectives:
+            return OpTimings()
+        stored = self._kept(TIMES, optional(checked(OpTimings.from_dict)), self._times)
+        cached, reason = self.run_cache.get(_UNTIMED, string)
+        if not cached or reason is None:
+            reason = self.untimed or ("" if stored else "the time limit does not suffice")
+            self.run_cache.put(_UNTIMED, reason)
+        self.untimed = reason
+        return OpTimings() if stored is None else OpTimings.from_dict(stored)
+
+    def times_within(self, plan: PrecisionPlan) -> OpTimings | None:
+        """See the base class."""
+        previous, resolved = self.times(), self.job.space.resolve(without_reconstruction(plan))
+        if not previous.ops:
+            return None
+        kind, untimed = optional(checked(OpTimings.from_dict)), self.untimed
+
+        def measure() -> dict[str, Any] | None:
+            timings = self._timed_in(lambda: {resolved: self.model.converted(resolved)}, True)
+            return None if timings is None else updated(previous, timings).to_dict()
+
+        timings = self._kept(f"times within {_digest([resolved])}", kind, measure)
+        self.untimed = untimed  # `untimed` refers to `times()`
+        return None if timings is None else OpTimings.from_dict(timings)
+
+    def _times(self) -> dict[str, Any] | None:
+        times = self._timed_in(self._lowered_models)
+        return None if times is None else times.to_dict()
+
+    def _lowered_models(self) -> dict[ResolvedPlan, AnyModel]:
+        """Return, for every precision, the model with as many ops in it as possible."""
+        models: dict[ResolvedPlan, AnyModel] = {}
+        started = time.process_time()
+        for precision in self.job.space.usable_precisions:
+            if precision is not Precision.FP32:
+                if not self._has_time(started):
+                    self.untimed = f"the time limit does not suffice from {precision} on"
+                    break
+                plan = all_in(precision, self.job.space)
+                models[plan] = self._converted(plan)
+        return models
+
+    def _timed_in(
+        self, lowered: Callable[[], Mapping[ResolvedPlan, AnyModel]], in_place: bool = False
+    ) -> OpTimings | None:
+        """Return the times of ops in FP32 and in some models; None if they cannot be timed."""
+        space, measurement, effort = self.job.space, self.job.measurement, self.effort
+        with measurement.limited([self.model]):
+            self.model.prepare()
+            run = TimedRun.of(self.model, measurement.inputs)
+        needed = effort.profiled_runs * run.cpu_seconds
+        if needed > self.allowance:
+            limit, self.gauge = self.allowance, run
+            self.untimed = f"timing needs {needed:.2g} CPU seconds, the limit is {limit:.2g}"
+            return None
+        passes = effort.passes if needed * 2 * effort.passes <= self.allowance else 1
+        try:
+            fp32 = all_in(Precision.FP32, space)
+            reference, *candidates = self._profiled(lambda: {fp32: self.model, **lowered()}, passes)
+        except Exception as error:
+            # Frameworks raise arbitrary errors; times are then estimated.
+            logger.debug("Timing ops failed", exc_info=True)
+            self.untimed = one_line(error)
+            return None
+        per_element = seconds_per_element() * measurement.batch_size
+        elements = self.model.observations.elements
+        times = times_of(space, reference, candidates, per_element, elements, in_place)
+        return times if in_place else self._with_conversions(times, passes)
+
+    def _with_conversions(self, times: OpTimings, passes: int) -> OpTimings:
+        """Return times with those of single conversions, if these decide on the fastest plan."""
+        plan = weights_in_int8(self.job.space) if loses_in_int8(times) else None
+        if plan is None or not plan.has_low_precision:
+            return times
+        try:
+            (mixed,) = self._profiled(lambda: {plan: self._converted(plan)}, passes)
+        except Exception:
+            # Frameworks raise arbitrary errors; conversions are then estimated.
+            logger.debug("Timing conversions failed", exc_info=True)
+            return times
+        return with_conversions(self.job.space, times, mixed, self.model.observations.elements)
+
+    def _profiled(
+        self, models: Callable[[], Mapping[ResolvedPlan, AnyModel]], passes: int
+    ) -> list[Timed]:
+        """Return models, made for the threads of the measurement, with the times of their ops."""
+        measurement, effort = self.job.measurement, self.effort
+        with self.model.adaptor.threads(measurement.threads):
+            return timed(
+                models(),
+                lambda model: model.profile(measurement.inputs, effort.profile),
+                lambda converted: measurement.fastest_of(converted, effort.whole_runs),
+                passes,
+            )
+
+    def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
+        """See the base class."""
+        resolved = [self.job.space.resolve(without_reconstruction(plan)) for plan in plans]
+        key = f"latencies {_digest(resolved)}"
+        kind = optional(list_of(optional(number)))
+        seconds = self._kept(key, kind, lambda: self._latencies(resolved), len(resolved))
+        return None if seconds is None else [float("inf") if s is None else s for s in seconds]
+
+    def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
+        started, models = time.process_time(), []
+        for plan in plans:
+            if not self._has_time(started):
+                return None
+            models.append(self._converted_or_none(plan))
+        sound = [model for model in models if model is not None]
+        longer = self._affordable(sound, started)
+        seconds = iter(self.job.measurement.side_by_side(sound, longer) if sound else [])
+        return [None if model is None else next(seconds) for model in models]
+
+    def _affordable(self, models: Sequence[AnyModel], started: float) -> int:
+        """Return the multiple of the usual rounds for which half of the time left suffices.
+
+        The other half is for the plans that the strategy measures next.
+        """
+        now, measurement = time.process_time(), self.job.measurement
+        for model in models:
+            model(measurement.inputs)
+        rounds = measurement.iterations * (time.process_time() - now)
+        remaining = self.allowance - self.spent[TIMES] - (now - started)
+        return max(1, min(self.effort.longer, int(remaining / 2 / rounds))) if rounds else 1
+
+    def weight_sensitivity(self) -> Mapping[str, float]:
+        """See the base class."""
+        data = self.job.calibration
+        batches = [] if data is None else [data.batches.first_inputs]
+        return self._whatever_the_time(
+            "weight sensitivity", mapping_of(number), lambda: self.model.weight_sensitivity(batches)
+        )
+
+    def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
+        """See the base class."""
+        data = self.job.calibration
+        noise = self._whatever_the_time(
+            "divergence of weights",
+            mapping_of(mapping_of(number)),
+            lambda: self.model.weight_noise([] if data is None else data.inputs()),
+        )
+        has_gradients = self.model.adaptor.gradients is not None
+        return noise if has_gradients else at_outputs(noise, self.output_noise)
+
+    def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
+        """See the base class."""
+        rows, threads = " and ".join(map(str, workload.rows)), self.job.measurement.threads
+        with self.model.adaptor.threads(threads):
+            times = self._whatever_the_time(
+                f"times of forms for {rows} rows",
+                mapping_of(mapping_of(mapping_of(positive_float))),
+                lambda: form_times(self.model, workload),
+            )
+        return {
+            op: {
+                form: {int(rows): s for rows, s in seconds.items()} for form, seconds in by.items()
+            }
+            for op, by in times.items()
+        }
+
+    def _whatever_the_time(
+        self, key: str, kind: Validator[dict[str, T]], measure: Callable[[], dict[str, T]]
+    ) -> dict[str, T]:
+        """Return a stored measurement, or make and store one that strategies cannot go without."""
+        cached, value = self._recalled(key, kind)
+        if not cached or value is None:
+            with self._counted():
+                value = measure()
+            self._shared.put(key, value)
+            self.run_cache.put(key, value)
+        return dict(value)
+
+    def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
+        """Return a model that runs, or None: the plan's trial will report the reason."""
+        try:
+            model = self._converted(plan)
+            model(self.job.measurement.inputs)
+        except Exception:
+            # Frameworks raise arbitrary errors.
+            logger.debug("Measuring a plan failed", exc_info=True)
+            return None
+        return model
+
+    def _converted(self, plan: ResolvedPlan) -> AnyModel:
+        if self.converted is None:
+            return self.model.converted(plan)
+        if plan not in self.converted:
+            self.converted[plan] = self.model.converted(plan)
+        return self.converted[plan]
+
+    def _kept(
+        self,
+        key: str,
+        kind: Validator[T],
+        measure: Callable[[], Any],
+        plans: int = 1,
+        of: str = TIMES,
+    ) -> T | None:
+        """Return a cached value, or measure it if there is time for `plans` plans."""
+        cached, recalled = self._recalled(key, kind)
+        if cached:
+            return recalled
+        spent = self.spent[of]
+        with self._counted(of):
+            value = measure() if self._has_time(time.process_time(), plans, of) else None
+        # Op timings run several models several times: no estimate for one plan.
+        if key != TIMES:
+            self._longest = max(self._longest, (self.spent[of] - spent) / plans)
+        if value is not None and not self.untimed:
+            self._shared.put(key, value)
+        self.run_cache.put(key, value)
+        return kind(value)
+
+    def _recalled(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
+        """Return whether this run or an earlier one has a cached result, and the result."""
+        looked, value = self.run_cache.get(key, kind)
+        if not looked:
+            looked, value = self._shared.get(key, kind)
+            if looked:
+                self.has_cache_hits = True
+                self.run_cache.put(key, value)
+        return looked, value
+
+    @cached_property
+    def _shared(self) -> MeasurementCache:
+        """The cache of earlier runs for the same batches."""
+        return self.cache.scoped(data=lambda: self._measured_on)
+
+    @cached_property
+    def _measured_on(self) -> str | None:
+        """Digest of the batches used in measurements."""
+        data = self.job.calibration
+        first = None if data is None else data.batches.first_inputs
+        return digest_of([self.job.measurement.inputs, [] if first is None else first])
+
+    @contextmanager
+    def _counted(self, of: str = TIMES) -> Iterator[None]:
+        """Count the time spent in this context."""
+        started, clock = time.process_time(), time.perf_counter()
+        yield
+        self.spent[of] += time.process_time() - started
+        self.seconds += time.perf_counter() - clock
+
+    def _has_time(self, started: float, plans: int = 1, of: str = TIMES) -> bool:
+        """Whether the allowance suffices for `plans` more plans, given the time since `started`."""
+        passed = self.spent[of] + time.process_time() - started
+        if of == _NOISE:  # the first includes the FP32 outputs: it says little of the next
+            return passed < self.allowance
+        return passed + plans * self._longest < self.allowance
+
+
+def _digest(plans: Sequence[ResolvedPlan]) -> str:
+    text = json.dumps([plan.plan.to_dict() for plan in plans], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

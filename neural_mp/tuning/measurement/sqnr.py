@@ -1,0 +1,308 @@
+"""SQNR of a converted model's outputs relative to FP32, for runs without a metric."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.kept_outputs import KeptOutputs
+from neural_mp.profiling import bound_ratio
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.measurement.objectives import Measurement
+from neural_mp.util.digest import digest_of
+from neural_mp.util.pytree import Array, float_arrays
+from neural_mp.util.text import shape_words
+
+#: NSR of non-finite outputs, since files have no infinity.
+MAX_NSR = 1e9
+#: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
+MIN_SQNR_DB = 20.0
+#: Minimum number of timed runs of FP32: memory is allocated in the first two.
+_LEAST_FP32_RUNS = 3
+#: A first run that takes longer than any later one by this factor warmed the model up.
+_COLD = 1.2
+
+
+def decibels(nsr: float) -> float:
+    """Return the SQNR of an NSR in dB; infinite without noise."""
+    return -10 * math.log10(nsr) if nsr > 0 else math.inf
+
+
+def finite_values(reference: Any, output: Any) -> tuple[Array, Array] | None:
+    """Return the finite values of a reference, and what those of another array add to them.
+
+    None if NaN and Inf are not at the same places in both, or if the shapes differ, as those of
+    speech whose length a model predicts.
+    """
+    expected, actual = (np.asarray(values, np.float64) for values in (reference, output))
+    if expected.shape != actual.shape:
+        return None
+    finite = np.isfinite(expected)
+    if not finite.all():
+        if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True):
+            return None
+        expected, actual = expected[finite], actual[finite]
+    difference = actual - expected
+    return (expected, difference) if np.isfinite(difference).all() else None
+
+
+def output_nsrs(reference: list[Any], outputs: list[Any]) -> list[float]:
+    """Return the NSR of each output, at most 1e9; NaN for an output without signal.
+
+    1e9 also stands for other shapes, and for NaN or Inf in one of both alone. Values that are NaN
+    or Inf in both alike, as in masks, are neither noise nor signal.
+    """
+    nsrs = []
+    for pair in zip(reference, outputs, strict=True):
+        values = finite_values(*pair)
+        if values is None:
+            nsrs.append(MAX_NSR)
+            continue
+        power, error = (float(np.square(array, dtype=np.float64).sum()) for array in values)
+        nsrs.append(min(error / power, MAX_NSR) if power > 0 else math.nan)
+    return nsrs
+
+
+def mean_nsr(reference: list[Any], outputs: list[Any]) -> float:
+    """Return the mean of `output_nsrs`, or 1e9 if one output is that bad.
+
+    Mean over the outputs, so that outputs with large values do not dominate.
+    """
+    return _mean_of(output_nsrs(reference, outputs))
+
+
+def _mean_of(nsrs: Iterable[float]) -> float:
+    """Return the mean of the NSRs of signals, or 1e9 if one is that bad; 0 without a signal."""
+    signals = [nsr for nsr in nsrs if not math.isnan(nsr)]
+    return MAX_NSR if MAX_NSR in signals else float(np.mean(signals)) if signals else 0.0
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Agreement of a candidate's outputs with those of FP32.
+
+    Attributes:
+        sqnr_db: SQNR of all outputs, in dB.
+        output_sqnrs_db: SQNR of each floating-point output, in dB; infinite without a signal.
+    """
+
+    sqnr_db: float
+    output_sqnrs_db: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run of one batch.
+
+    Attributes:
+        inputs: the batch.
+        outputs: the floating-point arrays among the outputs.
+        seconds, cpu_seconds: wall-clock and CPU seconds.
+    """
+
+    inputs: Any = field(repr=False)
+    outputs: list[np.ndarray] = field(repr=False)
+    seconds: float
+    cpu_seconds: float
+
+    @classmethod
+    def of(cls, model: AnyModel, inputs: Any) -> TimedRun:
+        """Run a model on a batch."""
+        clock, started = time.process_time(), time.perf_counter()
+        outputs = model(inputs)
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - clock
+        return cls(inputs, float_arrays(outputs), seconds, cpu_seconds)
+
+    def is_on(self, inputs: Any) -> bool:
+        """Whether the run was on these inputs, or on equal ones."""
+        if inputs is self.inputs:
+            return True
+        digest = digest_of(self.inputs)
+        return digest is not None and digest == digest_of(inputs)
+
+
+@dataclass
+class OutputNoise:
+    """Noise of a candidate's outputs, with the durations of both models' runs.
+
+    FP32 runs on every batch, but on those of known outputs only until the candidate is far faster.
+
+    Attributes:
+        reference: the FP32 model.
+        candidate: the compared model.
+        measurement: the measurement whose batches are timed; None for no times.
+        earlier: the last run of any model, if of the FP32 model: the first batch is not run again.
+        kept: outputs of the FP32 model, from calibration.
+        seconds: seconds of both models for every batch with the layout of the measured one, without
+            a cold start; of more runs of the candidate than of FP32 if these make the verdict
+            clear (`Measurement.is_clear`).
+    """
+
+    reference: AnyModel
+    candidate: AnyModel
+    measurement: Measurement | None = None
+    earlier: TimedRun | None = None
+    kept: KeptOutputs = field(default_factory=KeptOutputs)
+    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    _alone: list[float] = field(default_factory=list)
+    _nsrs: list[list[float]] = field(default_factory=list)
+    _first: Any = None
+
+    def fidelity(self, batches: Iterable[Any]) -> Fidelity | None:
+        """Return the SQNRs of the candidate's outputs over all batches.
+
+        Infinite without differences; None if the outputs hold no floating-point numbers.
+        """
+        for inputs in batches:
+            expected, actual = self._outputs(inputs)
+            if not expected:
+                return None
+            if any(array.size for array in expected):  # an empty batch has neither noise nor signal
+                self._nsrs.append(output_nsrs(expected, actual))
+        if not self._nsrs:
+            return None
+        if self._alone and len(self.seconds[0]) < _LEAST_FP32_RUNS:
+            self._round(self._first)
+        self._time_cold_again()
+        if self.measurement is not None:
+            self._confirm(self.measurement)
+        return _fidelity_of(self._nsrs)
+
+    def _outputs(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the outputs of both models; FP32 runs if these or its time are not known."""
+        is_timed = self._is_timed(inputs)
+        cached = None if is_timed and not self._is_far_faster() else self.kept.of(inputs)
+        if cached is None:
+            expected, actual = self._round(inputs)
+            return expected.outputs, actual.outputs
+        actual = TimedRun.of(self.candidate, inputs)
+        if is_timed:
+            self._alone.append(actual.seconds)
+        return cached, actual.outputs
+
+    def _is_timed(self, inputs: Any) -> bool:
+        measurement = self.measurement
+        return measurement is not None and shape_words(inputs) == shape_words(measurement.inputs)
+
+    def _is_far_faster(self) -> bool:
+        """Whether the fastest of several runs are far apart: the first ones may be cold."""
+        baseline, candidate = self.seconds
+        if self.measurement is None or len(baseline) < _LEAST_FP32_RUNS - 1:
+            return False
+        return self.measurement.is_far_faster([min(baseline)], [min(candidate + self._alone)])
+
+    def _round(self, inputs: Any) -> tuple[TimedRun, TimedRun]:
+        """Run both models, which begin in turn."""
+        earlier, self.earlier = self.earlier, None
+        if earlier is not None and earlier.is_on(inputs):
+            expected, actual = earlier, TimedRun.of(self.candidate, inputs)
+        elif len(self._nsrs) % 2 == 0:
+            expected = TimedRun.of(self.reference, inputs)
+            actual = TimedRun.of(self.candidate, inputs)
+        else:
+            actual = TimedRun.of(self.candidate, inputs)
+            expected = TimedRun.of(self.reference, inputs)
+        if self._is_timed(inputs):
+            if not self.seconds[0]:
+                self._first = inputs
+            for seconds, run in zip(self.seconds, (expected, actual), strict=True):
+                seconds.append(run.seconds)
+        return expected, actual
+
+    def _time_cold_again(self) -> None:
+        """Time the first batch again for a model that was cold, as if not run before."""
+        baseline, candidate = self.seconds
+        for model, seconds, more in (
+            (self.reference, baseline, []),
+            (self.candidate, candidate, self._alone),
+        ):
+            if seconds and seconds[0] > _COLD * max([*seconds[1:], *more], default=0.0):
+                seconds[0] = TimedRun.of(model, self._first).seconds
+
+    def _confirm(self, measurement: Measurement) -> None:
+        """Count the runs of the candidate without FP32 if further ones make the verdict clear.
+
+        They take less time than further rounds. In doubt, only rounds count.
+        """
+        baseline, candidate = self.seconds
+        isolated, self._alone = self._alone, []
+        while isolated and measurement.is_far_faster(baseline, candidate + isolated):
+            if measurement.is_clear([baseline, candidate + isolated]):
+                candidate += isolated
+                return
+            if bound_ratio(len(baseline), len(candidate + isolated)):
+                return  # short runs: rounds cost nothing
+            isolated.append(TimedRun.of(self.candidate, self._first).seconds)
+
+
+def _fidelity_of(nsrs: list[list[float]]) -> Fidelity:
+    """Return the means over batches of the NSRs of each output."""
+    mean = decibels(float(np.mean([_mean_of(batch) for batch in nsrs])))
+    if len({len(batch) for batch in nsrs}) > 1:
+        return Fidelity(mean)
+    outputs = zip(*nsrs, strict=True)
+    return Fidelity(mean, tuple(decibels(_mean_of(output)) for output in outputs))
+
+
+def output_sqnr_db(
+    reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
+) -> float | None:
+    """Return the SQNR of a candidate's outputs over all batches; see `OutputNoise.fidelity`."""
+    fidelity = OutputNoise(reference, candidate).fidelity(batches)
+    return None if fidelity is None else fidelity.sqnr_db
+
+
+def compared_with_fp32(
+    job: TuningJob,
+    converted: AnyModel,
+    log: RunLog,
+    cached: KeptOutputs,
+    earlier: TimedRun | None = None,
+) -> tuple[Fidelity | None, Sequence[Sequence[float]]]:
+    """Return the SQNRs of the outputs relative to FP32 on calibration samples.
+
+    Also the seconds of both models for batches with the layout of the measured one, if single calls
+    are measured. `cached` are the outputs of calibration, `earlier` the last run before, if one of
+    the FP32 model.
+    """
+    if job.calibration is None:
+        return None, ()
+    models, measurement = (job.model, converted), job.measurement
+    timed = measurement if measurement.streams is None and measurement.workload is None else None
+    noise = OutputNoise(*models, timed, earlier, cached)
+    with log.phase("compare", "Comparing with FP32"), measurement.limited(models):
+        for model in models:
+            model.prepare()
+        fidelity = noise.fidelity(job.model.undamaged(job.calibration.inputs(log.step)))
+    return fidelity, noise.seconds if noise.seconds[0] else ()
+
+
+def warn_of_noise(fidelity: Fidelity, log: RunLog) -> None:
+    """Warn about an SQNR so low that the outputs, or one of them, may be unusable."""
+    levels = fidelity.output_sqnrs_db
+    lowest = min(levels, default=fidelity.sqnr_db)
+    remedy = "set a metric and evaluation data to limit the loss of accuracy"
+    if lowest <= decibels(MAX_NSR):
+        which = f"output {levels.index(lowest) + 1} of {len(levels)}" if levels else "an output"
+        log.warn(
+            f"{which} has another shape than in FP32, or NaN or Inf elsewhere, on calibration "
+            f"samples; {remedy}"
+        )
+        return
+    if fidelity.sqnr_db < MIN_SQNR_DB:
+        subject = f"the outputs differ from those of FP32: their SQNR is {fidelity.sqnr_db:.1f} dB"
+    elif lowest < MIN_SQNR_DB:
+        subject = (
+            f"output {levels.index(lowest) + 1} of {len(levels)} floating-point outputs differs "
+            f"from that of FP32: its SQNR is {lowest:.1f} dB"
+        )
+    else:
+        return
+    log.warn(f"{subject} on calibration samples, below {MIN_SQNR_DB:g} dB; {remedy}")
