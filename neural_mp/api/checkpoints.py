@@ -9,10 +9,10 @@ from pathlib import Path
 
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.weights.checkpoint_formats import IntegerLayer
-from neural_mp.adaptors.common.weights.group_specs import group_spec
 from neural_mp.adaptors.common.weights.grouped_weight import (
     CodedGroups,
     GroupedWeight,
+    group_spec,
     middle_code,
     to_bfloat16,
 )

@@ -28,7 +28,7 @@ from neural_mp.search.corrections import best_corrections, corrected_nsr
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.measurement.conversions import conversions_of
+from neural_mp.tuning.measurement.op_timing import conversions_of
 from neural_mp.util.environment import versions_of
 
 logger = logging.getLogger(__name__)

@@ -32,9 +32,9 @@ from neural_mp.tuning.final_selection import (
 )
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.conversion_timing import loses_in_int8
 from neural_mp.tuning.measurement.float_kernels import with_faster_kernels
 from neural_mp.tuning.measurement.objectives import latency_figures
+from neural_mp.tuning.measurement.op_timing import loses_in_int8
 from neural_mp.tuning.measurement.other_runtimes import Settlement, settled, speeds_over_runtimes
 from neural_mp.tuning.measurement.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.measurement.sqnr import Fidelity, TimedRun, compared_with_fp32, warn_of_noise

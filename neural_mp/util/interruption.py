@@ -1,13 +1,15 @@
-"""Interruption of pure computations that take too long."""
+"""Interruption of pure computations that take too long, and work that may end early."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -75,3 +77,31 @@ def _seconds(clock: int | None) -> float:
 
 def _is_within(frame: FrameType | None, package: str) -> bool:
     return frame is not None and package in Path(frame.f_code.co_filename).parts
+
+
+@dataclass
+class TimeLimit:
+    """A moment at which work ends.
+
+    Attributes:
+        end: the moment on the monotonic clock; infinite without a limit.
+        ended_work: whether any work ended for it.
+    """
+
+    end: float = math.inf
+    ended_work: bool = False
+
+    def ends(self) -> bool:
+        """Whether work must end now."""
+        passed = time.monotonic() >= self.end
+        self.ended_work = self.ended_work or passed
+        return passed
+
+    @contextmanager
+    def until(self, end: float) -> Iterator[None]:
+        """Context with another end."""
+        previous, self.end = self.end, end
+        try:
+            yield
+        finally:
+            self.end = previous

@@ -1,11 +1,13 @@
-"""Memory limits for passes over data of unknown length, and return of freed memory."""
+"""Memory limits for passes over data of unknown length, return of freed memory, and garbage."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -108,3 +110,23 @@ def _held() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Collect no garbage in this context: imports and graphs leave little, but trigger much.
+
+    After an import, all objects count as old. Otherwise, a full collection would soon search what
+    was imported, in the middle of a run.
+    """
+    enabled, modules = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        # Unfreezing would undo what the program froze itself.
+        if len(sys.modules) > modules and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        if enabled:
+            gc.enable()

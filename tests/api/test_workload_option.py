@@ -13,7 +13,7 @@ from neural_mp.config.writer import settings_to_yaml
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.yaml_reader import load_yaml
-from neural_mp.tuning.evaluation.token_inputs import with_tokens
+from neural_mp.tuning.measurement.objectives import with_tokens
 from neural_mp.tuning.measurement.probe import MeasuringProbe
 
 MIX = {"decode": 0.8, "prefill": 0.2, "prompt": 16}

@@ -10,13 +10,13 @@ from torch import nn
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel, LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.decoders.layer_timing import layer_run
+from neural_mp.adaptors.pytorch.profiler import layer_run
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.core.workload import Workload, form_of
-from neural_mp.tuning.measurement import form_timing
-from neural_mp.tuning.measurement.form_timing import form_times
+from neural_mp.tuning.measurement import op_timing
+from neural_mp.tuning.measurement.op_timing import form_times
 
 WORKLOAD = Workload(0.8, 0.2, 16)
 
@@ -59,7 +59,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             run()
         return [float(index + 1) for index in range(len(runs))]
 
-    monkeypatch.setattr(form_timing, "interleaved_medians", once)
+    monkeypatch.setattr(op_timing, "interleaved_medians", once)
     return counts
 
 

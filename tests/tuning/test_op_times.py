@@ -20,12 +20,14 @@ from neural_mp.core.op_timings import MAX_GAIN, Duration, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.search.cost_model import CostInputs, predicted_time
-from neural_mp.tuning.measurement.conversion_timing import (
+from neural_mp.tuning.measurement.op_timing import (
     loses_in_int8,
+    scaled,
+    timed,
+    times_of,
     weights_in_int8,
     with_conversions,
 )
-from neural_mp.tuning.measurement.op_timing import scaled, timed, times_of
 
 SPACE = chain(3)
 COUNTS = SimpleNamespace(casts=0, quantize=1, dequantize=1)

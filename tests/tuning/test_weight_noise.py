@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neural_mp.core.precision import Precision
-from neural_mp.tuning.measurement.weight_noise import at_outputs
+from neural_mp.tuning.measurement.probe import at_outputs
 
 COARSE, FINE = "uint4 asymmetric per_group 128 minmax", "uint8 asymmetric per_group 32 minmax"
 NOISE = {op: {COARSE: 4.0, FINE: 1.0} for op in ("first", "second", "third")}

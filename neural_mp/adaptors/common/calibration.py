@@ -7,7 +7,7 @@ a fixed-size, evenly spread sample.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -302,3 +302,12 @@ def summarize(
         elements=elements,
         non_finite=non_finite,
     )
+
+
+def in_source_range(stats: BatchStats, span: Range | None) -> BatchStats:
+    """Return statistics clipped and widened to a declared range; unchanged if there is none."""
+    if span is None:
+        return stats
+    low, high = (np.clip(np.atleast_1d(end), *span) for end in (stats.low, stats.high))
+    low[low.argmin()], high[high.argmax()] = span
+    return replace(stats, low=low, high=high, sample=np.clip(stats.sample, *span))

@@ -35,7 +35,7 @@ from neural_mp.adaptors.onnxrt.op_types import TYPES
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
-from neural_mp.util.garbage import collection_paused
+from neural_mp.util.memory import collection_paused
 
 #: Environment variable with the execution provider.
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"

@@ -16,8 +16,12 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
 from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
-from neural_mp.adaptors.common.weights.group_specs import GROUP_SIZES, group_spec, product_specs
-from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    GROUP_SIZES,
+    GroupedWeight,
+    group_spec,
+    product_specs,
+)
 from neural_mp.core.enums import KernelInputs, Scheme
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from neural_mp.adaptors.common.calibration import BatchStats, summarized
+from neural_mp.adaptors.common.calibration import BatchStats, in_source_range, summarized
 from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
@@ -23,7 +23,6 @@ from neural_mp.adaptors.common.op_outputs import (
     results_graph,
 )
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.common.source_ranges import in_source_range
 from neural_mp.adaptors.onnxrt import subgraph_outputs
 from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
 from neural_mp.adaptors.onnxrt.graph import build_graph

@@ -17,13 +17,14 @@ import numpy as np
 
 from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
 from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
-from neural_mp.adaptors.common.weights.group_specs import (
+from neural_mp.adaptors.common.weights.grouped_weight import (
     GROUP_SIZES,
+    GroupedWeight,
     group_spec,
     input_group,
+    middle_code,
     product_specs,
 )
-from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight, middle_code
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.weights.group_specs import GROUP_SIZES
+from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES
 from neural_mp.adaptors.openvino.graph_edit import array_of, source_of, type_of
 from neural_mp.adaptors.openvino.int8_weights import product_weight
 from neural_mp.adaptors.openvino.recurrent import sequence_obstacle

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.adaptors.common.weights.group_specs import input_group
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     GroupParameters,
     Quantizer,
+    input_group,
 )
 from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight
 from neural_mp.adaptors.openvino.graph_edit import name_of, tensor_of

@@ -18,11 +18,11 @@ from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
     capabilities,
+    convert,
     hessian,
     layer_params,
     observe,
     profiler,
-    reduce_range,
 )
 from neural_mp.adaptors.pytorch.capture import call_recording
 from neural_mp.adaptors.pytorch.capture.call_signature import resized
@@ -33,13 +33,7 @@ from neural_mp.adaptors.pytorch.converted_module import (
     compiling,
     missing_compiler,
 )
-from neural_mp.adaptors.pytorch.decoders import (
-    checkpoint_reading,
-    checkpoints,
-    grouped_weights,
-    layer_timing,
-    learned_blocks,
-)
+from neural_mp.adaptors.pytorch.decoders import checkpoints, grouped_weights, learned_blocks
 from neural_mp.adaptors.pytorch.files import layer_storage, loading, onnx_export, storage, transfer
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, fingerprint
 from neural_mp.adaptors.pytorch.graph.op_graph import build_graph
@@ -59,7 +53,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     op_kinds = TYPES
     replaceable_files = layer_storage.TOKENIZER_FILES
     op_timing = optional.OpTiming(profiler.time_ops)
-    layer_timing = optional.LayerTiming(layer_timing.layer_shapes, layer_timing.layer_run)
+    layer_timing = optional.LayerTiming(profiler.layer_shapes, profiler.layer_run)
     kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
@@ -75,13 +69,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         blocks=optional.Blocks(grouped_weights.block_moments, learned_blocks.learned_weights),
     )
     hessian = optional.Hessian(hessian.hessian_traces)
-    portability = optional.Portability(
-        reduce_range.full_range_kernels, reduce_range.with_reduced_weights
-    )
+    portability = optional.Portability(convert.full_range_kernels, convert.with_reduced_weights)
     call_recording = optional.CallRecording(call_recording.recording)
-    checkpoints = optional.Checkpoints(
-        checkpoints.export_checkpoint, checkpoint_reading.read_checkpoint
-    )
+    checkpoints = optional.Checkpoints(checkpoints.export_checkpoint, checkpoints.read_checkpoint)
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
     float_kernels = optional.FloatKernels(float_kernels.faster)

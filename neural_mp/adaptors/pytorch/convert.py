@@ -1,9 +1,12 @@
-"""Conversion of a plan's INT8 ops to quantize/dequantize pairs, the portable form."""
+"""Conversion of a plan's INT8 ops to quantize/dequantize pairs, the portable form.
+
+Portable to processors whose accumulation saturates, too: `with_reduced_weights`.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +17,12 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.common.quant_params import (
+    IntegerWeight,
+    QuantParams,
+    saturating,
+    wide_kinds,
+)
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     Quantizer,
@@ -24,13 +32,15 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.casts import cast_dtype, insert_casts
+from neural_mp.adaptors.pytorch.graph.fusion import is_node
+from neural_mp.adaptors.pytorch.graph.graph_edit import attribute
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
-from neural_mp.adaptors.pytorch.graph.quantizable_ops import WEIGHTED
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS, WEIGHTED, kernel_kind
 from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, weights_of
 from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import rewritten
 from neural_mp.core.enums import Approach
-from neural_mp.core.int8_accumulation import weight_qmax
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.quantization_flow import QuantizationFlow
@@ -242,3 +252,32 @@ def _without_converted_weights(model: TorchModel) -> nn.Module | None:
             for name, value in layer._parameters.items()
         }
     return assembled(model.shell, layers)
+
+
+def full_range_kernels(model: TorchModel) -> frozenset[KernelKind]:
+    """Return the kinds of integer kernels that have a weight beyond ±63."""
+    parts = model.parts.values()
+    return wide_kinds(weight for part in parts for weight in _weights(part.portable))
+
+
+def with_reduced_weights(model: TorchModel) -> TorchModel:
+    """Return the model with weights requantized to ±63 if their kernel may saturate."""
+    return rewritten(model, _reduce)
+
+
+def _reduce(module: GraphModule) -> None:
+    weights = IntegerWeights(module)
+    for layer in saturating(_weights(module)):
+        weights.store(layer, REDUCED_WEIGHT)
+
+
+def _weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
+    """Yield weights of layers with quantized inputs; skip weight-only layers."""
+    for node in module.graph.nodes:
+        if node.target not in INTEGER_LAYERS:
+            continue
+        source, weight = node.args[:2]
+        multiplied = is_node(source, ops.dequantize, ops.dequantize_dynamic)
+        if multiplied and is_node(weight, ops.dequantize_weight):
+            integers = attribute(module, str(weight.args[0].target))
+            yield IntegerWeight(node, kernel_kind(node), integers.numpy())

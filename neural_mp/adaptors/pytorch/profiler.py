@@ -1,4 +1,4 @@
-"""Kernels executed for every op, and op times, from torch's profiler."""
+"""Kernels executed for every op, op times from torch's profiler, and runs of single layers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import torch
 from torch.fx import Node
 
 from neural_mp.adaptors.pytorch.capture.module_capture import visited
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, op_nodes
-from neural_mp.adaptors.pytorch.graph.model import CONVERSIONS, TorchModel
+from neural_mp.adaptors.pytorch.graph.model import CONVERSIONS, Part, TorchModel
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import LINEAR
 from neural_mp.adaptors.pytorch.graph.recurrent import KERNELS as RECURRENT_KERNELS
+from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
-from neural_mp.errors import KernelLogError
+from neural_mp.errors import ConversionError, KernelLogError
 
 #: Prefix of an op's name in the trace, around the events of the op.
 _MARK = "neural_mp op: "
@@ -214,3 +218,34 @@ def verbose() -> Iterator[None]:
         raise KernelLogError("kernel logs require oneDNN; set torch.backends.mkldnn.enabled = True")
     with backend.verbose(backend.VERBOSE_ON):
         yield
+
+
+def layer_shapes(model: TorchModel) -> dict[str, Hashable]:
+    """Return dense layer → the properties that decide on its time; empty for one whole graph."""
+    if model.shell is None:
+        return {}
+    return {
+        name: (*args["weight"].meta["val"].shape, args["bias"] is not None)
+        for part in model.parts.values()
+        for name, node in fx.op_nodes(part.portable).items()
+        if node.target is LINEAR and (args := fx.arguments(node))
+    }
+
+
+def layer_run(model: TorchModel, op: str, rows: int) -> Callable[[], object]:
+    """Return a function that runs the part of a dense layer on random rows.
+
+    Raises:
+        ConversionError: no part of the model holds the layer.
+    """
+    example = _part_of(model, op).example.args[0]
+    shape = (*(1 for _ in example.shape[:-2]), rows, example.shape[-1])
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(example.dtype)
+    return partial(DirectGraph(_part_of(model, op).runnable), values)
+
+
+def _part_of(model: TorchModel, op: str) -> Part:
+    for part in model.parts.values():
+        if op in fx.op_nodes(part.portable):
+            return part
+    raise ConversionError(f"the model must hold the layer {op!r} to time it, found none")

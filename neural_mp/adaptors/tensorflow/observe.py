@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats, sample_fractions
+from neural_mp.adaptors.common.calibration import (
+    SAMPLES_PER_BATCH,
+    BatchStats,
+    in_source_range,
+    sample_fractions,
+)
 from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
-from neural_mp.adaptors.common.source_ranges import in_source_range
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.control_flow import frames, in_bodies, loops_of
 from neural_mp.adaptors.tensorflow.graph import build_graph

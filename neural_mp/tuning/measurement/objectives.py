@@ -29,8 +29,7 @@ from neural_mp.profiling import (
     uncontended,
 )
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
-from neural_mp.tuning.evaluation.token_inputs import with_tokens
-from neural_mp.util.pytree import batch_size_of
+from neural_mp.util.pytree import batch_size_of, structure_of, tree_leaves, unflatten
 
 #: Figures within this ratio are ties: latencies are noisy.
 _TIE_RATIO = 1.005
@@ -390,3 +389,23 @@ class Footprints:
     def values(self) -> Mapping[str, float]:
         """Op or graph input → number of elements for the batch."""
         return self.model.tensor_values(self.inputs)
+
+
+def with_tokens(inputs: Any, count: int) -> Any:
+    """Return the inputs of a decoder for one sequence of this many tokens, repeated if needed.
+
+    Raises:
+        ConfigurationError: the inputs are not tokens.
+    """
+    leaves = tree_leaves(inputs)
+    shapes = {tuple(getattr(leaf, "shape", ())) for leaf in leaves}
+    if len(shapes) != 1 or any(len(shape) != 2 or 0 in shape for shape in shapes):
+        raise ConfigurationError(
+            f"workload requires a decoder whose inputs are tokens [batch, tokens], got inputs of "
+            f"shapes {sorted(map(list, shapes))}; remove the workload"
+        )
+
+    structure, _ = structure_of(inputs)
+    ((_, length),) = shapes
+    order = [index % length for index in range(count)]
+    return unflatten(structure, [leaf[:1][:, order] for leaf in leaves])

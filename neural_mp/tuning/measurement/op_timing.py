@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from neural_mp.adaptors.loaded_model import AnyModel
+import numpy as np
+
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.op_timings import WITHIN_ANOTHER_SECONDS, Duration, OpRuns, OpTimings
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, Precision
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quantization_flow import QuantizationFlow
+from neural_mp.core.workload import Workload, form_of
+from neural_mp.profiling import interleaved_medians
+from neural_mp.runs.record import Conversion
 from neural_mp.space import ResolvedPlan, TuningSpace
-from neural_mp.tuning.measurement.conversions import converted_tensors
 
 _WITHIN_ANOTHER = Duration(*[WITHIN_ANOTHER_SECONDS] * 3)
 
@@ -184,3 +191,155 @@ def updated(times: OpTimings, within: OpTimings) -> OpTimings:
     return OpTimings(
         ops, source.conversion, source.per_element, within.whole, spread, times.conversions
     )
+
+
+def converted_tensors(graph: OpGraph, flow: QuantizationFlow) -> list[str]:
+    """Return the tensors that a plan converts, once per conversion."""
+    return [conversion.source for conversion in conversions_of(graph, flow, {})]
+
+
+def conversions_of(
+    graph: OpGraph, flow: QuantizationFlow, seconds: Mapping[str, float]
+) -> tuple[Conversion, ...]:
+    """Return the conversions of tensors under a plan.
+
+    The key of a conversion in `seconds` is the name of its tensor, a slash and a word.
+    """
+    conversions = []
+    for name in (*graph.inputs, *(op.name for op in graph)):
+        for kind, readers in _converted_for(graph, flow, name).items():
+            durations = [
+                value
+                for key, value in seconds.items()
+                if key.startswith(f"{name}/") and key not in graph
+            ]
+            conversions.append(
+                Conversion(name, tuple(readers), kind, sum(durations) if durations else None)
+            )
+    return tuple(conversions)
+
+
+def _converted_for(graph: OpGraph, flow: QuantizationFlow, name: str) -> dict[str, list[str]]:
+    """Return kind of conversion → the consumers of a tensor converted so."""
+    consumers: dict[str, list[str]] = {}
+    written = flow.effective.get(name, Precision.FP32)
+    for reader in graph.consumer_names(name):
+        quantized = name in flow.int8_reads.get(reader, ())
+        if quantized != (name in flow.int8_outputs):
+            consumers.setdefault("quantize" if quantized else "dequantize", []).append(reader)
+        elif not quantized:
+            runs = flow.effective[reader]
+            low = {p for p in (written, runs) if p.is_16_bit}
+            if low and written is not runs and Precision.INT8 not in (written, runs):
+                consumers.setdefault("cast", []).append(reader)
+    return consumers
+
+
+#: Minimum time that ops lose in INT8 together, as a fraction of FP32's, for plans that consist of
+#: conversions to matter.
+_MIN_LOSS_RATIO = 0.05
+#: Exceeds the caches of a core.
+_MANY_VALUES = 1 << 21
+
+
+def loses_in_int8(times: OpTimings) -> bool:
+    """Whether INT8 slows down ops by much, so that the fastest plan converts between ops."""
+    pairs = [by for by in times.ops.values() if {Precision.FP32, Precision.INT8} <= by.keys()]
+    lost = sum(max(0.0, by[Precision.INT8] - by[Precision.FP32]) for by in pairs)
+    return times.whole is not None and lost > _MIN_LOSS_RATIO * times.whole
+
+
+def weights_in_int8(space: TuningSpace) -> ResolvedPlan:
+    """Return the plan with INT8 in ops with weights only: most tensors between are converted."""
+    return all_in(Precision.INT8, space, {op.name for op in space.graph if op.weights})
+
+
+def with_conversions(
+    space: TuningSpace, times: OpTimings, mixed: Timed, elements: Mapping[str, float]
+) -> OpTimings:
+    """Return times with those of the conversions in a plan that has many.
+
+    A model in one precision has hardly any, and of other sizes. The additional time of an op in the
+    plan, over a model in the op's precision, is that of converting what the op reads: runtimes
+    convert in the op's kernel, or next to it. Other tensors take as long per element.
+
+    Args:
+        space: the space of the plan.
+        times: times of ops in FP32 and lower precisions.
+        mixed: the plan.
+        elements: tensor → number of elements, as far as known.
+    """
+    effective = mixed.plan.effective
+    more = {
+        op: max(0.0, mixed.duration(names).seconds - baseline)
+        for op, names in kernels(space).items()
+        if (baseline := times.ops.get(op, {}).get(effective[op])) is not None
+    }
+    seconds: dict[str, float] = defaultdict(float)
+    for conversion in conversions_of(space.graph, mixed.plan.flow, mixed.profile):
+        seconds[conversion.source] += (conversion.seconds or 0.0) + sum(
+            more.get(r, 0.0) for r in conversion.readers
+        )
+    count = sum(elements.get(tensor, 0.0) for tensor in seconds)
+    if not count:
+        return times
+    per_element = sum(seconds.values()) / count
+    return replace(times, conversion=0.0, per_element=per_element, conversions=dict(seconds))
+
+
+def seconds_per_element() -> float:
+    """Return the seconds per element to read float32 and write INT8 on this machine."""
+    values = np.zeros(_MANY_VALUES, np.float32)
+
+    def run() -> None:
+        values.astype(np.uint8)
+
+    return interleaved_medians([run], iterations=7)[0] / _MANY_VALUES
+
+
+#: Minimum number of rounds, and seconds after which no round starts, for one shape of layer.
+_ROUNDS, _TIME_LIMIT = 7, 2.0
+#: Form → rows per call, as text → seconds.
+_Times = dict[str, dict[str, float]]
+
+
+def form_times(model: AnyTunableModel, workload: Workload) -> dict[str, _Times]:
+    """Return op → form → rows per call, as text → seconds.
+
+    One layer of each shape is timed, in interleaved rounds of all forms. Empty if the framework
+    does not run layers alone.
+    """
+    tunable = {*model.space.tunable_ops}
+    alike: defaultdict[tuple[Hashable, frozenset[str]], list[str]] = defaultdict(list)
+    for op, shape in model.layer_shapes.items():
+        if op in tunable:
+            alike[shape, frozenset(_configs(model, op))].append(op)
+    times: dict[str, _Times] = {}
+    for ops in alike.values():
+        times |= dict.fromkeys(ops, _times_of(model, ops[0], workload))
+    return times
+
+
+def _configs(model: AnyTunableModel, op: str) -> Mapping[str, OpConfig]:
+    """Return the forms of an op with a configuration of each, the least corrected one."""
+    choices = sorted(model.space.choices(op), key=_number_of_corrections, reverse=True)
+    return {form: config for config in choices if (form := form_of(config)) is not None}
+
+
+def _number_of_corrections(config: OpConfig) -> int:
+    weight = () if config.weight is None else config.weight.corrections
+    return len(weight) + len(config.corrections)
+
+
+def _times_of(model: AnyTunableModel, op: str, workload: Workload) -> _Times:
+    models: dict[str, AnyModel] = {}
+    for form, config in _configs(model, op).items():
+        plan = model.space.fp32_plan().replacing({op: config})
+        models[form] = model.converted(model.space.resolve(plan))
+    times: _Times = {form: {} for form in models}
+    for rows in workload.rows:
+        runs = [converted.layer_run(op, rows) for converted in models.values()]
+        seconds = interleaved_medians(runs, iterations=_ROUNDS, time_limit=_TIME_LIMIT)
+        for form, duration in zip(models, seconds, strict=True):
+            times[form][str(rows)] = duration
+    return times

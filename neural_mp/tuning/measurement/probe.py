@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median
 from typing import Any, TypeVar
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import BRIEF_PROFILE, FULL_PROFILE, OpTimings, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import Precision, weight_only
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.workload import FormTimes, Workload
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
@@ -26,16 +28,19 @@ from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.measurement.conversion_timing import (
+from neural_mp.tuning.measurement.op_timing import (
+    Timed,
+    all_in,
+    form_times,
     loses_in_int8,
     seconds_per_element,
+    timed,
+    times_of,
+    updated,
     weights_in_int8,
     with_conversions,
 )
-from neural_mp.tuning.measurement.form_timing import form_times
-from neural_mp.tuning.measurement.op_timing import Timed, all_in, timed, times_of, updated
 from neural_mp.tuning.measurement.sqnr import MAX_NSR, TimedRun, mean_nsr
-from neural_mp.tuning.measurement.weight_noise import at_outputs
 from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import (
     Validator,
@@ -399,3 +404,25 @@ class MeasuringProbe(Probe):
 def _digest(plans: Sequence[ResolvedPlan]) -> str:
     text = json.dumps([plan.plan.to_dict() for plan in plans], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def at_outputs(
+    noise: Mapping[str, Mapping[str, float]], measure: Callable[[PrecisionPlan], float | None]
+) -> dict[str, dict[str, float]]:
+    """Return the noise of weights at the results of their layers as noise at the outputs.
+
+    To first order, the noise of all forms of a layer reaches the outputs with the same factor, so
+    one measurement per layer suffices: that of its noisiest form. Layers that `measure` returns no
+    noise for get the median factor.
+    """
+    factors = {}
+    for op, scores in noise.items():
+        text, most = max(scores.items(), key=lambda item: item[1])
+        measured = measure(PrecisionPlan({op: weight_only(QuantSpec.parse(text))}))
+        if measured is not None and most > 0:
+            factors[op] = measured / most
+    middle = median(factors.values()) if factors else 1.0
+    return {
+        op: {text: score * factors.get(op, middle) for text, score in scores.items()}
+        for op, scores in noise.items()
+    }

@@ -9,8 +9,9 @@ from neural_mp.adaptors.common.weights.checkpoint_formats import (
     FORMATS,
     CheckpointFormat,
     IntegerLayer,
+    integer_layers,
+    unpacked_words,
 )
-from neural_mp.adaptors.common.weights.checkpoint_layers import integer_layers, unpacked_words
 from neural_mp.errors import ModelLoadError
 
 

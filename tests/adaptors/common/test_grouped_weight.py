@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.weights.group_specs import fitting_specs
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupParameters,
     Quantizer,
+    fitting_specs,
     rounded_inputs,
     to_bfloat16,
 )

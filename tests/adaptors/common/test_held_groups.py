@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
-from neural_mp.adaptors.common.weights.held_groups import GroupHolder
+from neural_mp.adaptors.common.weights.weight_store import GroupHolder
 from neural_mp.core.quant_spec import QuantSpec
 
 WEIGHTS = np.random.default_rng(0).normal(size=(3, 256, 1008)).astype(np.float32)

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.common.weights import adaround
-from neural_mp.adaptors.common.weights.adaround import LayerError, WeightGrid, reconstructed_layer
+from neural_mp.adaptors.common.weights.adaround import (
+    CodeChoice,
+    LayerError,
+    WeightGrid,
+    compensated,
+    reconstructed_layer,
+    settled,
+)
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
-from neural_mp.adaptors.common.weights.layer_moments import MomentsOfRows
-from neural_mp.adaptors.common.weights.settled_rounding import CodeChoice, compensated, settled
+from neural_mp.adaptors.common.weights.reconstruction import MomentsOfRows
 
 GROUPS, OUTPUTS, INPUTS, ROWS = 2, 24, 100, 3000
 TOLERANCE = 1e-7

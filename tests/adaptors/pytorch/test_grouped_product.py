@@ -7,7 +7,7 @@ from transformers.integrations import moe  # registers the op
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch.graph.grouped_product import grouped_product
+from neural_mp.adaptors.pytorch.capture.canonicalize import grouped_product
 
 ENDS = ([2, 5, 8], [0, 0, 8], [8, 8, 8], [0, 3, 3])
 

@@ -13,7 +13,7 @@ from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
 from neural_mp.adaptors.pytorch.kernels import lowering
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
-from neural_mp.adaptors.pytorch.kernels.inlining import inline_kernels, overwrite_dead
+from neural_mp.adaptors.pytorch.kernels.programs import inline_kernels, overwrite_dead
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform
 

@@ -10,7 +10,7 @@ from torch import nn
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.graph.graph_edit import arguments
 from neural_mp.adaptors.pytorch.kernels import lowering
-from neural_mp.adaptors.pytorch.kernels.scale_folding import fold_scales
+from neural_mp.adaptors.pytorch.kernels.lowering import fold_scales
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform
 

@@ -17,7 +17,7 @@ import neural_mp
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES
-from neural_mp.adaptors.pytorch.files.stored_sizes import with_storable_sizes
+from neural_mp.adaptors.pytorch.files.storage import with_storable_sizes
 
 ROUNDINGS = (math.ceil, math.floor, round, math.trunc)
 RULES = {

@@ -17,8 +17,7 @@ from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.optional import StoredLayer, needed
 from neural_mp.adaptors.common.sensitivity.fisher import specs_of
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.common.weights.group_specs import input_group
-from neural_mp.adaptors.common.weights.grouped_weight import Floats, rounded_inputs
+from neural_mp.adaptors.common.weights.grouped_weight import Floats, input_group, rounded_inputs
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import TuningSpace

@@ -1,17 +1,19 @@
-"""Checkpoints of quantized layers in the formats of other tools: GPTQ and compressed-tensors."""
+"""Checkpoints of quantized layers in the formats of other tools: GPTQ, AWQ, compressed-tensors."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.weights.code_packing import packed_words
+from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed_words, unpacked
+from neural_mp.adaptors.common.weights.grouped_weight import middle_code
+from neural_mp.errors import ModelLoadError, did_you_mean
 from neural_mp.util.string_enum import StringEnum
 
 Tensors: TypeAlias = dict[str, NDArray[Any]]
@@ -158,3 +160,164 @@ FORMATS: Mapping[
 
 def _exactly(name: str) -> str:
     return f"re:^{re.escape(name)}$"
+
+
+#: Bits per code that whole words hold.
+_BITS = (2, 4, 8)
+#: Outputs in a word of AutoAWQ, from the lowest bits.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def integer_layers(
+    quantization: Mapping[str, Any], tensors: Tensors
+) -> tuple[dict[str, IntegerLayer], frozenset[str]]:
+    """Return name → integer layer, and the names of the tensors that describe them.
+
+    Args:
+        quantization: `quantization_config` of the checkpoint.
+        tensors: all tensors of the checkpoint, by name.
+
+    Raises:
+        ModelLoadError: the format is unknown, or a layer is incomplete or damaged.
+    """
+    method = str(quantization.get("quant_method"))
+    if method not in _READERS:
+        raise ModelLoadError(
+            f"quant_method of quantization_config must be {' or '.join(_READERS)}, got {method!r}"
+            f"{did_you_mean(method, _READERS)}; give the float model, and quantize it here"
+        )
+    suffix, parts, reader = _READERS[method]
+    names = [name.removesuffix(suffix) for name in tensors if name.endswith(suffix)]
+    if not names:
+        raise ModelLoadError(f"a checkpoint of {method} must contain tensors {suffix!r}, got none")
+    layers = {}
+    for name in names:
+        try:
+            layers[name] = reader(quantization, {p: tensors.get(f"{name}.{p}") for p in parts})
+        except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
+            raise ModelLoadError(
+                f"layer {name!r} of the checkpoint is incomplete or damaged: {error}"
+            ) from error
+    used = frozenset(f"{name}.{part}" for name in names for part in parts)
+    return layers, used
+
+
+def _compressed_tensors(
+    quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]
+) -> IntegerLayer:
+    outputs, inputs = (int(size) for size in _needed(layer, "weight_shape"))
+    packed = _needed(layer, "weight_packed")
+    bits = _bits(inputs, packed.shape[1])
+    codes = unpacked_words(packed, bits, inputs)
+    scales = _needed(layer, "weight_scale").astype(np.float32)
+    zeros = layer.get("weight_zero_point")
+    if zeros is None:
+        zero_points = np.full(scales.shape, middle_code(bits), np.uint8)
+    else:
+        zero_points = unpacked_words(np.ascontiguousarray(zeros.T), bits, outputs).T
+    return _checked(codes, scales, zero_points, bits)
+
+
+def _gptq(
+    quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]
+) -> IntegerLayer:
+    packed, scales = _needed(layer, "qweight"), _needed(layer, "scales").astype(np.float32).T
+    bits = int(quantization["bits"])
+    if bits not in _BITS:
+        raise ValueError(f"bits must be one of {', '.join(map(str, _BITS))}, got {bits}")
+    inputs = packed.shape[0] * (32 // bits)
+    order = layer.get("g_idx")
+    groups = scales.shape[1]
+    if order is not None and len(order) != inputs:
+        bits = _bits(len(order), packed.shape[0])
+        inputs = len(order)
+    codes = unpacked_words(np.ascontiguousarray(packed.T), bits, inputs)
+    zeros = unpacked_words(np.ascontiguousarray(_needed(layer, "qzeros")), bits, scales.shape[0])
+    # The first version stores zero points less one.
+    shift = 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
+    zero_points = (zeros.T + np.uint8(shift)).astype(np.uint8)
+    layer_found = _checked(codes, scales, zero_points, bits)
+    if order is None or (order == np.arange(inputs) // (inputs // groups)).all():
+        return layer_found
+    if order.min() < 0 or order.max() >= groups:
+        raise ValueError(f"g_idx must name groups from 0 to {groups - 1}")
+    return replace(layer_found, groups=order.astype(np.int64))
+
+
+def _awq(quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]) -> IntegerLayer:
+    version, bits = str(quantization.get("version", "gemm")), int(quantization.get("bits", 4))
+    if version != "gemm" or bits != 4:
+        raise ValueError(f"version must be gemm with 4 bits, got {version!r} with {bits} bits")
+    scales = _needed(layer, "scales").astype(np.float32)
+    outputs = scales.shape[1]
+    codes, zeros = (
+        unpacked_words(_needed(layer, name), bits, outputs)[:, _interleaved(outputs)]
+        for name in ("qweight", "qzeros")
+    )
+    return _checked(np.ascontiguousarray(codes.T), scales.T, np.ascontiguousarray(zeros.T), bits)
+
+
+def _interleaved(outputs: int) -> NDArray[np.int64]:
+    """Return the column of each output where every word has its even outputs first."""
+    return (np.arange(0, outputs, 8)[:, None] + np.argsort(_AWQ_ORDER)).ravel()
+
+
+def _checked(
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    zero_points: NDArray[np.uint8],
+    bits: int,
+) -> IntegerLayer:
+    shape = (len(codes), scales.shape[1])
+    if scales.shape != shape or zero_points.shape != shape or codes.shape[1] % scales.shape[1]:
+        raise ValueError(
+            f"scales {scales.shape} and zero points {zero_points.shape} do not fit codes of "
+            f"{codes.shape}"
+        )
+    if not np.isfinite(scales).all():
+        raise ValueError("scales must be finite")
+    symmetric = bool((zero_points == middle_code(bits)).all())
+    return IntegerLayer(codes, np.ascontiguousarray(scales), zero_points, bits, symmetric)
+
+
+def _needed(layer: Mapping[str, NDArray[Any] | None], name: str) -> NDArray[Any]:
+    array = layer.get(name)
+    if array is None:
+        raise ValueError(f"{name} is missing")
+    return array
+
+
+def _bits(codes: int, words: int) -> int:
+    """Return the bits per code, from the number of codes and of words in a row."""
+    fitting = [bits for bits in _BITS if -(-codes // (32 // bits)) == words]
+    if not fitting:
+        raise ValueError(f"{words} words hold no {codes} codes of 2, 4 or 8 bits")
+    return fitting[0]
+
+
+def unpacked_words(words: NDArray[Any], bits: int, columns: int) -> NDArray[np.uint8]:
+    """Return the codes [rows, columns] of int32 words [rows, words]; see `packed_words`."""
+    stored = np.ascontiguousarray(words.astype(np.int32)).view(np.uint8)
+    return unpacked(stored, bits, columns, BitOrder.LOWER_FIRST)
+
+
+_READERS: Mapping[
+    str,
+    tuple[
+        str,
+        tuple[str, ...],
+        Callable[[Mapping[str, Any], Mapping[str, NDArray[Any] | None]], IntegerLayer],
+    ],
+] = {
+    CheckpointFormat.COMPRESSED_TENSORS.value: (
+        ".weight_packed",
+        ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
+        _compressed_tensors,
+    ),
+    CheckpointFormat.GPTQ.value: (
+        ".qweight",
+        ("qweight", "qzeros", "scales", "g_idx"),
+        _gptq,
+    ),
+    "awq": (".qweight", ("qweight", "qzeros", "scales"), _awq),
+}

@@ -26,9 +26,8 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     InputMoments,
     Quantizer,
 )
-from neural_mp.adaptors.common.weights.held_groups import GroupHolder
 from neural_mp.adaptors.common.weights.weight_corrections import awq_factors, corrected_weight
-from neural_mp.adaptors.common.weights.weight_store import WeightStore
+from neural_mp.adaptors.common.weights.weight_store import GroupHolder, WeightStore
 from neural_mp.core.enums import WeightCorrection
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.plan import PrecisionPlan

@@ -15,8 +15,8 @@ from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.pytorch.capture.graph_capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
-from neural_mp.adaptors.pytorch.graph.grouped_product import use_own_products
 from neural_mp.adaptors.pytorch.graph.model import WHOLE
+from neural_mp.adaptors.pytorch.graph.qdq_ops import registered
 from neural_mp.core.graph import Layer
 from neural_mp.util.pytree import as_numpy
 
@@ -349,3 +349,35 @@ def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
             if name and not class_name.endswith(f".{Enclosed.__name__}"):
                 modules[Layer(name, class_name.rpartition(".")[2])] = None
     return tuple(modules)
+
+
+#: Op of `transformers` with the same arguments, which files can only hold with its package.
+_OF_TRANSFORMERS = "transformers::grouped_mm_fallback"
+
+
+def _grouped_product(
+    rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor
+) -> torch.Tensor:
+    product = rows.new_zeros(rows.shape[0], matrices.shape[2])
+    start = 0
+    for matrix, end in zip(matrices, ends.tolist(), strict=True):
+        if start < end:
+            torch.mm(rows[start:end], matrix, out=product[start:end])
+            start = end
+    return product
+
+
+#: Rows [rows, inputs] sorted by expert, matrices [experts, inputs, outputs], and the end of the
+#: rows of each expert [experts] to products [rows, outputs]; rows after the last end are zero.
+grouped_product = registered(
+    "grouped_product(Tensor rows, Tensor matrices, Tensor ends) -> Tensor",
+    _grouped_product,
+    lambda rows, matrices, ends: rows.new_empty(rows.shape[0], matrices.shape[2]),
+)
+
+
+def use_own_products(module: GraphModule) -> None:
+    """Replace the op of `transformers` in place, so that a saved graph needs no other package."""
+    for node in module.graph.nodes:
+        if getattr(node.target, "_name", "") == _OF_TRANSFORMERS:
+            node.target = grouped_product

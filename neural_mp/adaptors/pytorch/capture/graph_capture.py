@@ -1,4 +1,8 @@
-"""Graph capture with `torch.export`: functional, with as many dynamic axes as the model allows."""
+"""Graph capture with `torch.export`: functional, with as many dynamic axes as the model allows.
+
+In inference, `nn.TransformerEncoder` packs padded batches into nested tensors, which torch.export
+does not trace, and returns zeros in padded places: captured without nested tensors, with the zeros.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,6 @@ from neural_mp.adaptors.pytorch.capture.dynamic_shapes import (
 from neural_mp.adaptors.pytorch.capture.functionalize import is_expandable, make_functional
 from neural_mp.adaptors.pytorch.capture.module_state import restored
 from neural_mp.adaptors.pytorch.capture.output_classes import register_caches, register_dataclasses
-from neural_mp.adaptors.pytorch.capture.padded_encoders import zeroed_padding
 from neural_mp.adaptors.pytorch.capture.taken_paths import require_needed_conditions
 from neural_mp.adaptors.pytorch.capture.trial_run import (
     TrialRun,
@@ -346,3 +349,45 @@ def _likely_cause(module: nn.Module, run: TrialRun) -> str:
         "The usual cause is a branch on a tensor's value; use torch.where or torch.cond, or give "
         "the part without the branch as the model"
     )
+
+
+_forward: Any = nn.TransformerEncoder.forward
+
+
+@contextmanager
+def zeroed_padding() -> Iterator[None]:
+    """Trace encoders with zeros in padded places, where inference returns zeros."""
+    nn.TransformerEncoder.forward = _traced
+    try:
+        yield
+    finally:
+        nn.TransformerEncoder.forward = _forward
+
+
+def _traced(
+    encoder: Any,
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Any:
+    """Return the outputs of an encoder, with zeros before its last norm where it packs a batch."""
+    if mask is not None or src_key_padding_mask is None or not _packs(encoder, src):
+        return _forward(encoder, src, mask, src_key_padding_mask, is_causal)
+    norm, encoder.norm = encoder.norm, None
+    try:
+        outputs = _forward(encoder, src, mask, src_key_padding_mask, is_causal)
+    finally:
+        encoder.norm = norm
+    padded = src_key_padding_mask != 0
+    if getattr(encoder, "mask_check", True):
+        # Only batches with all padding at the end are packed.
+        padded = padded & ~(padded[:, :-1] & ~padded[:, 1:]).any()
+    outputs = outputs.masked_fill(padded.unsqueeze(-1), 0.0)
+    return outputs if norm is None else norm(outputs)
+
+
+def _packs(encoder: Any, src: torch.Tensor) -> bool:
+    """Whether an encoder packs batches with padding at the end; the conditions are torch's."""
+    is_fast = torch.backends.mha.get_fastpath_enabled() and not encoder.layers[0].training
+    return bool(is_fast and getattr(encoder, "use_nested_tensor", False) and src.dim() == 3)

@@ -1,8 +1,9 @@
-"""Loading of user models: captured, canonicalized graphs."""
+"""Loading of user models, in memory or in files: captured, canonicalized graphs."""
 
 from __future__ import annotations
 
 import copy
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +25,21 @@ from neural_mp.adaptors.pytorch.capture.call_signature import (
     resized,
 )
 from neural_mp.adaptors.pytorch.capture.canonicalize import drop_updates, kept_buffer, prepare
-from neural_mp.adaptors.pytorch.capture.layer_capture import capture_layers
-from neural_mp.adaptors.pytorch.capture.module_capture import capture_modules, private
+from neural_mp.adaptors.pytorch.capture.module_capture import (
+    capture_layers,
+    capture_modules,
+    private,
+)
 from neural_mp.adaptors.pytorch.capture.taken_paths import other_ways, result_of
 from neural_mp.adaptors.pytorch.capture.trial_run import at_least_two, exceeded_limits, try_out
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
 from neural_mp.adaptors.pytorch.decoders.experts import running_all, split_experts, whole_experts
-from neural_mp.adaptors.pytorch.decoders.transformers_folder import is_known_class
-from neural_mp.adaptors.pytorch.files import sources, storage
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
+    CONFIG,
+    is_known_class,
+    read_folder,
+)
+from neural_mp.adaptors.pytorch.files import storage
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS
@@ -83,7 +91,7 @@ def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
 def load(source: object, spec: InputSpec, how: Capture) -> TorchModel:
     """Capture a module, or load an exported program or its file."""
     if isinstance(source, str | Path):
-        path, source = Path(source), sources.read(Path(source))
+        path, source = Path(source), read(Path(source))
         if isinstance(source, ExportedProgram):
             with storage.taken_from(path):
                 return _from_program(source, spec.example)
@@ -297,3 +305,54 @@ def _from_program(program: ExportedProgram, example: object) -> TorchModel:
     if example is not None:
         signature.check(signature.call(example, like=call), call)
     return _assemble(module, call, signature, None)
+
+
+#: Suffixes of files that PyTorch writes, besides weights alone.
+_OF_TORCH = (".pt2", ".pt", ".pth", ".bin", ".ckpt")
+
+
+def read(path: Path) -> ExportedProgram | nn.Module:
+    """Load the model at a path without running code from the path.
+
+    Raises:
+        ModelLoadError: if there is no complete model; the message names an alternative.
+        MissingFrameworkError: if the required package is not installed.
+    """
+    if path.is_dir():
+        return read_folder(path)
+    if not path.exists():
+        raise ModelLoadError(f"model file {str(path)!r} does not exist")
+    if path.suffix == ".pt2":
+        return storage.load_program(path)
+    raise ModelLoadError(f"{str(path)!r} {_why_not(path)}")
+
+
+def _why_not(path: Path) -> str:
+    if path.suffix == ".safetensors":
+        reason = "contains weights without a model; give the nn.Module"
+        config = path.with_name(CONFIG)
+        return f"{reason}, or the folder with {CONFIG}" if config.exists() else reason
+    if _is_torchscript(path):
+        return (
+            "is TorchScript, compiled code without a convertible graph; give the nn.Module of its "
+            "source"
+        )
+    if path.suffix not in _OF_TORCH:
+        return (
+            f"is not a file of PyTorch, which end in {', '.join(_OF_TORCH)}; leave out the "
+            f"framework to detect it from the file"
+        )
+    return (
+        "is a pickle, which runs code when read; give the module itself, or save the module "
+        "with torch.export.save(torch.export.export(…), 'model.pt2')"
+    )
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    return any(name.endswith("/constants.pkl") for name in names) and any(
+        "/code/" in name for name in names
+    )

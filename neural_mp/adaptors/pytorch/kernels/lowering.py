@@ -1,11 +1,15 @@
-"""Lowering of quantize/dequantize pairs to oneDNN's integer kernels, run without a compiler."""
+"""Lowering of quantize/dequantize pairs to oneDNN's integer kernels, run without a compiler.
+
+Convolutions of single pixels, as in squeeze-and-excitation, run as products: the costs of a
+convolution of its own exceed those of the product.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -32,9 +36,7 @@ from neural_mp.adaptors.pytorch.kernels.attention import call_products
 from neural_mp.adaptors.pytorch.kernels.batch_parts import mark_splits
 from neural_mp.adaptors.pytorch.kernels.float_kernels import call_packed_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.kernels.kernel_probes import writes_fast
-from neural_mp.adaptors.pytorch.kernels.scale_folding import fold_scales
-from neural_mp.adaptors.pytorch.kernels.single_pixels import call_pixel_products
-from neural_mp.adaptors.pytorch.versions import integer_convolution
+from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
 from neural_mp.util.memory import FREED
 
 aten = torch.ops.aten
@@ -399,3 +401,89 @@ def _reads_all(layer: Node, image: Node) -> bool:
         and is_node(layer.args[1], ops.dequantize_weight)
         and layers.geometry(layer)[3] == 1
     )
+
+
+_ONE_PIXEL = (1, 1)
+
+
+def call_pixel_products(module: GraphModule) -> None:
+    """Call products instead of FP32 convolutions whose images have one pixel each.
+
+    Results are those of the convolutions up to FP32 rounding.
+    """
+    for node in list(module.graph.nodes):
+        if _is_pixel_product(module, node):
+            _call_product(module, node)
+    module.graph.eliminate_dead_code()
+
+
+def _is_pixel_product(module: GraphModule, node: Node) -> bool:
+    """Whether a node is an FP32 convolution of one pixel per image with all inputs."""
+    if node.op != "call_function" or node.target is not layers.CONVOLUTION:
+        return False
+    weight, image = fx.constant(module, node.args[1]), cast(Node, node.args[0]).meta.get("val")
+    if weight is None or not isinstance(image, torch.Tensor) or image.ndim != 4:
+        return False
+    _, padding, _, groups = layers.geometry(node)
+    return (
+        weight.dtype is image.dtype is torch.float32
+        and fx.expressions(image.shape[2:]) == weight.shape[2:] == _ONE_PIXEL
+        and not any(padding)
+        and groups == 1
+    )
+
+
+def _call_product(module: GraphModule, layer: Node) -> None:
+    weight = fx.constant(module, layer.args[1])
+    assert weight is not None
+    outputs, inputs = weight.shape[:2]
+    transposed = fx.add_constant(module, f"{layer.name}_turned", weight.flatten(1).t(), layer)
+    layer.args = (layer.args[0], transposed, fx.arguments(layer)["bias"], inputs, outputs)
+    layer.kwargs = {}
+    layer.target = kernels.pixel_product
+
+
+_SUMMING = onednn.qconv2d_pointwise.binary
+_KERNELS = INTEGER_CONVOLUTIONS | {
+    _SUMMING,
+    onednn.qlinear_pointwise.default,
+    onednn.qlinear_pointwise.binary,
+}
+#: Names of the argument for the activation.
+_ACTIVATIONS = ("attr", "unary_attr", "post_op_name", "unary_post_op")
+
+
+def fold_scales(module: GraphModule) -> None:
+    """Multiply scales of inputs, and of outputs without activation, by those of the weights.
+
+    oneDNN then has fewer factors to arrange in every call. Results equal the former ones up to
+    FP32 rounding, before they are rounded to integers.
+    """
+    for node in list(module.graph.nodes):
+        if node.target in _KERNELS:
+            _fold(module, node)
+
+
+def _fold(module: GraphModule, kernel: Node) -> None:
+    arguments = fx.arguments(kernel)
+    scales, name = fx.constant(module, arguments["w_scale"]), arguments["w_scale"].name
+    assert scales is not None
+    factors = scales * arguments["x_scale"]
+    changes: dict[str, Any] = {"x_scale": 1.0}
+    if _is_linear(arguments) and kernel.target is not onednn.qlinear_pointwise.binary:
+        factors = factors / arguments["output_scale"]
+        stored = fx.constant(module, arguments["bias"])
+        bias = torch.zeros_like(scales) if stored is None else stored
+        bias = bias.float() / arguments["output_scale"] + arguments["output_zero_point"]
+        changes["bias"] = fx.add_constant(module, f"{name}_bias", bias, kernel)
+        changes |= {"output_scale": 1.0, "output_zero_point": 0}
+        if kernel.target is _SUMMING:
+            changes["accum_scale"] = arguments["accum_scale"] / arguments["output_scale"]
+    changes["w_scale"] = fx.add_constant(module, f"{name}_folded", factors, kernel)
+    fx.set_arguments(kernel, **changes)
+
+
+def _is_linear(given: dict[str, Any]) -> bool:
+    """Whether a kernel writes integers and applies no activation."""
+    applied = {given.get(name) for name in _ACTIVATIONS} - {None, "none"}
+    return given["output_dtype"] is torch.uint8 and not applied
