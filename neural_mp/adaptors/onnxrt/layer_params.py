@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.sensitivity.layer_windows import Window
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.weights.layer_windows import Window
 from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.fusion import LAYERS, GraphStructure, structure
 from neural_mp.adaptors.onnxrt.model import OnnxModel

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.sensitivity.layer_windows import Window
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.weights.layer_windows import Window
 from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has_weight, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,

@@ -25,7 +25,6 @@ from neural_mp.adaptors.pytorch import (
     profiler,
 )
 from neural_mp.adaptors.pytorch.capture import call_recording
-from neural_mp.adaptors.pytorch.capture.call_signature import resized
 from neural_mp.adaptors.pytorch.convert import write
 from neural_mp.adaptors.pytorch.converted_module import (
     as_module,
@@ -33,14 +32,22 @@ from neural_mp.adaptors.pytorch.converted_module import (
     compiling,
     missing_compiler,
 )
-from neural_mp.adaptors.pytorch.decoders import checkpoints, grouped_weights, learned_blocks
-from neural_mp.adaptors.pytorch.files import layer_storage, loading, onnx_export, storage, transfer
+from neural_mp.adaptors.pytorch.decoders import grouped_weights, learned_blocks
+from neural_mp.adaptors.pytorch.files import (
+    checkpoints,
+    layer_storage,
+    loading,
+    onnx_export,
+    storage,
+    transfer,
+)
+from neural_mp.adaptors.pytorch.graph.call_signature import resized
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, fingerprint
-from neural_mp.adaptors.pytorch.graph.op_graph import build_graph
 from neural_mp.adaptors.pytorch.graph.op_types import TYPES, every_op_type
 from neural_mp.adaptors.pytorch.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.pytorch.kernels import float_kernels
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectCalls
+from neural_mp.adaptors.pytorch.op_graph import build_graph
 from neural_mp.core.enums import COMPILED_RUNTIME, Capture
 from neural_mp.core.hardware import Hardware
 

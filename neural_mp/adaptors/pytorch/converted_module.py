@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.compiler import uncompiled
 from neural_mp.adaptors.pytorch.decoders.transformers_config import StoredConfig
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.graph.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import ADD, LINEAR

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.optional import Direction
 from neural_mp.adaptors.common.sensitivity.hessian import Array, Squares, summed_traces
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.capture.module_capture import visited
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import WEIGHTED
 from neural_mp.util.pytree import as_numpy

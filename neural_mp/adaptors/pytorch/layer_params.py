@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.sensitivity.layer_windows import Window
 from neural_mp.adaptors.common.weights.cross_layer_scaling import Array, LayerParams, LayerRescale
+from neural_mp.adaptors.common.weights.layer_windows import Window
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import (

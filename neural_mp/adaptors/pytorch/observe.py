@@ -20,7 +20,7 @@ from neural_mp.adaptors.pytorch.capture.module_capture import accept, visited
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.graph.op_graph import build_graph
+from neural_mp.adaptors.pytorch.op_graph import build_graph
 from neural_mp.core.graph import OpGraph
 from neural_mp.util.pytree import Array, as_numpy
 

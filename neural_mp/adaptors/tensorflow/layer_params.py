@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neural_mp.adaptors.common.sensitivity.layer_windows import Window
 from neural_mp.adaptors.common.weights.cross_layer_scaling import Array, LayerParams, LayerRescale
+from neural_mp.adaptors.common.weights.layer_windows import Window
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Consumers,

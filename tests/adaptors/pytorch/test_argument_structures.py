@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.capture.call_signature import call_signature
+from neural_mp.adaptors.pytorch.graph.call_signature import call_signature
 from neural_mp.errors import CaptureError, DataError
 
 Pair = collections.namedtuple("Pair", "left right")

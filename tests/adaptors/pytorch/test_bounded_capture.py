@@ -8,8 +8,8 @@ from torch.nn import functional
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch.capture import graph_capture
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES, fixed_axes
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, fixed_axes
 
 WINDOWS = (5, 3, 7, 4)
 

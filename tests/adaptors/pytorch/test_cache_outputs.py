@@ -120,7 +120,7 @@ def test_a_cache_is_returned_in_its_class(net, tmp_path):
 
 
 def test_a_cache_survives_being_taken_apart(net):
-    from neural_mp.adaptors.pytorch.capture.output_classes import is_cache, register_caches
+    from neural_mp.adaptors.pytorch.graph.output_classes import is_cache, register_caches
 
     with torch.no_grad():
         outputs = net(torch.randn(2, 6, WIDTH))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.capture.graph_capture import export
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 
 
 def test_an_export_names_no_source_lines_and_restores_the_option():

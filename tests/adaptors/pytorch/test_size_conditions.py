@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES, from_plain, to_plain
 from neural_mp.adaptors.pytorch.capture.graph_capture import capture
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, from_plain, to_plain
 from neural_mp.errors import DataError, NeuralMPError
 
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import neural_mp
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES
 from neural_mp.adaptors.pytorch.files.storage import with_storable_sizes
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES
 
 ROUNDINGS = (math.ceil, math.floor, round, math.trunc)
 RULES = {

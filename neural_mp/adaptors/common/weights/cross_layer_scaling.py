@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.common.sensitivity.layer_windows import Floats, Window, window_rows
+from neural_mp.adaptors.common.weights.layer_windows import Floats, Window, window_rows
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 

@@ -20,16 +20,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, float_dtype, has_axes
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import (
-    Sizes,
-    fixed_axes,
-    sizes_of,
-    watch_sizes,
-)
 from neural_mp.adaptors.pytorch.capture.functionalize import is_expandable, make_functional
-from neural_mp.adaptors.pytorch.capture.module_state import restored
-from neural_mp.adaptors.pytorch.capture.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.capture.taken_paths import require_needed_conditions
 from neural_mp.adaptors.pytorch.capture.trial_run import (
     TrialRun,
@@ -37,6 +28,15 @@ from neural_mp.adaptors.pytorch.capture.trial_run import (
     run_in_place,
     try_out,
 )
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, float_dtype, has_axes
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
+    Sizes,
+    fixed_axes,
+    sizes_of,
+    watch_sizes,
+)
+from neural_mp.adaptors.pytorch.graph.module_state import restored
+from neural_mp.adaptors.pytorch.graph.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
 from neural_mp.adaptors.pytorch.versions import (
     assignable_attributes,

@@ -25,12 +25,12 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.call_layouts import remember
 from neural_mp.adaptors.pytorch.capture import graph_capture
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import check_inputs, flat_inputs
-from neural_mp.adaptors.pytorch.capture.module_state import restored
 from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_in_place, run_once
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel, assembled
+from neural_mp.adaptors.pytorch.graph.module_state import restored
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
 
 logger = logging.getLogger(__name__)

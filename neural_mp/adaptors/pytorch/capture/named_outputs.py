@@ -16,8 +16,8 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.capture.output_classes import is_registered
 from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.graph.output_classes import is_registered
 from neural_mp.adaptors.pytorch.versions import child_specs
 from neural_mp.util.pytree import NamedOutputs
 

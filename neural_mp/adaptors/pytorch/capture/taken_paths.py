@@ -13,16 +13,16 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import (
+from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_once
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
     SIZES,
     Axis,
     Sizes,
     flat_inputs,
     watch_sizes,
 )
-from neural_mp.adaptors.pytorch.capture.size_conditions import Expression, holds, symbols_of
-from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_once
+from neural_mp.adaptors.pytorch.graph.size_conditions import Expression, holds, symbols_of
 from neural_mp.errors import DataError
 
 logger = logging.getLogger(__name__)

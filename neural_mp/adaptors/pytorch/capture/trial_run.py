@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, resized
-from neural_mp.adaptors.pytorch.capture.module_state import ModuleState, restored
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, resized
+from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, restored
 from neural_mp.errors import DataError
 
 logger = logging.getLogger(__name__)

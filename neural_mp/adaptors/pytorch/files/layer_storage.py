@@ -19,7 +19,6 @@ from torch.fx import GraphModule
 
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
 from neural_mp.adaptors.common.weights.grouped_weight import held_offsets, offset_steps
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.capture.module_capture import private
 from neural_mp.adaptors.pytorch.decoders.experts import split_experts
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import is_known_class, read_folder
@@ -27,6 +26,7 @@ from neural_mp.adaptors.pytorch.decoders.weight_files import read_weights, write
 from neural_mp.adaptors.pytorch.files import storage
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.kernels.float_kernels import marked_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form

@@ -17,13 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.pytorch.capture import dynamic_shapes, graph_capture
-from neural_mp.adaptors.pytorch.capture.call_signature import (
-    CallArgs,
-    CallSignature,
-    call_signature,
-    resized,
-)
+from neural_mp.adaptors.pytorch.capture import graph_capture
 from neural_mp.adaptors.pytorch.capture.canonicalize import drop_updates, kept_buffer, prepare
 from neural_mp.adaptors.pytorch.capture.module_capture import (
     capture_layers,
@@ -40,7 +34,14 @@ from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
     read_folder,
 )
 from neural_mp.adaptors.pytorch.files import storage
+from neural_mp.adaptors.pytorch.graph import dynamic_shapes
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph.call_signature import (
+    CallArgs,
+    CallSignature,
+    call_signature,
+    resized,
+)
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_TYPES, recurrent_obstacle

@@ -17,10 +17,10 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.naming import reserve_name
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES, Sizes
 from neural_mp.adaptors.pytorch.capture.graph_capture import export, quiet_export
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, Sizes
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.util.installation import install_command

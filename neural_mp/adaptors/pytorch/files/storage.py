@@ -25,14 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.capture.canonicalize import views_to_reshapes
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import (
-    SIZES,
-    from_plain,
-    to_plain,
-    watch_sizes,
-)
 from neural_mp.adaptors.pytorch.capture.graph_capture import export, quiet_export
 from neural_mp.adaptors.pytorch.capture.named_outputs import (
     absent_names,
@@ -43,6 +36,13 @@ from neural_mp.adaptors.pytorch.converted_module import standalone_form
 from neural_mp.adaptors.pytorch.decoders.transformers_config import plain_config, stored_config
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
+    SIZES,
+    from_plain,
+    to_plain,
+    watch_sizes,
+)
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form

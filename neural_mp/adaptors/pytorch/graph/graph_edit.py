@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES, watch_sizes
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, watch_sizes
 
 #: Key of `Node.meta` for the op's name.
 OP_NAME = "neural_mp_op"

@@ -15,10 +15,10 @@ from torch.fx import GraphModule
 
 from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, CallSignature
-from neural_mp.adaptors.pytorch.capture.module_state import copied_tensors
 from neural_mp.adaptors.pytorch.graph import kernel_ops, qdq_ops
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, CallSignature
 from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, attribute
+from neural_mp.adaptors.pytorch.graph.module_state import copied_tensors
 
 T = TypeVar("T")
 

@@ -17,12 +17,12 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.call_layouts import flat_leaves, key_of, remember
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, is_array, to_arrays
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.capture.module_capture import accept, is_accepted, private, run_call
-from neural_mp.adaptors.pytorch.capture.module_state import restored
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, is_array, to_arrays
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.graph.graph_edit import attribute, shallow_copy
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
+from neural_mp.adaptors.pytorch.graph.module_state import restored
 from neural_mp.adaptors.pytorch.kernels.batch_parts import BatchParts, joined, keep_freed_memory
 from neural_mp.adaptors.pytorch.kernels.programs import call_programs
 from neural_mp.errors import ConversionError

@@ -9,8 +9,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import SIZES, Axis
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, Axis
 from neural_mp.adaptors.pytorch.graph.fusion import is_node
 from neural_mp.adaptors.pytorch.graph.graph_edit import arguments, expressions, sizes_of_result
 

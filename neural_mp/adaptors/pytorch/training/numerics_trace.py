@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs, call_signature, is_array
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature, is_array
 from neural_mp.adaptors.pytorch.training.module_dtypes import planned_dtype, tree_leaves
 from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, one_line

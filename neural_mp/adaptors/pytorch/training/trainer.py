@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
 from neural_mp.adaptors.common.training_choices import OptimizerChoice
-from neural_mp.adaptors.pytorch.capture.call_signature import CallArgs
-from neural_mp.adaptors.pytorch.capture.dynamic_shapes import flat_inputs
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.training.choices import optimizer_of
 from neural_mp.adaptors.pytorch.training.fused_runs import FusedRun

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.capture.output_classes import register_dataclasses
+from neural_mp.adaptors.pytorch.graph.output_classes import register_dataclasses
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.util.labels import without_labels

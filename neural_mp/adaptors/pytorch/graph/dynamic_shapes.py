@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
-from neural_mp.adaptors.pytorch.capture.size_conditions import (
+from neural_mp.adaptors.pytorch.graph.size_conditions import (
     Expression,
     condition_from_plain,
     conditions_of,
