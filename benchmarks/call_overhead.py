@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch.adaptor import _calls
+from neural_mp.adaptors.pytorch.adaptor import _build_direct_calls
 
 NETS = {"tiny": (256, 1), "wide": (1024, 6)}
 
@@ -74,7 +74,7 @@ def pytorch(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callab
     data = torch.from_numpy(np.repeat(x, 8, 0))
     int8, fp32 = tuned(net, data, "int8"), tuned(net, data, "fp32")
     int8(tensor)
-    graph = int8.held.once(_calls)._target
+    graph = int8.held.once(_build_direct_calls)._target
     forward, constants = graph._code
 
     def flat() -> Any:

@@ -38,7 +38,7 @@ def _compare_ops_without_a_child(patch: pytest.MonkeyPatch) -> None:
     """A child process that compares ops between integer ops takes most of its time to start."""
     from neural_mp.adaptors.common import runtime_probe
 
-    run = runtime_probe._run
+    run = runtime_probe._run_probe
     modules = [f"neural_mp.adaptors.{name}.kernel_check_probe" for name in ("onnxrt", "openvino")]
 
     def run_here(module: str, environment: dict[str, str], *arguments: str) -> Any:
@@ -49,7 +49,7 @@ def _compare_ops_without_a_child(patch: pytest.MonkeyPatch) -> None:
         deviations = {f"{case.name} {probe.find_deviation(case)}" for case in cases}
         return deviations, {case.name for case in cases}
 
-    patch.setattr(runtime_probe, "_run", run_here)
+    patch.setattr(runtime_probe, "_run_probe", run_here)
 
 
 def _compile_statements_once(patch: pytest.MonkeyPatch) -> None:

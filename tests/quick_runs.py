@@ -108,7 +108,7 @@ def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1
     return _measured_side_by_side(self, models)
 
 
-_unchecked = unchecked._measured
+_unchecked = unchecked._measure_choice
 
 
 def _decides_never(job: TuningJob, plan: Any) -> bool:
@@ -174,7 +174,7 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(Listener, "wants_hints", False)
     monkeypatch.setattr(unchecked, "decides_by_time", _decides_never)
-    monkeypatch.setattr(unchecked, "_measured", _measured_unchecked)
+    monkeypatch.setattr(unchecked, "_measure_choice", _measured_unchecked)
     monkeypatch.setattr(replay, "Measurement", _Shown)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)

@@ -98,7 +98,7 @@ def reader(tmp_path, monkeypatch, net, digits):
     decide_early(monkeypatch)
     trace_once(monkeypatch)
     lesser = replace(hardware.detect({}), flags=hardware.detect({}).flags - SIXTEEN_BITS)
-    monkeypatch.setattr(hardware, "_machine", lambda: lesser)
+    monkeypatch.setattr(hardware, "_detect_machine", lambda: lesser)
     for variable in hardware.FORCE_VARIABLES.values():
         monkeypatch.setenv(variable, "0")  # and back to what it was, whatever a page sets
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

@@ -35,7 +35,7 @@ class Kind:
     source: str
 
 
-def _kinds() -> Iterator[Kind]:
+def _canonical_kinds() -> Iterator[Kind]:
     for names, bf16, fp16, source in (
         ("matmul conv conv_transpose einsum", ALLOW, ALLOW, _TENSORFLOW),
         ("attention recurrent", ALLOW, ALLOW, _TORCH),
@@ -68,7 +68,7 @@ def _kinds() -> Iterator[Kind]:
 
 
 #: Name → kind.
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _kinds()}
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _canonical_kinds()}
 
 
 def canonical_lists(precision: Precision) -> FourLists:

@@ -76,10 +76,10 @@ class FourLists:
         """
         changed = self
         for edit in sorted(edits, key=lambda edit: edit.adds):
-            changed = changed._with(edit)
+            changed = changed._apply_edit(edit)
         return changed
 
-    def _with(self, edit: ListEdit) -> FourLists:
+    def _apply_edit(self, edit: ListEdit) -> FourLists:
         types = self.types(edit.list)
         current = self.of(edit.op_type)
         if not edit.adds:

@@ -155,8 +155,8 @@ def settle(
             )
     for name in sorted(environment):
         if name.startswith(PREFIXES) and name not in _VARIABLES:
-            _warn_unknown(name)
-    first = {option: _first(option, sources, environment) for option in OPTIONS}
+            _warn_unknown_variable(name)
+    first = {option: _first_setting(option, sources, environment) for option in OPTIONS}
     values = {option: value for option, value in first.items() if value is not None}
     values = {**values, **_from_other_variables(environment), **values}
 
@@ -172,23 +172,23 @@ def settle(
     _, path = source_and_value("log_path")
     return AmpSettings(
         _data_type(*source_and_value("data_type")),
-        _switch(*source_and_value("unsafe_force_all")),
+        _parse_switch(*source_and_value("unsafe_force_all")),
         edits,
         str(path) if path not in (None, "") else None,
         infer_as_deny="treat_infer_as_deny" in values,
-        switched_on=_switch(*source_and_value("auto_mixed_precision")),
+        switched_on=_parse_switch(*source_and_value("auto_mixed_precision")),
         origins={option: origin for option, (origin, _) in values.items()},
     )
 
 
 @cache
-def _warn_unknown(variable: str) -> None:
+def _warn_unknown_variable(variable: str) -> None:
     """Log once that a variable has no effect, with the nearest one that has."""
     hint = did_you_mean(variable, _VARIABLES)
     logger.warning("the environment variable %s has no effect%s", variable, hint)
 
 
-def _first(
+def _first_setting(
     option: str,
     sources: Mapping[str, AutoMixedPrecisionOptions | None],
     environment: Mapping[str, str],
@@ -254,7 +254,7 @@ def _data_type(origin: str, value: object) -> Precision | None:
     return names[name]
 
 
-def _switch(origin: str, value: object) -> bool:
+def _parse_switch(origin: str, value: object) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     switches = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}

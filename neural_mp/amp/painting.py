@@ -182,16 +182,18 @@ class _Painter:
     def deny(self) -> None:
         """Deny DENY ops, INFER ops downstream, and the CLEAR ops between."""
 
-        def spreads(name: str, *lists: AmpList) -> bool:
+        def may_deny(name: str, *lists: AmpList) -> bool:
             return name not in self.chosen and self.on(name, *lists)
 
-        def named(*lists: AmpList) -> list[str]:
-            return [op.name for op in self.graph if spreads(op.name, *lists)]
+        def ops_on_lists(*lists: AmpList) -> list[str]:
+            return [op.name for op in self.graph if may_deny(op.name, *lists)]
 
-        matters = self.spread(named(DENY, INFER), (self.above, lambda name: spreads(name, CLEAR)))
+        matters = self.spread(
+            ops_on_lists(DENY, INFER), (self.above, lambda name: may_deny(name, CLEAR))
+        )
         self.denied = self.spread(
-            named(DENY),
-            (self.below, lambda name: name in matters and spreads(name, INFER, CLEAR)),
+            ops_on_lists(DENY),
+            (self.below, lambda name: name in matters and may_deny(name, INFER, CLEAR)),
         )
 
     def allow_advanced(self) -> None:
@@ -216,42 +218,48 @@ class _Painter:
             ):
                 self.allowed[op.name] = predecessor
 
-        def clear(name: str) -> bool:
+        def joins_clear(name: str) -> bool:
             return self.joins(name, CLEAR)
 
         self.spread(
-            list(self.allowed), (self.above, clear), (self.below, clear), found=self.allowed
+            list(self.allowed),
+            (self.above, joins_clear),
+            (self.below, joins_clear),
+            found=self.allowed,
         )
 
     def painting(self) -> Painting:
         """Return the decisions and the number of casts."""
-        self.begins = {**_beginnings(self.denied), **_beginnings(self.allowed)}
-        return Painting({op.name: self._paint(op) for op in self.graph}, self._casts())
+        self.begins = {**_starts_by_op(self.denied), **_starts_by_op(self.allowed)}
+        return Painting({op.name: self._paint_op(op) for op in self.graph}, self._count_casts())
 
-    def _paint(self, op: Op) -> Paint:
+    def _paint_op(self, op: Op) -> Paint:
         kind = self.kind[op.name]
-        label = self._word(op.name)
+        label = self._kind_word(op.name)
         if op.name in self.chosen:
             return Paint(kind, Colour.ALLOWED, f"{label}, allowed: {self.chosen[op.name]}")
         if op.name in self.boundaries:
             return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: {self.boundaries[op.name]}")
         if op.name in self.allowed:
             return Paint(
-                kind, Colour.ALLOWED, f"{label}, allowed{self._path(op.name, self.allowed)}"
+                kind,
+                Colour.ALLOWED,
+                f"{label}, allowed{self._describe_path(op.name, self.allowed)}",
             )
         if op.name in self.denied:
-            return Paint(kind, Colour.DENIED, f"{label}, denied{self._path(op.name, self.denied)}")
+            return Paint(
+                kind, Colour.DENIED, f"{label}, denied{self._describe_path(op.name, self.denied)}"
+            )
         if op.name in self.unable:
             return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: {self.unable[op.name]}")
         if kind is None:
             return Paint(kind, Colour.PLAIN, f"{op.type} is on no list")
         return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: no neighbour to follow")
 
-    def _word(self, name: str) -> str:
+    def _kind_word(self, name: str) -> str:
         return _WORDS[self.kind[name]]
 
-    def _path(self, name: str, predecessors: Mapping[str, str | None]) -> str:
-        """Return the path to an op from the start of its set, as text."""
+    def _describe_path(self, name: str, predecessors: Mapping[str, str | None]) -> str:
         predecessor = predecessors[name]
         if predecessor is None:
             return ""
@@ -261,13 +269,13 @@ class _Painter:
         while predecessor is not None and predecessor != begin and len(passed) <= _MAX_PATH_OPS:
             passed.append(predecessor)
             predecessor = predecessors[predecessor]
-        parts = [f"{self._word(op)} {op!r}" for op in passed[:_MAX_PATH_OPS]]
+        parts = [f"{self._kind_word(op)} {op!r}" for op in passed[:_MAX_PATH_OPS]]
         if len(passed) > _MAX_PATH_OPS:
             parts.append("…")
         through = f" through {', '.join(parts)}" if parts else ""
         return f": {side} {self.graph[begin].type} {begin!r}{through}"
 
-    def _casts(self) -> int:
+    def _count_casts(self) -> int:
         """Count the tensors with a consumer in the other precision."""
         count = 0
         outputs = set(self.graph.outputs)
@@ -279,7 +287,7 @@ class _Painter:
         return count
 
 
-def _beginnings(predecessors: Mapping[str, str | None]) -> dict[str, str]:
+def _starts_by_op(predecessors: Mapping[str, str | None]) -> dict[str, str]:
     """Return op → start of its set; `predecessors` lists an op after its predecessor."""
     begins: dict[str, str] = {}
     for name, predecessor in predecessors.items():

@@ -132,9 +132,9 @@ class OpGraph:
                         f"{did_you_mean(source, self._consumers)}"
                     )
                 self._consumers[source].append(op.name)
-        self._order = tuple(self._topological(nodes))
+        self._order = tuple(self._sort_topologically(nodes))
 
-    def _topological(self, given: Sequence[Op]) -> Iterator[Op]:
+    def _sort_topologically(self, given: Sequence[Op]) -> Iterator[Op]:
         position = {op.name: index for index, op in enumerate(given)}
         waiting = {
             op.name: sum(source in position for source in dict.fromkeys(op.inputs)) for op in given

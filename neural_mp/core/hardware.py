@@ -106,7 +106,7 @@ class Hardware(Displayed):
             return Support(True, True, "always")
         if precision.is_low_bit:
             return Support(True, True, f"{precision.bits}-bit weights are expanded to floats")
-        native, reason = self._native(precision, device)
+        native, reason = self._native_support(precision, device)
         if precision is Precision.INT8 and device == "cpu":
             return Support(True, True, f"{reason}: {self.int8_accumulation.in_words}")
         if native:
@@ -130,7 +130,7 @@ class Hardware(Displayed):
             return self
         return replace(self, name=f"target {target}", flags=TARGETS[target], target=target)
 
-    def _native(self, precision: Precision, device: str) -> tuple[bool, str]:
+    def _native_support(self, precision: Precision, device: str) -> tuple[bool, str]:
         if device == "gpu":
             return self._native_on_gpu(precision)
         flags = NATIVE_FLAGS[precision]
@@ -144,10 +144,12 @@ class Hardware(Displayed):
             return False, "no CUDA device"
         needed = NATIVE_COMPUTE_CAPABILITY[precision]
         best = max(self.gpus, key=lambda gpu: gpu.compute_capability)
-        capability = f"{best.name} has compute capability {_dotted(best.compute_capability)}"
+        capability = (
+            f"{best.name} has compute capability {_format_version(best.compute_capability)}"
+        )
         if best.compute_capability >= needed:
             return True, capability
-        return False, f"{capability}, {precision} requires {_dotted(needed)}"
+        return False, f"{capability}, {precision} requires {_format_version(needed)}"
 
 
 def require_any(
@@ -183,14 +185,14 @@ def detect(environment: Mapping[str, str] | None = None) -> Hardware:
     """
     variables = os.environ if environment is None else environment
     forced = {p for p, name in FORCE_VARIABLES.items() if variables.get(name, "0") not in ("", "0")}
-    return replace(_machine(), forced=frozenset(forced))
+    return replace(_detect_machine(), forced=frozenset(forced))
 
 
 @lru_cache(maxsize=1)
-def _machine() -> Hardware:
+def _detect_machine() -> Hardware:
     name, flags = _cpu_from_kernel() or _cpu_from_library()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Hardware(name, flags, cores or 1, _gpus())
+    return Hardware(name, flags, cores or 1, _detect_gpus())
 
 
 def _cpu_from_kernel() -> tuple[str, frozenset[str]] | None:
@@ -216,7 +218,7 @@ def _cpu_from_library() -> tuple[str, frozenset[str]]:
     return info.get("brand_raw", platform.machine()), frozenset(flags)
 
 
-def _gpus() -> tuple[Gpu, ...]:
+def _detect_gpus() -> tuple[Gpu, ...]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -239,7 +241,7 @@ def _gpus() -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _dotted(version: tuple[int, int]) -> str:
+def _format_version(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 

@@ -124,13 +124,13 @@ class NonFinite:
 def first_non_finite(trace: ModelTrace) -> NonFinite | None:
     """Return the first non-finite value, forwards, then backwards; None if all are finite."""
     if trace.finite_forwards:
-        return _first_backwards(trace.layers)
+        return _first_backward_cause(trace.layers)
     if not trace.batch.finite:
         return NonFinite(None, f"the batch contains {trace.batch.non_finite}")
     peak = trace.batch.peak
     for layer in trace.layers:
         if not layer.outputs.finite:
-            return _forwards(layer, peak)
+            return _forward_cause(layer, peak)
         peak = max(peak, layer.outputs.peak)
     if not trace.outputs.finite:
         non_finite = trace.outputs.non_finite
@@ -140,13 +140,15 @@ def first_non_finite(trace: ModelTrace) -> NonFinite | None:
     return NonFinite(None, f"the loss is {trace.loss:g}, but the outputs of all layers are finite")
 
 
-def _forwards(layer: LayerTrace, peak: float) -> NonFinite:
+def _forward_cause(layer: LayerTrace, peak: float) -> NonFinite:
     """Return the cause of a layer's non-finite outputs; all before, up to `peak`, are finite."""
     if not layer.weights.finite:
         non_finite = layer.weights.non_finite
         return NonFinite(layer.name, f"the weights of {layer.title} contain {non_finite}")
     if layer.inputs.finite:
-        return NonFinite(layer.name, _turns(layer, layer.inputs, layer.outputs), _is_16(layer))
+        return NonFinite(
+            layer.name, _describe_non_finite(layer, layer.inputs, layer.outputs), _is_16(layer)
+        )
     if not _is_16(layer):  # no cast between given and read values
         message = (
             f"code outside of the layers, before {layer.title}, turns values of at most "
@@ -157,12 +159,12 @@ def _forwards(layer: LayerTrace, peak: float) -> NonFinite:
     return NonFinite(layer.name, message, _is_16(layer))
 
 
-def _first_backwards(layers: Sequence[LayerTrace]) -> NonFinite | None:
+def _first_backward_cause(layers: Sequence[LayerTrace]) -> NonFinite | None:
     """Return the layer that turns finite gradients into non-finite ones, innermost first."""
     for layer in sorted(reversed(layers), key=lambda layer: layer.holds_layers):
         above, below = layer.gradients_above, layer.gradients_below
         if above is not None and below is not None and above.finite and not below.finite:
-            message = f"backwards, {_turns(layer, above, below, 'gradients')}"
+            message = f"backwards, {_describe_non_finite(layer, above, below, 'gradients')}"
             return NonFinite(layer.name, message, _is_16(layer))
     for layer in reversed(layers):
         above = layer.gradients_above
@@ -175,7 +177,9 @@ def _first_backwards(layers: Sequence[LayerTrace]) -> NonFinite | None:
     return None
 
 
-def _turns(layer: LayerTrace, source: ValueStats, result: ValueStats, what: str = "inputs") -> str:
+def _describe_non_finite(
+    layer: LayerTrace, source: ValueStats, result: ValueStats, what: str = "inputs"
+) -> str:
     return (
         f"{layer.title} turns {layer.dtype} {what} of at most {source.peak:.3g} into "
         f"{result.non_finite}"

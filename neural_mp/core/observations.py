@@ -173,7 +173,7 @@ class Observations:
         return cls(**_OBSERVATIONS({} if data is None else data))
 
 
-def _range(value: object) -> Range:
+def _parse_range(value: object) -> Range:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise invalid("a range: [low, high]", value)
     low, high = finite_numbers(value)
@@ -182,7 +182,7 @@ def _range(value: object) -> Range:
     return low, high
 
 
-def _channels(value: object) -> ChannelStats:
+def _parse_channels(value: object) -> ChannelStats:
     stats = _CHANNELS(value)
     if len({len(numbers) for numbers in stats.values()}) != 1:
         lengths = ", ".join(f"{name}: {len(numbers)}" for name, numbers in stats.items())
@@ -190,7 +190,7 @@ def _channels(value: object) -> ChannelStats:
     return ChannelStats(**stats)
 
 
-def _or_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
+def _none_as_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
     """Return a validator of a mapping, with None, as in hand-written YAML, read as empty."""
     return lambda value: {} if value is None else kind(value)
 
@@ -207,13 +207,13 @@ _OBSERVATIONS = record(
     {},
     {
         "samples": non_negative_integer,
-        "ranges": _or_empty(mapping_of(mapping_of(_range))),
-        "nsr": _or_empty(mapping_of(non_negative_float)),
-        "elements": _or_empty(mapping_of(non_negative_float)),
-        "channels": _or_empty(mapping_of(_channels)),
+        "ranges": _none_as_empty(mapping_of(mapping_of(_parse_range))),
+        "nsr": _none_as_empty(mapping_of(non_negative_float)),
+        "elements": _none_as_empty(mapping_of(non_negative_float)),
+        "channels": _none_as_empty(mapping_of(_parse_channels)),
         # A correction may raise the NSR to infinity.
-        "corrected_nsr": _or_empty(mapping_of(mapping_of(number))),
-        "non_finite": _or_empty(mapping_of(_NON_FINITE)),
-        "nan_samples": _or_empty(mapping_of(_NAN_SAMPLES)),
+        "corrected_nsr": _none_as_empty(mapping_of(mapping_of(number))),
+        "non_finite": _none_as_empty(mapping_of(_NON_FINITE)),
+        "nan_samples": _none_as_empty(mapping_of(_NAN_SAMPLES)),
     },
 )

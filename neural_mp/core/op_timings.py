@@ -60,10 +60,12 @@ class Duration(NamedTuple):
     def of(cls, runs: Iterable[float]) -> Duration:
         """Summarize one run or more."""
         ordered = sorted(runs)
-        return cls(_quantile(ordered, 0.25), ordered[0], _quantile(ordered, 0.5))
+        return cls(
+            _interpolate_quantile(ordered, 0.25), ordered[0], _interpolate_quantile(ordered, 0.5)
+        )
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def _interpolate_quantile(ordered: Sequence[float], share: float) -> float:
     """Return a quantile of sorted values, linear between two of them."""
     position = share * (len(ordered) - 1)
     below = int(position)
@@ -136,8 +138,8 @@ class OpTimings:
             return None
         value, low, high = (
             baseline.seconds / candidate.seconds,
-            _factor(baseline.low, candidate.high),
-            _factor(baseline.high, candidate.low),
+            _speedup_factor(baseline.low, candidate.high),
+            _speedup_factor(baseline.high, candidate.low),
         )
         most = MAX_GAIN
         return Gain(min(value, most), min(low, most), min(high, most), clipped=value > most)
@@ -170,7 +172,7 @@ class OpTimings:
         return cls(**_TIMES(data))
 
 
-def _factor(baseline: float, candidate: float) -> float:
+def _speedup_factor(baseline: float, candidate: float) -> float:
     return baseline / candidate if candidate else inf
 
 

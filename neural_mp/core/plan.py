@@ -132,7 +132,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
             "op": list(self),
             "precision": [config.precision.value for config in configs],
             **{
-                name: [_text(getattr(config, name)) for config in configs]
+                name: [_optional_text(getattr(config, name)) for config in configs]
                 for name in ("approach", "weight", "activation")
             },
             "corrections": [" ".join(config.corrections) or None for config in configs],
@@ -170,7 +170,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
             PlanError: the text is not a plan; the message names `origin` and the mistake.
         """
         with file_context(origin, PlanError):
-            return _document(load_yaml(text))[0]
+            return _parse_document(load_yaml(text))[0]
 
     def save(self, path: str | Path, **contents: Any) -> None:
         """Write `to_yaml(**contents)` to a file.
@@ -196,7 +196,7 @@ def load_plan_file(path: str | Path) -> tuple[PrecisionPlan, Observations | None
     Raises:
         PlanError: the file is missing or not a plan.
     """
-    return read_yaml(path, _document, PlanError)
+    return read_yaml(path, _parse_document, PlanError)
 
 
 # Observations are thousands of numbers; libyaml, if available, is ten times as fast.
@@ -213,7 +213,7 @@ _PlanDumper.add_representer(
 )
 
 
-def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:
+def _parse_document(value: object) -> tuple[PrecisionPlan, Observations | None]:
     if not isinstance(value, Mapping) or "ops" not in value:
         raise invalid("a plan: a mapping with the key 'ops'", value)
     if value.get("neural_mp_plan") != FILE_VERSION:
@@ -235,10 +235,10 @@ def parse_plan(value: object) -> PrecisionPlan:
     Raises:
         NeuralMPError: the value is not a plan.
     """
-    return PrecisionPlan(mapping_of(_config)(value))
+    return PrecisionPlan(mapping_of(_parse_config)(value))
 
 
-def _text(value: object) -> str | None:
+def _optional_text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
@@ -257,9 +257,9 @@ def _config_to_plain(config: OpConfig) -> Any:
     return entry
 
 
-def _config(entry: object) -> OpConfig:
+def _parse_config(entry: object) -> OpConfig:
     if isinstance(entry, str):
-        return OpConfig(_precision(entry))
+        return OpConfig(_parse_precision(entry))
     if not isinstance(entry, Mapping):
         raise invalid("a precision, e.g. 'fp32', or a mapping with the key 'precision'", entry)
     values = _ENTRY(entry)
@@ -268,7 +268,7 @@ def _config(entry: object) -> OpConfig:
     return OpConfig(**values, corrections=corrections, kernel=kernel)
 
 
-def _precision(value: object) -> Precision:
+def _parse_precision(value: object) -> Precision:
     precisions = parse_precisions(short_string(value))
     if len(precisions) > 1:
         raise invalid("one precision", value)
@@ -281,7 +281,7 @@ def _quant_spec(value: object) -> QuantSpec | None:
 
 _SOURCES = list_of(enum_of(Precision), most=len(Precision))
 _ENTRY = record(
-    {"precision": _precision},
+    {"precision": _parse_precision},
     {
         "weight": _quant_spec,
         "activation": _quant_spec,

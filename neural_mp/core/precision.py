@@ -91,7 +91,9 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
     for item in names:
         name = str(item).strip().lower()
         if name not in set(Precision):
-            raise UnknownPrecisionError(f"precision {name!r} does not exist{_meant(name)}")
+            raise UnknownPrecisionError(
+                f"precision {name!r} does not exist{_suggest_precisions(name)}"
+            )
         precisions.add(Precision(name))
     if not precisions:
         raise UnknownPrecisionError(
@@ -100,8 +102,7 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
     return Precisions(precision for precision in Precision if precision in precisions)
 
 
-def _meant(name: str) -> str:
-    """Return a clause with the precisions that a wrong name may mean."""
+def _suggest_precisions(name: str) -> str:
     parts = name.replace(";", " ").split()
     if len(parts) > 1:
         return f"; separate precisions by commas, e.g. {','.join(parts)!r}"

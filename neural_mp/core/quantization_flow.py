@@ -112,14 +112,14 @@ def propagate_quantization(
             or pass INT8 on; otherwise they run in FP32.
         internal: INT8 ops with float inputs and outputs (see `PrecisionPlan.internally_quantized`).
     """
-    return _propagate(graph, chosen, internal)[0]
+    return _propagate_int8(graph, chosen, internal)[0]
 
 
-def _propagate(
+def _propagate_int8(
     graph: OpGraph, chosen: Mapping[str, Precision], internal: frozenset[str] = frozenset()
 ) -> tuple[QuantizationFlow, Mapping[str, str]]:
     """Return the flow, and op → head of its INT8 kernel, for ops in INT8 kernels."""
-    members = _fusion_members(graph, chosen, internal)
+    members = _find_kernel_members(graph, chosen, internal)
     requested, tails = _wanted_in_int8(graph, chosen, members)
     effective: dict[str, Precision] = {}
     int8_reads: dict[str, frozenset[str]] = {}
@@ -182,7 +182,7 @@ def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
 
 def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
     """Return the tensors that are quantized if all of `int8_ops` run in INT8."""
-    flow, members = _propagate(graph, dict.fromkeys(int8_ops, Precision.INT8))
+    flow, members = _propagate_int8(graph, dict.fromkeys(int8_ops, Precision.INT8))
     readers: dict[str, list[str]] = {}
     for op in graph:
         if op.name in members and op.name in flow.int8_outputs:
@@ -201,7 +201,7 @@ def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Quantiz
     return tuple(tensors)
 
 
-def _fusion_members(
+def _find_kernel_members(
     graph: OpGraph, chosen: Mapping[str, Precision], internal: frozenset[str]
 ) -> dict[str, str]:
     """Return op → the INT8 op whose kernel runs the op: itself, or the head of its fusion group."""
@@ -260,7 +260,7 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
     these ops run in INT8 joins under no plan.
     """
     tensors: set[str] = set()
-    _, members = _propagate(graph, dict.fromkeys(int8_ops, Precision.INT8))
+    _, members = _propagate_int8(graph, dict.fromkeys(int8_ops, Precision.INT8))
     for op in graph:
         head = op.name if op.name in int8_ops else op.fusion_group
         if head not in int8_ops or (graph[head].joins_int8 and head not in members):

@@ -167,12 +167,12 @@ class Trials(tuple[Trial, ...], Displayed):
             "trial": [trial.number + 1 for trial in self],
             "outcome": [trial.outcome.value for trial in self],
             "accuracy": [trial.accuracy for trial in self],
-            **_each("metrics", self),
+            **_values_per_trial("metrics", self),
             "loss": [trial.loss for trial in self],
             "speedup": [trial.speedup for trial in self],
             "speedup_low": [low for low, _ in intervals],
             "speedup_high": [high for _, high in intervals],
-            **_each("objectives", self),
+            **_values_per_trial("objectives", self),
             "seconds": [trial.seconds for trial in self],
             **{f"{p} ops": [by.get(p, 0) for by in counts] for p in precisions},
             "error": [trial.error for trial in self],
@@ -183,7 +183,7 @@ class Trials(tuple[Trial, ...], Displayed):
         return data_frame(columns, "trial")
 
 
-def _each(attribute: str, trials: Iterable[Trial]) -> dict[str, list[float | None]]:
+def _values_per_trial(attribute: str, trials: Iterable[Trial]) -> dict[str, list[float | None]]:
     """Return name → its value in each trial, for a mapping of figures."""
     figures: list[Mapping[str, float]] = [getattr(trial, attribute) for trial in trials]
     names = dict.fromkeys(name for by in figures for name in by)

@@ -79,7 +79,7 @@ class MultipleChoiceDataset:
         most = None
         if self.max_questions is not None:
             most = whole_number("multiple_choice: max_questions", self.max_questions, minimum=1)
-        answers = self._tokenized(path, most)
+        answers = self._tokenize_answers(path, most)
         if not answers:
             raise DataError(f"{str(path)!r} must have a question, got none; use another file")
         longest = max(len(answer.tokens) for answer in answers)
@@ -88,7 +88,7 @@ class MultipleChoiceDataset:
         object.__setattr__(self, "length", longest)
         object.__setattr__(self, "_answers", answers)
 
-    def _tokenized(self, path: Path, most: int | None) -> list[_Answer]:
+    def _tokenize_answers(self, path: Path, most: int | None) -> list[_Answer]:
         folder = existing_path("multiple_choice: tokenizer", self.tokenizer)
         tokenizer, answers = read_tokenizer(folder), list[_Answer]()
         for number, (origin, entry) in enumerate(json_lines(path)):
@@ -97,7 +97,7 @@ class MultipleChoiceDataset:
             question, texts, right = self._checked(origin, entry)
             for index, text in enumerate(texts):
                 with tokenizer_errors(folder):
-                    whole, start = _encoded(tokenizer, question, self.delimiter + text)
+                    whole, start = _encode_pair(tokenizer, question, self.delimiter + text)
                 check_vocabulary(whole, folder)
                 if not 0 < start < len(whole):
                     raise DataError(
@@ -147,14 +147,16 @@ class MultipleChoiceDataset:
         }
 
 
-def _encoded(tokenizer: Any, question: str, answer: str) -> tuple[np.ndarray, int]:
+def _encode_pair(tokenizer: Any, question: str, answer: str) -> tuple[np.ndarray, int]:
     """Return the tokens of both, and the number of those of the question."""
     prompt = question.rstrip()
-    whole, context = (_without_end(tokenizer.encode(text)) for text in (question + answer, prompt))
+    whole, context = (
+        _strip_end_tokens(tokenizer.encode(text)) for text in (question + answer, prompt)
+    )
     return np.array(whole, np.int64), len(context)
 
 
-def _without_end(encoding: Any) -> list[int]:
+def _strip_end_tokens(encoding: Any) -> list[int]:
     """Return the tokens without special ones at the end, which the question would have, too."""
     ids, special = list(encoding.ids), list(encoding.special_tokens_mask)
     while ids and special[len(ids) - 1]:

@@ -189,28 +189,30 @@ def csv_dataset(
     if columns is not None and (not isinstance(columns, list | tuple) or not columns):
         raise ConfigurationError(f"csv: columns must be a list of columns, got {columns!r}")
     file = existing_path("csv: path", path)
-    rows = _rows(file, delimiter)
+    rows = _read_rows(file, delimiter)
     names = rows.pop(0)[1] if header and rows else []
     if not rows:
         raise DataError(f"{file} has no rows of data")
     width = len(names) if header else len(rows[0][1])
     _check_widths(file, rows, width)
-    label_column = None if label is None else _column(file, label, names, width)
+    label_column = None if label is None else _resolve_column(file, label, names, width)
     if columns is None:
         chosen = [column for column in range(width) if column != label_column]
     else:
-        chosen = [_column(file, column, names, width) for column in columns]
+        chosen = [_resolve_column(file, column, names, width) for column in columns]
     if not chosen:
         raise DataError(f"{file} has no column left for the inputs; change label or delimiter")
-    inputs = [[_number(file, line, cells[c], c, names) for c in chosen] for line, cells in rows]
+    inputs = [
+        [_parse_number(file, line, cells[c], c, names) for c in chosen] for line, cells in rows
+    ]
     input_array = np.array(inputs, dtype=np.float32)
     if label_column is None:
         return ArrayDataset(input_array, None, source=str(file))
-    labels, classes = _labels([cells[label_column] for _, cells in rows])
+    labels, classes = _encode_labels([cells[label_column] for _, cells in rows])
     return ArrayDataset(input_array, labels, source=str(file), classes=classes)
 
 
-def _rows(file: Path, delimiter: str) -> list[tuple[int, list[str]]]:
+def _read_rows(file: Path, delimiter: str) -> list[tuple[int, list[str]]]:
     """Return rows that are not blank, each with its line number from 1."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
@@ -228,7 +230,7 @@ def _check_widths(file: Path, rows: list[tuple[int, list[str]]], width: int) -> 
             )
 
 
-def _column(file: Path, column: Any, names: list[str], width: int) -> int:
+def _resolve_column(file: Path, column: Any, names: list[str], width: int) -> int:
     if isinstance(column, str):
         if column not in names:
             hint = did_you_mean(column, names) or "; without a header, give its index"
@@ -241,7 +243,7 @@ def _column(file: Path, column: Any, names: list[str], width: int) -> int:
     return column % width
 
 
-def _number(file: Path, line: int, cell: str, column: int, names: list[str]) -> float:
+def _parse_number(file: Path, line: int, cell: str, column: int, names: list[str]) -> float:
     try:
         value = float(cell)
     except ValueError:
@@ -255,7 +257,7 @@ def _number(file: Path, line: int, cell: str, column: int, names: list[str]) -> 
     return value
 
 
-def _labels(cells: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _encode_labels(cells: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     try:
         return np.array([int(cell) for cell in cells], dtype=np.int64), ()
     except (ValueError, OverflowError):

@@ -73,9 +73,9 @@ def numpy_dataset(
     if path is not None:
         inputs = f"{path}:{inputs_key}"
         labels = None if labels_key is None else f"{path}:{labels_key}"
-    selection = slice(_bound("start", start), _bound("stop", stop))
-    input_array = _read("inputs", inputs)
-    label_array = None if labels is None else _read("labels", labels)
+    selection = slice(_parse_bound("start", start), _parse_bound("stop", stop))
+    input_array = _read_array("inputs", inputs)
+    label_array = None if labels is None else _read_array("labels", labels)
     # Checked before slicing: a slice would hide different lengths.
     whole = ArrayDataset(input_array, label_array, source=str(path or inputs))
     if selection == slice(None, None):
@@ -87,11 +87,11 @@ def numpy_dataset(
     )
 
 
-def _bound(option: str, value: object) -> int | None:
+def _parse_bound(option: str, value: object) -> int | None:
     return None if value is None else whole_number(f"numpy: {option}", value)
 
 
-def _read(option: str, reference: object) -> np.ndarray:
+def _read_array(option: str, reference: object) -> np.ndarray:
     """Return the array named by `file.npy`, `file.npz` or `file.npz:key`."""
     name, separator, key = str(reference).partition(".npz:")
     file = f"{name}.npz" if separator else reference

@@ -63,10 +63,10 @@ _TWO = validators.matching("one number or [height, width]", lambda sizes: len(si
 
 def numeric_dtype(option: str, value: Any) -> np.dtype[Any]:
     """Return the numpy dtype of integers or floats named by `value`."""
-    return validate_option(option, _dtype, value)
+    return validate_option(option, _parse_dtype, value)
 
 
-def _dtype(value: Any) -> np.dtype[Any]:
+def _parse_dtype(value: Any) -> np.dtype[Any]:
     try:
         dtype = np.dtype(value) if value is not None else None
     except TypeError:

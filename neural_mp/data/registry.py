@@ -42,7 +42,7 @@ class Registry:
             ConfigurationError: a name is already registered.
         """
 
-        def add(factory: Factory) -> Factory:
+        def add_factory(factory: Factory) -> Factory:
             for alias in (name, *aliases):
                 if plain_name(alias) in self._factories:
                     raise ConfigurationError(f"{self.kind} {alias!r} is registered already")
@@ -50,11 +50,11 @@ class Registry:
             self._names.append(name)
             return factory
 
-        return add
+        return add_factory
 
     def __iter__(self) -> Iterator[str]:
         yield from self._names
-        yield from (entry.name for entry in self._plug_ins().values())
+        yield from (entry.name for entry in self._plug_in_entries().values())
         if self._beyond is not None:
             yield from (name for name in self._beyond if plain_name(name) not in self._factories)
 
@@ -76,7 +76,7 @@ class Registry:
         if isinstance(name, str) and plain_name(name) in self._factories:
             return self._factories[plain_name(name)]
         if isinstance(name, str) and (entry := self._plug_in(name)) is not None:
-            return self._callable(name, self._loaded(entry))
+            return self._check_callable(name, self._load_plug_in(entry))
         if self._beyond is not None and name in self._beyond:
             return self._beyond.find(name)
         if not isinstance(name, str) or ":" not in name:
@@ -84,9 +84,9 @@ class Registry:
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self)} "
                 f"(name your own {self.kind} as module:attribute)"
             )
-        return self._callable(name, load_user_object(name))
+        return self._check_callable(name, load_user_object(name))
 
-    def _plug_ins(self) -> dict[str, metadata.EntryPoint]:
+    def _plug_in_entries(self) -> dict[str, metadata.EntryPoint]:
         """Normalized name → entry point that no registered name hides."""
         if self._group is None:
             return {}
@@ -95,9 +95,9 @@ class Registry:
 
     def _plug_in(self, name: str) -> metadata.EntryPoint | None:
         # `module:attribute` is no entry point.
-        return None if ":" in name else self._plug_ins().get(plain_name(name))
+        return None if ":" in name else self._plug_in_entries().get(plain_name(name))
 
-    def _loaded(self, entry: metadata.EntryPoint) -> Any:
+    def _load_plug_in(self, entry: metadata.EntryPoint) -> Any:
         try:
             return entry.load()
         except Exception as error:
@@ -106,7 +106,7 @@ class Registry:
                 f"imported: {message_of(error)}"
             ) from error
 
-    def _callable(self, name: str, factory: Any) -> Callable[..., Any]:
+    def _check_callable(self, name: str, factory: Any) -> Callable[..., Any]:
         if not callable(factory):
             raise ConfigurationError(
                 f"{self.kind} {name!r} must be a class, or a function that returns a {self.kind}, "
@@ -139,7 +139,7 @@ class Registry:
         try:
             return factory(**options)
         except NeuralMPError as error:
-            error.keys = error.keys or _culprit(str(error), options)
+            error.keys = error.keys or _option_in_message(str(error), options)
             raise
 
 
@@ -148,7 +148,7 @@ def plain_name(name: str) -> str:
     return name.casefold().replace("_", "").replace("-", "")
 
 
-def _culprit(message: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _option_in_message(message: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the option that a message mentions first; empty if there is none."""
     names = "|".join(re.escape(str(option)) for option in options)
     match = re.search(rf"\b({names})\b", message) if names else None

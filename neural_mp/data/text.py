@@ -71,7 +71,7 @@ class TextDataset:
                 f"windows would be skipped"
             )
         path = existing_file("text: path", self.path)
-        tokens = self._tokens(path)
+        tokens = self._read_tokens(path)
         if not len(tokens):
             raise DataError(
                 f"the text {str(path)!r} must have tokens, got "
@@ -90,7 +90,7 @@ class TextDataset:
         object.__setattr__(self, "_windows", windows)
         object.__setattr__(self, "stride", stride)
 
-    def _tokens(self, path: Path) -> np.ndarray:
+    def _read_tokens(self, path: Path) -> np.ndarray:
         if path.suffix == ".npy":
             with plain_arrays(path) as stored:
                 return _checked_ids(stored, path)
@@ -118,7 +118,7 @@ class TextDataset:
     def _texts(self, path: Path) -> Iterator[str | list[dict[str, Any]]]:
         """Yield texts, and conversations as lists of messages."""
         if path.suffix == ".txt":
-            yield _utf8(path)
+            yield _read_utf8(path)
             return
         for origin, entry in json_lines(path):
             content: Any = entry.get(self.key) if isinstance(entry, dict) else None
@@ -188,7 +188,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         DataError: the file is not UTF-8 text, or a line is not JSON.
     """
-    for number, line in enumerate(_utf8(path).splitlines(), start=1):
+    for number, line in enumerate(_read_utf8(path).splitlines(), start=1):
         if not line.strip():
             continue
         origin = f"{path.name}, line {number}"
@@ -198,7 +198,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             raise DataError(f"{origin}, {error}") from error
 
 
-def _utf8(path: Path) -> str:
+def _read_utf8(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -249,10 +249,10 @@ def context_length(folder: Path) -> int | None:
     Raises:
         DataError: the configuration cannot be read.
     """
-    return _size(folder, _CONTEXT)
+    return _configured_size(folder, _CONTEXT)
 
 
-def _size(folder: Path, keys: tuple[str, ...]) -> int | None:
+def _configured_size(folder: Path, keys: tuple[str, ...]) -> int | None:
     """Return the first size above 1 under these keys of a folder's configuration, if any."""
     if not (folder / _CONFIG).is_file():
         return None
@@ -268,7 +268,7 @@ def check_vocabulary(tokens: np.ndarray, folder: Path) -> None:
     Raises:
         DataError: a token is beyond the vocabulary.
     """
-    size = _size(folder, _VOCABULARY)
+    size = _configured_size(folder, _VOCABULARY)
     if size is not None and tokens.max(initial=0) >= size:
         raise DataError(
             f"the tokenizer of {str(folder)!r} must fit the model, which has {size} tokens, got "

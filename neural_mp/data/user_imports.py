@@ -78,14 +78,14 @@ def load_user_object(name: str) -> Any:
     target: Any = _import_module(module_name, name, folders, rules)
     for part in attribute.split("."):
         if rules is not None:
-            _check_passable(target, part, name, folders, rules)
+            _check_lookup(target, part, name, folders, rules)
         if not hasattr(target, part):
             public = [member for member in dir(target) if not member.startswith("_")]
             where = getattr(target, "__file__", None) or module_name
             raise ConfigurationError(f"{where} has no {part!r}{did_you_mean(part, public)}")
         target = getattr(target, part)
     if rules is not None and not _is_users_object(target, folders):
-        origin = target.__name__ if isinstance(target, ModuleType) else _home(target)
+        origin = target.__name__ if isinstance(target, ModuleType) else _defining_module(target)
         raise _not_yours(name, f"it is defined in {origin!r}", rules)
     return target
 
@@ -105,14 +105,14 @@ def _import_module(
 ) -> ModuleType:
     top = module_name.partition(".")[0]
     importlib.invalidate_caches()
-    own = _own_spec(top, folders)
+    own = _find_user_module(top, folders)
     if own is not None:
-        _check_free(top, name, own)
+        _check_replaces_nothing(top, name, own)
     elif rules is not None:
-        _check_named(module_name, name, folders, rules)
+        _check_installed_module(module_name, name, folders, rules)
     try:
         if own is not None:
-            _load_top(top, own)
+            _load_user_module(top, own)
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
@@ -123,20 +123,20 @@ def _import_module(
         raise _import_failed(module_name, name, error) from error
 
 
-def _own_spec(
+def _find_user_module(
     top: str, folders: tuple[Path, ...]
 ) -> tuple[Path, importlib.machinery.ModuleSpec] | None:
-    """Return the folder and spec of a user module; None if there is none."""
     for folder in folders:
         spec = importlib.machinery.PathFinder.find_spec(top, [str(folder)])
         # A folder without __init__.py is a package only if no other module has its name.
-        if spec is not None and (spec.origin is not None or _elsewhere(top, folder) is None):
+        if spec is not None and (
+            spec.origin is not None or _origin_outside_folder(top, folder) is None
+        ):
             return folder, spec
     return None
 
 
-def _elsewhere(top: str, folder: Path) -> str | None:
-    """Return the origin of a module with this name outside the folder, or None."""
+def _origin_outside_folder(top: str, folder: Path) -> str | None:
     if _is_pythons(top):
         return "Python's standard library"
     paths = [path for path in sys.path if path and Path(path).resolve() != folder]
@@ -148,8 +148,9 @@ def _is_pythons(top: str) -> bool:
     return top in sys.stdlib_module_names or top in sys.builtin_module_names
 
 
-def _check_free(top: str, name: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> None:
-    """Check that loading a user module does not replace another module."""
+def _check_replaces_nothing(
+    top: str, name: str, own: tuple[Path, importlib.machinery.ModuleSpec]
+) -> None:
     location = own[1].origin or str(own[0] / top)
     if _is_pythons(top):
         raise ConfigurationError(
@@ -159,7 +160,7 @@ def _check_free(top: str, name: str, own: tuple[Path, importlib.machinery.Module
     loaded = sys.modules.get(top)
     if loaded is None:
         return
-    if own[0] not in _folders_of(loaded):
+    if own[0] not in _containing_folders(loaded):
         file = getattr(loaded, "__file__", None)
         raise ConfigurationError(
             f"{name!r} names {location}, but another module {top!r} is in use, "
@@ -167,7 +168,7 @@ def _check_free(top: str, name: str, own: tuple[Path, importlib.machinery.Module
         )
 
 
-def _load_top(top: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> None:
+def _load_user_module(top: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> None:
     """Load a user module, in place of an installed module of the same name."""
     folder, spec = own
     if str(folder) not in sys.path:
@@ -182,14 +183,14 @@ def _load_top(top: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> Non
     except BaseException:
         sys.modules.pop(top, None)
         raise
-    if _elsewhere(top, folder) is not None:
+    if _origin_outside_folder(top, folder) is not None:
         import cloudpickle
 
         # Another process would import the installed module by name.
         cloudpickle.register_pickle_by_value(module)
 
 
-def _check_named(
+def _check_installed_module(
     module_name: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
 ) -> None:
     """Check that a file may name an installed module, before its import."""
@@ -208,7 +209,7 @@ def _check_named(
 def _no_module(missing: str, name: str, folders: tuple[Path, ...]) -> ConfigurationError:
     return ConfigurationError(
         f"there is no module {missing!r}, named by {name!r}"
-        f"{did_you_mean(missing, _neighbours(missing, folders))}"
+        f"{did_you_mean(missing, _neighbour_modules(missing, folders))}"
     )
 
 
@@ -228,8 +229,7 @@ def _not_yours(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
     )
 
 
-def _neighbours(missing: str, folders: tuple[Path, ...]) -> list[str]:
-    """Return modules of the same package or folders, as suggestions."""
+def _neighbour_modules(missing: str, folders: tuple[Path, ...]) -> list[str]:
     package, _, _ = missing.rpartition(".")
     roots = [str(folder) for folder in folders]
     paths = list(getattr(sys.modules.get(package), "__path__", ())) if package else roots
@@ -237,7 +237,7 @@ def _neighbours(missing: str, folders: tuple[Path, ...]) -> list[str]:
     return [module.name for module in pkgutil.iter_modules(paths, prefix)]
 
 
-def _check_passable(
+def _check_lookup(
     target: object, part: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
 ) -> None:
     """Check that an attribute is looked up only in user modules and classes."""
@@ -251,10 +251,10 @@ def _is_users_object(target: object, folders: tuple[Path, ...]) -> bool:
     """Whether a class, function or object was created in a module that a file may name."""
     if isinstance(target, ModuleType):
         return _is_users_module(target.__name__, folders)
-    home = _home(target)
+    home = _defining_module(target)
     if home is not None and _is_users_module(home, folders):
         return True
-    if isinstance(target, type) or hasattr(target, "__qualname__") or _bound_to(target):
+    if isinstance(target, type) or hasattr(target, "__qualname__") or _is_bound_method(target):
         return False
     # An instance of a library class, e.g. a partial or a model: the user's, unless a module
     # that is not the user's also holds it.
@@ -267,14 +267,12 @@ def _is_users_object(target: object, folders: tuple[Path, ...]) -> bool:
     )
 
 
-def _home(target: object) -> str | None:
-    """Return the module that defined an object, according to its `__module__`."""
+def _defining_module(target: object) -> str | None:
     home = getattr(target, "__module__", None)
     return home if isinstance(home, str) else None
 
 
-def _bound_to(target: object) -> bool:
-    """Whether the object is a bound method, e.g. the functions of `random`."""
+def _is_bound_method(target: object) -> bool:
     return getattr(target, "__self__", None) is not None
 
 
@@ -285,11 +283,10 @@ def _is_users_module(module_name: str, folders: tuple[Path, ...]) -> bool:
     if is_trusted(module_name):
         return True
     loaded = sys.modules.get(top)
-    return loaded is not None and any(folder in folders for folder in _folders_of(loaded))
+    return loaded is not None and any(folder in folders for folder in _containing_folders(loaded))
 
 
-def _folders_of(module: ModuleType) -> list[Path]:
-    """Return the folders of a top-level module or package."""
+def _containing_folders(module: ModuleType) -> list[Path]:
     paths = getattr(module, "__path__", None)
     if paths is not None:
         return [Path(path).parent.resolve() for path in paths]

@@ -69,45 +69,49 @@ def job_digest(file: Path) -> str:
     if isinstance(settings, dict) and isinstance(settings.get("tuning"), dict):
         tuning = {k: v for k, v in settings["tuning"].items() if k not in _NO_MATTER}
         settings = {**settings, "tuning": tuning}
-    named = {name: digest for name in _words(settings) if (digest := _named(name, file.parent))}
+    named = {
+        name: digest
+        for name in _short_strings(settings)
+        if (digest := _digest_by_name(name, file.parent))
+    }
     content = json.dumps([settings, named], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _words(value: Any) -> Iterator[str]:
+def _short_strings(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _words(key)
-            yield from _words(item)
+            yield from _short_strings(key)
+            yield from _short_strings(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _words(item)
+            yield from _short_strings(item)
     elif isinstance(value, str) and len(value) < _LONGEST and value.isprintable():
         yield value
 
 
-def _named(name: str, folder: Path) -> str | None:
+def _digest_by_name(name: str, folder: Path) -> str | None:
     """Return the digest of the file, folder or module that a string names; else None."""
     try:
         path = Path(name)
         if path.is_file():
             stat = path.stat()
-            return _of_file(path.resolve(), stat.st_size, stat.st_mtime_ns)
+            return _digest_file(path.resolve(), stat.st_size, stat.st_mtime_ns)
         if name and path.is_dir():
-            return _of_folder(path)
-        source = _source(name, folder)
+            return _digest_folder(path)
+        source = _find_module_file(name, folder)
     except OSError:  # e.g. a name that is too long
         return None
-    return _named(str(source), folder) if source else None
+    return _digest_by_name(str(source), folder) if source else None
 
 
 @cache
-def _of_file(path: Path, size: int, changed: int) -> str:
+def _digest_file(path: Path, size: int, changed: int) -> str:
     """Return the digest of a file; size and modification time are cache keys only."""
     return digest_of_file(path)
 
 
-def _of_folder(folder: Path) -> str:
+def _digest_folder(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -117,7 +121,7 @@ def _of_folder(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _source(name: str, folder: Path) -> Path | None:
+def _find_module_file(name: str, folder: Path) -> Path | None:
     """Return the file of the module in `module:attribute` without importing the module."""
     module, colon, attribute = name.partition(":")
     parts = module.split(".")
@@ -192,21 +196,21 @@ def tune_many(
     """
     setting, trusted = read_workers(workers), trust_of(trust)
     folder, observer = validate_option("output", file_path, output), listener or JobsListener()
-    paths = _expanded(files)
+    paths = _expand_files(files)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     earlier = {path.name[-_LETTERS:]: path.name for path in folder.iterdir() if path.is_dir()}
-    jobs = [_job(file, folder, earlier) for file in paths]
+    jobs = [_stored_or_new_job(file, folder, earlier) for file in paths]
     try:
-        _work(jobs, folder, observer, setting, trusted)
+        _run_workers(jobs, folder, observer, setting, trusted)
     finally:
-        outcomes = tuple(_now(job, folder) for job in jobs)
+        outcomes = tuple(_reload_outcome(job, folder) for job in jobs)
         page = folder / SUMMARY_FILE
-        write_page(page, jobs_page(outcomes, _pages(outcomes, folder)))
+        write_page(page, jobs_page(outcomes, _page_links(outcomes, folder)))
     return JobResults(outcomes, page)
 
 
-def _work(
+def _run_workers(
     jobs: list[JobOutcome],
     folder: Path,
     listener: JobsListener,
@@ -231,7 +235,7 @@ def _work(
         WorkerPool(jobs, folder, listener, ray_workers).work()
 
 
-def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
+def _expand_files(files: str | Path | Iterable[str | Path]) -> list[Path]:
     items = [files] if isinstance(files, str | Path) else list(files)
     paths: list[Path] = []
     for item in items:
@@ -241,7 +245,7 @@ def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
         elif path.exists():
             paths.append(path)
         else:
-            paths += _matching(path) or [path]
+            paths += _glob_pattern(path) or [path]
     missing = [str(path) for path in paths if not path.is_file()]
     if missing or not paths:
         reason = f"there is no {missing[0]!r}" if missing else "no tuning file was found"
@@ -249,12 +253,12 @@ def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def _matching(pattern: Path) -> list[Path]:
+def _glob_pattern(pattern: Path) -> list[Path]:
     """Return the files that match a pattern, if the shell has not expanded it."""
     return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
-def _job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:
+def _stored_or_new_job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:
     """Return the stored or a new job; the digest identifies its folder."""
     digest = job_digest(file)
     short = digest[:_LETTERS]
@@ -270,12 +274,12 @@ def _as_left(job: JobOutcome, output: Path) -> JobOutcome:
     return replace(stored, name=job.name, file=job.file, known=True)
 
 
-def _now(job: JobOutcome, output: Path) -> JobOutcome:
+def _reload_outcome(job: JobOutcome, output: Path) -> JobOutcome:
     stored = read_outcome(output / job.name)
     return job if stored is None else replace(stored, file=job.file, known=job.known)
 
 
-def _pages(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:
+def _page_links(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:
     """Map each job to its page, else its log, as a link within the output folder."""
     links = {}
     for job in outcomes:

@@ -82,9 +82,9 @@ class JobRunner:
             stored = read_outcome(folder)
             if stored is not None and stored != prior and stored.status.ended:
                 return replace(stored, file=job.file)
-            return self._done(job, folder, lock, resume=stored is not None, tell=tell)
+            return self._run_process(job, folder, lock, resume=stored is not None, tell=tell)
 
-    def _done(
+    def _run_process(
         self,
         job: JobOutcome,
         folder: Path,
@@ -93,7 +93,7 @@ class JobRunner:
         resume: bool,
         tell: Callable[[str], None],
     ) -> JobOutcome:
-        started, logged = time.monotonic(), _size(folder / LOG_FILE)
+        started, logged = time.monotonic(), _file_size(folder / LOG_FILE)
         begun = replace(job, reason="interrupted")
         begun.write(folder)
         tell("resumes" if resume else "starts")
@@ -111,7 +111,7 @@ class JobRunner:
             )
         if self._stopped.is_set():
             self.stop()
-        for message in _lines(process):
+        for message in _read_messages(process):
             tell(message)
         code = process.wait()
         outcome = read_outcome(folder) or begun
@@ -119,7 +119,7 @@ class JobRunner:
             outcome = replace(
                 outcome,
                 status=JobStatus.FAILED,
-                reason=_why(code, folder / LOG_FILE, logged),
+                reason=_failure_reason(code, folder / LOG_FILE, logged),
                 exit_code=code,
                 seconds=time.monotonic() - started,
             )
@@ -133,7 +133,7 @@ class JobRunner:
             self._process.stdin.close()
 
 
-def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+def _read_messages(process: subprocess.Popen[str]) -> Iterator[str]:
     assert process.stdout is not None
     for line in process.stdout:
         try:
@@ -142,11 +142,11 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
             continue  # incomplete last line of a killed process
 
 
-def _size(file: Path) -> int:
+def _file_size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _why(code: int, log: Path, offset: int) -> str:
+def _failure_reason(code: int, log: Path, offset: int) -> str:
     """Return why a process ended without a result: its signal, or exit code and last log line.
 
     Args:

@@ -86,8 +86,7 @@ class _RayPlace:
         ray.kill(self._runner)
 
 
-def _traits() -> NumericalTraits:
-    """Return the numerical traits of the calling machine for all installed frameworks."""
+def _machine_traits() -> NumericalTraits:
     by_framework = installed_accumulation(hardware.detect())
     products = {f"{name} {kind}": by[kind] for name, by in by_framework.items() for kind in by}
     return NumericalTraits.of(products, [entry.package for entry in FRAMEWORKS.values()])
@@ -110,7 +109,7 @@ def ray_places(
         TuningError: no node can run jobs.
     """
     executor_named(workers.engine).check(workers)
-    nodes = ClusterNodes(workers, _traits, warn)
+    nodes = ClusterNodes(workers, _machine_traits, warn)
     try:
         slots = nodes.slots()
         if not slots:

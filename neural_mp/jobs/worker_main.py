@@ -69,14 +69,14 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     from neural_mp.cli.errors import ExitCode, reported
 
     faulthandler.enable()
-    tell = _own_output()
+    tell = _redirect_output()
     _end_with_parent()
     directory, started = Path(folder), time.monotonic()
     outcome = read_outcome(directory)
     assert outcome is not None
     code = ExitCode.DONE
     try:
-        result = _tuned(file, directory, resume, trust, _ProgressReporter(tell))
+        result = _tune_file(file, directory, resume, trust, _ProgressReporter(tell))
         outcome = outcome.ended(result.report, result.met)
     except Exception as error:
         # Any exception is stored as the outcome, so that the other jobs continue.
@@ -90,7 +90,7 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     return int(code)
 
 
-def _tuned(
+def _tune_file(
     file: str, directory: Path, resume: bool, trust: tuple[str, ...], listener: Listener
 ) -> OptimizedModel:
     from neural_mp.api.mixed_precision import MixedPrecision
@@ -113,15 +113,15 @@ def _tuned(
     return result
 
 
-def _own_output() -> Callable[[str], None]:
+def _redirect_output() -> Callable[[str], None]:
     """Redirect standard output to standard error; return a writer to the original."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(message: str) -> None:
+    def write_message(message: str) -> None:
         print(json.dumps(message), file=stream, flush=True)
 
-    return tell
+    return write_message
 
 
 def _end_with_parent() -> None:
@@ -130,7 +130,7 @@ def _end_with_parent() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
 
-    def watch() -> None:
+    def watch_parent() -> None:
         while os.read(watched, 1024):
             pass
         if hasattr(os, "killpg"):
@@ -138,10 +138,10 @@ def _end_with_parent() -> None:
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch_parent, daemon=True).start()
 
 
-def _arguments(given: list[str]) -> tuple[Any, ...]:
+def _parse_arguments(given: list[str]) -> tuple[Any, ...]:
     trust = (argument.removeprefix(_TRUST) for argument in given[2:] if argument.startswith(_TRUST))
     return given[0], given[1], "--resume" in given[2:], tuple(trust)
 
@@ -151,6 +151,6 @@ if __name__ == "__main__":
 
     suppress_startup_logs()
     # Exit without waiting for threads and exit handlers of frameworks.
-    code = main(*_arguments(sys.argv[1:]))
+    code = main(*_parse_arguments(sys.argv[1:]))
     sys.stderr.flush()
     os._exit(code)

@@ -204,7 +204,7 @@ class AUC(Collection):
             _refuse_probabilities("AUC", bool(are_probabilities(scores).all()))
             chances = np.exp(log_softmax(scores))
         else:
-            chances = _probabilities("AUC", scores)
+            chances = _check_probabilities("AUC", scores)
         # scikit-learn requires rows that sum to exactly 1, despite rounding.
         chances = chances / chances.sum(axis=1, keepdims=True)
         return float(roc_auc_score(truth, chances, multi_class=self.multi_class))
@@ -257,7 +257,7 @@ class Loss(RunningMean):
             logarithms = log_softmax(scores)
         else:
             tiny = np.finfo(np.float64).eps
-            logarithms = np.log(np.clip(_probabilities("loss", scores), tiny, 1 - tiny))
+            logarithms = np.log(np.clip(_check_probabilities("loss", scores), tiny, 1 - tiny))
         self.take_in(-np.take_along_axis(logarithms, truth[:, np.newaxis], axis=1))
 
     def merge(self, other: Any) -> None:
@@ -277,7 +277,7 @@ class Loss(RunningMean):
         return value
 
 
-def _probabilities(metric: str, rows: np.ndarray) -> np.ndarray:
+def _check_probabilities(metric: str, rows: np.ndarray) -> np.ndarray:
     valid = rows[~np.isnan(rows).any(axis=1)]
     if not are_probabilities(valid).all():
         raise MetricError(

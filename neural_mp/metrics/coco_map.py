@@ -105,8 +105,8 @@ def summary(
     tools = coco_tools("mAP")
     with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         evaluation = tools.cocoeval.COCOeval(
-            _annotated(tools, truth, list(truth), categories),
-            _annotated(tools, detections, list(truth), categories),
+            _build_coco(tools, truth, list(truth), categories),
+            _build_coco(tools, detections, list(truth), categories),
             "bbox",
         )
         evaluation.params.iouThrs = overlaps
@@ -114,12 +114,12 @@ def summary(
         evaluation.evaluate()
         evaluation.accumulate()
         if recalls is None:
-            _put_areas(evaluation)
+            _replace_with_areas(evaluation)
         evaluation.summarize()
     return dict(zip(SUMMARY, map(float, evaluation.stats), strict=True))
 
 
-def _annotated(
+def _build_coco(
     tools: ModuleType,
     images: Mapping[str, Boxes],
     names: list[str],
@@ -127,7 +127,7 @@ def _annotated(
 ) -> Any:
     """Convert boxes for pycocotools; ids start from 1, since 0 means no match."""
     annotations = (
-        entry for name, boxes in images.items() for entry in _entries(name, boxes, categories)
+        entry for name, boxes in images.items() for entry in _coco_entries(name, boxes, categories)
     )
     coco = tools.coco.COCO()
     coco.dataset = {
@@ -139,7 +139,9 @@ def _annotated(
     return coco
 
 
-def _entries(image: str, boxes: Boxes, categories: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+def _coco_entries(
+    image: str, boxes: Boxes, categories: Mapping[int, str]
+) -> Iterator[dict[str, Any]]:
     tops_lefts, bottoms_rights = boxes.corners[:, :2], boxes.corners[:, 2:]
     positions = tops_lefts[:, ::-1].astype(np.float64).tolist()
     sizes = (bottoms_rights - tops_lefts)[:, ::-1].astype(np.float64).tolist()
@@ -158,7 +160,7 @@ def _entries(image: str, boxes: Boxes, categories: Mapping[int, str]) -> Iterato
             }
 
 
-def _put_areas(evaluation: Any) -> None:
+def _replace_with_areas(evaluation: Any) -> None:
     """Replace the sampled points of each precision-recall curve by the area under the curve."""
     limits = evaluation._paramsEval
     shape = (len(limits.catIds), len(limits.areaRng), len(limits.imgIds))
@@ -170,10 +172,12 @@ def _put_areas(evaluation: Any) -> None:
             positives = sum(int(np.sum(np.asarray(e["gtIgnore"]) == 0)) for e in images)
             if positives:
                 for index, most in enumerate(limits.maxDets):
-                    precision[:, 0, kind, size, index] = _areas(images, most, positives)
+                    precision[:, 0, kind, size, index] = _areas_under_curves(
+                        images, most, positives
+                    )
 
 
-def _areas(images: list[dict[str, Any]], most: int, positives: int) -> list[float]:
+def _areas_under_curves(images: list[dict[str, Any]], most: int, positives: int) -> list[float]:
     """Return the area for each overlap.
 
     Args:

@@ -46,7 +46,7 @@ def build_metric(
         ConfigurationError: the name or an option is unknown, missing or of the wrong type.
         MetricError: the user-defined metric lacks a method.
     """
-    return _metric(name, options, metrics)
+    return _coerce_metric(name, options, metrics)
 
 
 def as_metric(given: Any, metrics: Registry = METRICS) -> Metric:
@@ -65,7 +65,7 @@ def as_metric(given: Any, metrics: Registry = METRICS) -> Metric:
     options = None
     if is_with_options(given):
         given, options = given
-    return _metric(given, options, metrics)
+    return _coerce_metric(given, options, metrics)
 
 
 def is_with_options(given: object) -> bool:
@@ -76,11 +76,11 @@ def is_with_options(given: object) -> bool:
     return isinstance(given[1], Mapping) or (isinstance(given[0], str) and is_number)
 
 
-def _metric(given: Any, options: Any, metrics: Registry) -> Metric:
+def _coerce_metric(given: Any, options: Any, metrics: Registry) -> Metric:
     """Convert a name, an object or a function to a metric of one output, label or value."""
     with error_path(*([given] if isinstance(given, str) else [])):
         if isinstance(given, str):
-            given, options, choices = _named(given, options, metrics)
+            given, options, choices = _resolve_metric_name(given, options, metrics)
         else:
             choices = {key: v for key, v in (options or {}).items() if key in CHOICES}
             options = {key: v for key, v in (options or {}).items() if key not in CHOICES}
@@ -106,7 +106,7 @@ def _metric(given: Any, options: Any, metrics: Registry) -> Metric:
         return metric
 
 
-def _named(
+def _resolve_metric_name(
     name: str, options: Any, metrics: Registry
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
     """Return the object of a name, its options that are not applied yet, and its choices."""

@@ -90,7 +90,7 @@ class MeanAveragePrecision:
         coco_tools("mAP")
         self._overlaps = overlaps("mAP: iou", iou)
         self._corners = _CORNERS[one_of("mAP: box", box, [*_CORNERS])]
-        self._outputs = _checked(outputs or {})
+        self._outputs = _validate_outputs(outputs or {})
         self.reset()
 
     def reset(self) -> None:
@@ -104,20 +104,20 @@ class MeanAveragePrecision:
         Raises:
             MetricError: predictions or labels have another format.
         """
-        detections = self._images(preds, "predictions", self._outputs)
-        truth = self._images(labels, "labels", {})
+        detections = self._boxes_per_image(preds, "predictions", self._outputs)
+        truth = self._boxes_per_image(labels, "labels", {})
         if len(detections) != len(truth):
             raise MetricError(
                 f"mAP got predictions for {counted(len(detections), 'image')} "
                 f"and labels for {len(truth)}"
             )
-        self._add(detections, truth)
+        self._add_boxes(detections, truth)
 
     def merge(self, other: MeanAveragePrecision) -> None:
         """Append the batches of another mAP."""
-        self._add(other._found.values(), other._truth.values())
+        self._add_boxes(other._found.values(), other._truth.values())
 
-    def _add(self, detections: Iterable[Boxes], truth: Iterable[Boxes]) -> None:
+    def _add_boxes(self, detections: Iterable[Boxes], truth: Iterable[Boxes]) -> None:
         start = len(self._truth)
         for number, (ours, theirs) in enumerate(zip(detections, truth, strict=True), start):
             self._found[str(number)], self._truth[str(number)] = ours, theirs
@@ -138,13 +138,14 @@ class MeanAveragePrecision:
         results = summary(self._truth, self._found, self._overlaps, recalls, names)
         return results["Precision/mAP"]
 
-    def _images(self, values: object, what: str, outputs: Mapping[str, str | int]) -> list[Boxes]:
-        """Return the boxes of every image of a batch."""
+    def _boxes_per_image(
+        self, values: object, what: str, outputs: Mapping[str, str | int]
+    ) -> list[Boxes]:
         wanted = [part for part in _PARTS if part != "scores" or what == "predictions"]
         if isinstance(values, Sequence) and all(isinstance(item, Mapping) for item in values):
-            parts = [_parts(item, what, outputs, wanted) for item in values]
+            parts = [_select_parts(item, what, outputs, wanted) for item in values]
         else:
-            whole = _parts(values, what, outputs, wanted)
+            whole = _select_parts(values, what, outputs, wanted)
             length = len(whole["boxes"])
             if any(len(part) != length for part in whole.values()):
                 raise MetricError(
@@ -152,10 +153,9 @@ class MeanAveragePrecision:
                     f"{described_outputs(whole)}"
                 )
             parts = [{name: part[i] for name, part in whole.items()} for i in range(length)]
-        return [self._boxes(image, what) for image in parts]
+        return [self._parse_boxes(image, what) for image in parts]
 
-    def _boxes(self, parts: Mapping[str, Any], what: str) -> Boxes:
-        """Return the boxes of one image after checking their shapes."""
+    def _parse_boxes(self, parts: Mapping[str, Any], what: str) -> Boxes:
         arrays = {name: np.asarray(as_numpy(part)) for name, part in parts.items()}
         count = arrays.pop("count", None)
         until = None if count is None else int(count.reshape(-1)[0])
@@ -177,10 +177,9 @@ class MeanAveragePrecision:
         )
 
 
-def _parts(
+def _select_parts(
     values: object, what: str, outputs: Mapping[str, str | int], wanted: Sequence[str]
 ) -> dict[str, Any]:
-    """Select boxes, labels etc. from several outputs."""
     arrays = outputs_of(values)
     if arrays is None:
         raise MetricError(
@@ -204,7 +203,7 @@ def _parts(
     return parts
 
 
-def _checked(outputs: object) -> Mapping[str, str | int]:
+def _validate_outputs(outputs: object) -> Mapping[str, str | int]:
     if not isinstance(outputs, Mapping):
         raise ConfigurationError(
             f"mAP: outputs must be names or positions of outputs by part, got {outputs!r}"

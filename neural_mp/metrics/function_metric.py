@@ -84,8 +84,8 @@ class OverAllData:
         self.__wrapped__ = function
         self.higher_is_better = higher_is_better
         self._options = dict(options or {})
-        self._order = _order(function, self._options)
-        if prepare is None and _package(function) in _OF_TENSORS:
+        self._order = _order_arguments(function, self._options)
+        if prepare is None and _defining_package(function) in _OF_TENSORS:
             prepare = _as_tensors
         self._prepare = prepare
         self.reset()
@@ -160,7 +160,7 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
         return None
 
 
-def _order(
+def _order_arguments(
     function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Callable[[Predicted], tuple[Any, ...]]:
     """Return a function that orders the arguments as `function` expects them."""
@@ -179,7 +179,7 @@ def _order(
         return _truth_first if _is_truth_first(*names) else _predictions_first
     if names[0] in _MODELS:
         raise MetricError(
-            f"the metric {_words(function)} must take (predictions, labels), got a function of a "
+            f"the metric {_name_of(function)} must take (predictions, labels), got a function of a "
             f"model; set a function model → number as eval_func"
         )
     return _as_one
@@ -224,18 +224,17 @@ def _as_trainer_gives(values: Any) -> Any:
 def _takes_others(function: Callable[..., Any], names: Sequence[str]) -> MetricError:
     signature = f"({', '.join(names)})"
     return MetricError(
-        f"the metric {_words(function)} must take (predictions, labels) or (y_true, y_pred), got "
+        f"the metric {_name_of(function)} must take (predictions, labels) or (y_true, y_pred), got "
         f"{signature}; bind other arguments with functools.partial, or give them as "
         f"(function, {{name: value}})"
     )
 
 
-def _words(function: object) -> str:
+def _name_of(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _package(function: object) -> str:
-    """Return the package of a function, or of the class of a callable object."""
+def _defining_package(function: object) -> str:
     while isinstance(function, partial):
         function = function.func
     home = function if hasattr(function, "__qualname__") else type(function)

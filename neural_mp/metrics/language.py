@@ -77,7 +77,7 @@ class Perplexity(_MeanOfTexts):
 
     def update(self, preds: object, labels: object) -> None:
         """Add the tokens of one batch."""
-        logits, tokens = _logits(preds), as_numpy(labels)
+        logits, tokens = _select_logits(preds), as_numpy(labels)
         aligned = logits.ndim == 3 and tokens.shape == logits.shape[:2]
         if not (aligned and logits.dtype.kind == "f" and tokens.dtype.kind in "iu"):
             raise MetricError(
@@ -88,7 +88,7 @@ class Perplexity(_MeanOfTexts):
         if self.shift:
             logits, tokens = logits[:, :-1], tokens[:, 1:]
         counted = tokens != IGNORED_LABEL
-        self.take_in_texts(_losses(logits[counted], tokens[counted]), counted.sum(axis=1))
+        self.take_in_texts(_token_losses(logits[counted], tokens[counted]), counted.sum(axis=1))
 
     def result(self) -> float:
         """Return the perplexity since the last reset; infinite above the largest float."""
@@ -115,7 +115,7 @@ class KLDivergence(_MeanOfTexts):
 
     def update(self, preds: object, labels: object) -> None:
         """Add the tokens of one batch; `labels` are the predictions of the FP32 model."""
-        values, truth = _logits(preds), _logits(labels)
+        values, truth = _select_logits(preds), _select_logits(labels)
         aligned = values.shape == truth.shape and values.ndim == 3
         if not (aligned and values.dtype.kind == truth.dtype.kind == "f"):
             raise MetricError(
@@ -157,7 +157,10 @@ class MultipleChoice:
 
     def update(self, preds: object, labels: object) -> None:
         """Add the answers of one batch."""
-        logits, (tokens, questions, correct, characters) = _logits(preds), _labels(labels)
+        logits, (tokens, questions, correct, characters) = (
+            _select_logits(preds),
+            _label_arrays(labels),
+        )
         aligned = logits.ndim == 3 and tokens.shape == logits.shape[:2]
         if not (aligned and logits.dtype.kind == "f"):
             raise MetricError(
@@ -168,7 +171,7 @@ class MultipleChoice:
         logits, tokens = logits[:, :-1], tokens[:, 1:]
         counted = tokens != IGNORED_LABEL
         rows = np.nonzero(counted)[0]
-        losses = _losses(logits[counted], tokens[counted])
+        losses = _token_losses(logits[counted], tokens[counted])
         scores = -np.bincount(rows, losses, minlength=len(tokens))
         if self.normalized:
             scores = scores / characters
@@ -200,7 +203,7 @@ class MultipleChoice:
         return sum(is_right for _, is_right in best) / len(self._answers)
 
 
-def _labels(labels: object) -> list[np.ndarray]:
+def _label_arrays(labels: object) -> list[np.ndarray]:
     """Return the arrays of a label of the dataset `multiple_choice`."""
     names = ("tokens", "question", "correct", "characters")
     if not isinstance(labels, Mapping) or not set(names) <= set(labels):
@@ -212,8 +215,7 @@ def _labels(labels: object) -> list[np.ndarray]:
     return [as_numpy(labels[name]) for name in names]
 
 
-def _logits(preds: Any) -> np.ndarray:
-    """Return the output `logits`, or the only output."""
+def _select_logits(preds: Any) -> np.ndarray:
     outputs = outputs_of(preds)
     if outputs is not None and _LOGITS not in outputs:
         raise MetricError(
@@ -223,7 +225,7 @@ def _logits(preds: Any) -> np.ndarray:
     return as_numpy(preds if outputs is None else outputs[_LOGITS])
 
 
-def _losses(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _token_losses(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Return -log p of every token, from logits [tokens, V]."""
     vocabulary = logits.shape[-1]
     if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):

@@ -100,10 +100,10 @@ class LMEvalTask:
             batch_size=self.batch_size,
             **(self.options or {}),
         )["results"]
-        values = [self._value(name, results.get(name, {})) for name in self._names]
+        values = [self._task_metric(name, results.get(name, {})) for name in self._names]
         return sum(values) / len(values)
 
-    def _value(self, task: str, results: Mapping[str, Any]) -> float:
+    def _task_metric(self, task: str, results: Mapping[str, Any]) -> float:
         """Return the metric of a task, whose names are `metric,filter`."""
         by_metric: dict[str, float] = {}
         for key, value in results.items():

@@ -266,7 +266,7 @@ def number_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]
     if {predicted.shape, truth.shape} == {column, column[:1]}:
         predicted, truth = predicted.reshape(-1), truth.reshape(-1)
     if predicted.shape != truth.shape:
-        raise _misfit(predicted, truth, "; they must be the same")
+        raise _shape_mismatch(predicted, truth, "; they must be the same")
     return np.atleast_1d(predicted.astype(np.float64)), np.atleast_1d(truth.astype(np.float64))
 
 
@@ -281,7 +281,7 @@ def score_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
         scores = scores.reshape(-1)
     classes = _true_classes(scores, truth)
     if scores.ndim not in (1, 2) or len(scores) != len(classes):
-        raise _misfit(scores, truth, CLASSES_KEPT_APART)
+        raise _shape_mismatch(scores, truth, CLASSES_KEPT_APART)
     if scores.ndim == 2 and classes.size:
         _check_range(classes, scores.shape[1])
     return scores, classes
@@ -319,10 +319,10 @@ def _true_classes(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     if labels.ndim == 2 and labels.shape[1] > 1:
         one_hot = np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all()
         if not one_hot or (scores.ndim == 2 and labels.shape != scores.shape):
-            raise _misfit(scores, labels, CLASSES_KEPT_APART)
+            raise _shape_mismatch(scores, labels, CLASSES_KEPT_APART)
         return labels.argmax(axis=1).astype(np.int64)
     if labels.ndim not in (1, 2):
-        raise _misfit(scores, labels, CLASSES_KEPT_APART)
+        raise _shape_mismatch(scores, labels, CLASSES_KEPT_APART)
     return whole_numbers(labels.reshape(-1), "labels")
 
 
@@ -362,7 +362,7 @@ def _check_range(classes: np.ndarray, count: int) -> None:
         )
 
 
-def _misfit(predicted: np.ndarray, truth: np.ndarray, hint: str) -> MetricError:
+def _shape_mismatch(predicted: np.ndarray, truth: np.ndarray, hint: str) -> MetricError:
     return MetricError(
         f"predictions of shape {predicted.shape} do not fit labels of shape {truth.shape}{hint}"
     )

@@ -24,10 +24,10 @@ class _MeanDifference(RunningMean):
     def update(self, preds: object, labels: object) -> None:
         """Add one batch."""
         predicted, truth = number_pairs(preds, labels)
-        self.take_in(self._errors(predicted - truth))
+        self.take_in(self._element_errors(predicted - truth))
 
     @staticmethod
-    def _errors(differences: np.ndarray) -> np.ndarray:
+    def _element_errors(differences: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
 
@@ -36,7 +36,7 @@ class MSE(_MeanDifference):
     """The mean squared error over all numbers."""
 
     @staticmethod
-    def _errors(differences: np.ndarray) -> np.ndarray:
+    def _element_errors(differences: np.ndarray) -> np.ndarray:
         return differences**2
 
 
@@ -56,7 +56,7 @@ class MAE(_MeanDifference):
     """The mean absolute error over all numbers."""
 
     @staticmethod
-    def _errors(differences: np.ndarray) -> np.ndarray:
+    def _element_errors(differences: np.ndarray) -> np.ndarray:
         return np.abs(differences)
 
 

@@ -61,8 +61,8 @@ class MeanIoU:
 
     def update(self, preds: object, labels: object) -> None:
         """Add one batch."""
-        truth = self._squeezed(as_array(labels, "labels"))
-        predicted, unknown = self._predicted(as_array(preds, "predictions"), truth)
+        truth = self._squeeze_channel_axis(as_array(labels, "labels"))
+        predicted, unknown = self._predict_classes(as_array(preds, "predictions"), truth)
         truth = whole_numbers(truth, "labels").reshape(-1)
         predicted = whole_numbers(predicted, "predictions").reshape(-1)
         counted = ~np.isin(truth, self.ignored)
@@ -81,14 +81,14 @@ class MeanIoU:
             classes: number of classes.
         """
         pairs = np.bincount(classes * truth + predicted, minlength=classes**2)
-        self._add(pairs.reshape(classes, classes))
+        self._add_confusion(pairs.reshape(classes, classes))
 
     def merge(self, other: MeanIoU) -> None:
         """Add the counts of another mIoU."""
-        self._add(other._confusion)
+        self._add_confusion(other._confusion)
         self._scored = other._scored or self._scored
 
-    def _add(self, confusion: np.ndarray) -> None:
+    def _add_confusion(self, confusion: np.ndarray) -> None:
         """Add a confusion matrix; the two matrices may differ in size."""
         size = max(len(self._confusion), len(confusion))
         previous, self._confusion = self._confusion, np.zeros((size, size), np.int64)
@@ -104,12 +104,13 @@ class MeanIoU:
             raise nothing_taken_in(self)
         return float((intersection[present] / union[present]).mean())
 
-    def _squeezed(self, values: np.ndarray) -> np.ndarray:
-        """Return classes of pixels without a channel axis of size 1."""
+    def _squeeze_channel_axis(self, values: np.ndarray) -> np.ndarray:
         has_channel = -values.ndim < self.axis < values.ndim and values.ndim > 3
         return values.squeeze(self.axis) if has_channel and values.shape[self.axis] == 1 else values
 
-    def _predicted(self, scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _predict_classes(
+        self, scores: np.ndarray, truth: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return predicted classes, and a mask of NaN predictions, which always count as wrong."""
         shape = scores.shape
         unknown = np.isnan(scores) if scores.dtype.kind == "f" else np.zeros(scores.shape, bool)
@@ -119,10 +120,13 @@ class MeanIoU:
                 scores, unknown = scores.argmax(self.axis), unknown.any(self.axis)
             else:
                 scores, unknown = scores.squeeze(self.axis), unknown.squeeze(self.axis)
-                scores = self._thresholded(scores)
+                scores = self._apply_threshold(scores)
         else:
-            scores, unknown = self._squeezed(scores), self._squeezed(unknown)
-            scores = self._thresholded(scores)
+            scores, unknown = (
+                self._squeeze_channel_axis(scores),
+                self._squeeze_channel_axis(unknown),
+            )
+            scores = self._apply_threshold(scores)
         if scores.shape != truth.shape:
             raise MetricError(
                 f"mIoU needs scores with an axis of classes, or classes, for labels of shape "
@@ -131,7 +135,7 @@ class MeanIoU:
             )
         return scores, unknown.reshape(-1)
 
-    def _thresholded(self, scores: np.ndarray) -> np.ndarray:
+    def _apply_threshold(self, scores: np.ndarray) -> np.ndarray:
         if scores.dtype.kind != "f":
             return scores
         with np.errstate(invalid="ignore"):

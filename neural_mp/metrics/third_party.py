@@ -53,7 +53,7 @@ class KerasMetric:
 
     def result(self) -> Any:
         """Return the value, or several by name."""
-        return _plain(self.__wrapped__.result())
+        return _plain_result(self.__wrapped__.result())
 
 
 class TorchMetric:
@@ -85,7 +85,7 @@ class TorchMetric:
 
     def result(self) -> Any:
         """Return the value, or several by name."""
-        return _plain(self.__wrapped__.compute())
+        return _plain_result(self.__wrapped__.compute())
 
 
 class EvaluateMetric:
@@ -130,7 +130,7 @@ class EvaluateMetric:
         """Return the value, or several by name."""
         for predictions, references in self._batches:
             self.__wrapped__.add_batch(predictions=predictions, references=references)
-        value = _plain(self.__wrapped__.compute(**self._options))
+        value = _plain_result(self.__wrapped__.compute(**self._options))
         return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
 
 
@@ -146,17 +146,19 @@ def wrapped(given: Any, options: Mapping[str, Any]) -> Any:
             neither one nor two arguments, or takes a model.
     """
 
-    def has(*names: str) -> bool:
+    def has_methods(*names: str) -> bool:
         return all(callable(getattr(given, name, None)) for name in names)
 
     kind: Callable[[Any], Any] | None = None
-    if has("update_state", "result") and (has("reset_state") or has("reset_states")):
+    if has_methods("update_state", "result") and (
+        has_methods("reset_state") or has_methods("reset_states")
+    ):
         kind = KerasMetric
-    elif has("update", "compute", "reset"):
+    elif has_methods("update", "compute", "reset"):
         kind = TorchMetric
-    elif has("add_batch", "compute"):
+    elif has_methods("add_batch", "compute"):
         return EvaluateMetric(given, options)
-    elif _is_scorer(given):
+    elif _is_sklearn_scorer(given):
         kind = Scorer
     if kind is not None:
         if options:
@@ -164,8 +166,8 @@ def wrapped(given: Any, options: Mapping[str, Any]) -> Any:
         return kind(given)
     home = getattr(given, "__module__", None) or ""
     if home.startswith("sklearn.metrics.") and inspect.isfunction(given):
-        return _sklearn_function(given, options)
-    is_function = callable(given) and not any(map(has, ("update", "reset", "result")))
+        return _wrap_sklearn_function(given, options)
+    is_function = callable(given) and not any(map(has_methods, ("update", "reset", "result")))
     return OverAllData(given, options) if is_function else None
 
 
@@ -177,10 +179,10 @@ def options_too_late(given: object, options: Mapping[str, Any]) -> MetricError:
     )
 
 
-def _plain(result: object) -> Any:
+def _plain_result(result: object) -> Any:
     """Return a result as numpy value, or its scalar parts by name."""
     if isinstance(result, Mapping):
-        parts = {str(name): _plain(value) for name, value in result.items()}
+        parts = {str(name): _plain_result(value) for name, value in result.items()}
         return {name: value for name, value in parts.items() if np.ndim(value) == 0}
     return as_numpy(result) if hasattr(result, "shape") else result
 
@@ -202,7 +204,9 @@ class Scorer(OverAllData):
 
     def __init__(self, scorer: Any, name: str | None = None) -> None:
         function, self._sign = scorer._score_func, scorer._sign
-        prepare = _PREPARED[_takes(function, getattr(scorer, "_response_method", "predict"))]
+        prepare = _PREPARED[
+            _response_method(function, getattr(scorer, "_response_method", "predict"))
+        ]
         super().__init__(function, scorer._kwargs, prepare, higher_is_better=True)
         self.__name__ = name or ("neg_" if self._sign < 0 else "") + function.__name__
 
@@ -211,16 +215,15 @@ class Scorer(OverAllData):
         return self._sign * super().result()
 
 
-def _sklearn_function(function: Callable[..., Any], options: Mapping[str, Any]) -> OverAllData:
-    """Wrap a function of `sklearn.metrics` as a metric with known direction."""
+def _wrap_sklearn_function(function: Callable[..., Any], options: Mapping[str, Any]) -> OverAllData:
     name = function.__name__
-    scorer = next((s for s in _scorers().values() if s._score_func is function), None)
+    scorer = next((s for s in _sklearn_scorers().values() if s._score_func is function), None)
     if scorer is not None:
-        takes, higher = _takes(function, scorer._response_method), scorer._sign > 0
+        takes, higher = _response_method(function, scorer._response_method), scorer._sign > 0
     else:
         parameters = [*inspect.signature(function).parameters]
         scores = {"y_score", "y_prob", "y_proba", "pred_decision"}.intersection(parameters)
-        takes, higher = _takes(function, "predict"), not name.endswith(_LESS_IS_BETTER)
+        takes, higher = _response_method(function, "predict"), not name.endswith(_LESS_IS_BETTER)
         takes = "decision_function" if scores else takes
     return OverAllData(function, options, _PREPARED[takes], higher_is_better=higher)
 
@@ -235,35 +238,34 @@ def named_scorer(name: str, known: Iterable[str]) -> Scorer:
     Raises:
         ConfigurationError: there is no scorer of this name.
     """
-    scorers = {key.casefold(): key for key in _scorers()}
+    scorers = {key.casefold(): key for key in _sklearn_scorers()}
     canonical = scorers.get(name.casefold())
     if canonical is None:
         raise ConfigurationError(
             f"unknown metric {name!r}{_close_names(name, known)} (name your own metric as "
             f"module:attribute)"
         )
-    return Scorer(_scorers()[canonical], canonical)
+    return Scorer(_sklearn_scorers()[canonical], canonical)
 
 
 def _close_names(name: str, known: Iterable[str]) -> str:
-    hint = did_you_mean(name, [*known, *_scorers()])
+    hint = did_you_mean(name, [*known, *_sklearn_scorers()])
     return hint if "did you mean" in hint else did_you_mean(name, known)
 
 
-def _is_scorer(given: object) -> bool:
-    """Whether `given` is a scorer, from `make_scorer` or `get_scorer`."""
+def _is_sklearn_scorer(given: object) -> bool:
     return all(hasattr(given, name) for name in ("_score_func", "_sign", "_kwargs"))
 
 
 @cache
-def _scorers() -> dict[str, Any]:
+def _sklearn_scorers() -> dict[str, Any]:
     from sklearn.metrics import get_scorer, get_scorer_names
 
     scorers = {name: get_scorer(name) for name in get_scorer_names()}
-    return {name: scorer for name, scorer in scorers.items() if _is_scorer(scorer)}
+    return {name: scorer for name, scorer in scorers.items() if _is_sklearn_scorer(scorer)}
 
 
-def _takes(function: object, response: str | Sequence[str] | None) -> str:
+def _response_method(function: object, response: str | Sequence[str] | None) -> str:
     """Return the response method of a function, in the terms of its scorer."""
     # `make_scorer` without a response method uses predict.
     methods = [response] if isinstance(response, str) else list(response or ["predict"])
@@ -275,23 +277,25 @@ def _takes(function: object, response: str | Sequence[str] | None) -> str:
     return "numbers" if methods[0] == "predict" and home.endswith("_regression") else methods[0]
 
 
-def _classes(preds: object, labels: object) -> tuple[Any, Any]:
+def _prepare_classes(preds: object, labels: object) -> tuple[Any, Any]:
     return class_pairs(preds, labels, 0.5)
 
 
-def _either(preds: object, labels: object) -> tuple[Any, Any]:
+def _prepare_either(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = as_array(preds, "predictions"), as_array(labels, "labels")
-    return _classes(scores, truth) if scores.size > truth.size else number_pairs(scores, truth)
+    return (
+        _prepare_classes(scores, truth) if scores.size > truth.size else number_pairs(scores, truth)
+    )
 
 
-def _scores(preds: object, labels: object) -> tuple[Any, Any]:
+def _prepare_scores(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = score_pairs(preds, labels)
     if scores.ndim == 2 and scores.shape[1] > 2:
-        return _probabilities(scores, truth)
+        return _prepare_probabilities(scores, truth)
     return (scores[:, 1] - scores[:, 0] if scores.ndim == 2 else scores), truth
 
 
-def _probabilities(preds: object, labels: object) -> tuple[Any, Any]:
+def _prepare_probabilities(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = score_pairs(preds, labels)
     scores = scores.astype(np.float64)
     if scores.ndim == 1:
@@ -304,7 +308,7 @@ def _probabilities(preds: object, labels: object) -> tuple[Any, Any]:
     return (scores[:, 1] if scores.shape[1] == 2 else scores), truth
 
 
-def _of_labels(preds: object, labels: object) -> tuple[Any, Any]:
+def _refuse_log_probabilities(preds: object, labels: object) -> tuple[Any, Any]:
     raise MetricError(
         f"scorers of log-probabilities are not supported, got predictions of shape "
         f"{as_array(preds, 'predictions').shape}; give a function of (predictions, labels)"
@@ -312,10 +316,10 @@ def _of_labels(preds: object, labels: object) -> tuple[Any, Any]:
 
 
 _PREPARED: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]] = {
-    "predict": _classes,
-    "either": _either,
+    "predict": _prepare_classes,
+    "either": _prepare_either,
     "numbers": number_pairs,
-    "decision_function": _scores,
-    "predict_proba": _probabilities,
-    "predict_log_proba": _of_labels,
+    "decision_function": _prepare_scores,
+    "predict_proba": _prepare_probabilities,
+    "predict_log_proba": _refuse_log_probabilities,
 }

@@ -150,14 +150,14 @@ def audit_ops(
     """Return the audit of planned and executed kernels; `is_native` is for 16-bit precisions."""
     return Audit(
         tuple(
-            AuditedOp(name, op, ran.get(name), _verdict(op, ran.get(name), is_native))
+            AuditedOp(name, op, ran.get(name), _judge_op(op, ran.get(name), is_native))
             for name, op in planned.items()
         ),
         complete,
     )
 
 
-def _verdict(
+def _judge_op(
     op: EffectiveOp, ran: OpTrace | None, is_native: Callable[[Precision], bool]
 ) -> Verdict:
     if ran is None:
@@ -165,7 +165,7 @@ def _verdict(
     if not ran.executed:
         return Verdict.AS_PLANNED if op.precision is Precision.FP32 else Verdict.NOT_REACHED
     if op.precision.is_integer:
-        if _in_int8(op, ran):
+        if _ran_in_int8(op, ran):
             return Verdict.AS_PLANNED
         return Verdict.UNFUSED if op.may_run_unfused else Verdict.HIGHER
     if op.moves_data and ran.precision is None and ran.reads_int8:
@@ -175,10 +175,10 @@ def _verdict(
         # Integer ops of the original model, outside any plan, have kernels named like their type.
         own = set(ran.kernels) == {op.type}
         return Verdict.AS_PLANNED if above or own else Verdict.LOWER
-    return _of_16_bits(op.precision, ran, is_native)
+    return _judge_16_bits(op.precision, ran, is_native)
 
 
-def _in_int8(op: EffectiveOp, ran: OpTrace) -> bool:
+def _ran_in_int8(op: EffectiveOp, ran: OpTrace) -> bool:
     """Whether an op ran in INT8, or with a weight of integers, as planned."""
     if op.approach is Approach.WEIGHT_ONLY:
         return ran.reads_int8
@@ -188,7 +188,7 @@ def _in_int8(op: EffectiveOp, ran: OpTrace) -> bool:
     return ran.effective_precision is Precision.INT8
 
 
-def _of_16_bits(
+def _judge_16_bits(
     planned: Precision, ran: OpTrace, is_native: Callable[[Precision], bool]
 ) -> Verdict:
     if ran.precision is Precision.INT8:

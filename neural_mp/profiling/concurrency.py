@@ -22,13 +22,13 @@ def concurrent_runs(
     runtimes compile at the first call.
     """
     with ThreadPoolExecutor(callers) as pool:
-        yield [partial(_burst, run, callers, pool) for run in runs]
+        yield [partial(_run_concurrently, run, callers, pool) for run in runs]
 
 
-def _burst(run: Callable[[], Any], callers: int, pool: ThreadPoolExecutor) -> None:
-    def repeat() -> None:
+def _run_concurrently(run: Callable[[], Any], callers: int, pool: ThreadPoolExecutor) -> None:
+    def run_repeatedly() -> None:
         for _ in range(CALLS_PER_CALLER):
             run()
 
-    for future in [pool.submit(repeat) for _ in range(callers)]:
+    for future in [pool.submit(run_repeatedly) for _ in range(callers)]:
         future.result()

@@ -56,7 +56,7 @@ class Sieve:
             else:
                 through.append(line + b"\n")
         match = _MARKER.search(rest)
-        cut = match.start() if match else len(rest) - _held_back(rest)
+        cut = match.start() if match else len(rest) - _count_marker_bytes(rest)
         self._rest = rest[cut:]
         return b"".join((*through, rest[:cut]))
 
@@ -69,7 +69,7 @@ class Sieve:
         return rest
 
 
-def _held_back(rest: bytes) -> int:
+def _count_marker_bytes(rest: bytes) -> int:
     """Return the number of final bytes that may begin a marker."""
     longest = max(map(len, _MARKERS)) - 1
     for count in range(min(longest, len(rest)), 0, -1):
@@ -103,14 +103,14 @@ def sieved_output(sieve: Sieve) -> Iterator[None]:
         with _real_output() as real, tempfile.TemporaryFile() as file:
             ended = threading.Event()
             arguments = (file.fileno(), real, sieve, ended)
-            reading = threading.Thread(target=_follow, args=arguments, daemon=True)
-            _flush()
+            reading = threading.Thread(target=_follow_file, args=arguments, daemon=True)
+            _flush_buffers()
             os.dup2(file.fileno(), _STANDARD_OUTPUT)
             reading.start()
             try:
                 yield
             finally:
-                _flush()
+                _flush_buffers()
                 os.dup2(real, _STANDARD_OUTPUT)
                 ended.set()
                 reading.join()
@@ -134,26 +134,25 @@ def _real_output() -> Iterator[int]:
         os.close(real)
 
 
-def _flush() -> None:
-    """Flush the buffers of Python and C."""
+def _flush_buffers() -> None:
     sys.stdout.flush()
     ctypes.CDLL(None).fflush(None)
 
 
-def _follow(file: int, real: int, sieve: Sieve, ended: threading.Event) -> None:
+def _follow_file(file: int, real: int, sieve: Sieve, ended: threading.Event) -> None:
     """Read a file while it grows, up to its size when `ended` is set."""
     position, last = 0, False
     while True:
         while part := os.pread(file, 1 << 16, position):
             position += len(part)
-            _write(real, sieve.passed(part))
+            _write_fully(real, sieve.passed(part))
         if last:
             break
         last = ended.wait(_DELAY)
-    _write(real, sieve.ended())
+    _write_fully(real, sieve.ended())
 
 
-def _write(target: int, text: bytes) -> None:
+def _write_fully(target: int, text: bytes) -> None:
     while text:
         text = text[os.write(target, text) :]
 
@@ -175,12 +174,12 @@ def read_kernel_log(path_or_lines: str | Path | Iterable[str]) -> KernelLog:
         KernelLogError: the log cannot be read or contains no kernel; the message has the reason.
     """
     if not isinstance(path_or_lines, str | Path):
-        return _read(path_or_lines, "the log")
+        return _parse_log(path_or_lines, "the log")
     path = validate_option("the log", file_path, path_or_lines)
     try:
         require_regular_file(path)
         with path.open(encoding="utf-8", errors="replace") as lines:
-            return _read(lines, str(path))
+            return _parse_log(lines, str(path))
     except OSError as error:
         raise KernelLogError(
             f"{str(path)!r} cannot be read: {error.strerror}; give the output of a program that "
@@ -221,12 +220,12 @@ def kernel_log() -> Iterator[KernelLog]:
             object.__setattr__(log, field.name, getattr(snapshot, field.name))
 
 
-def _read(lines: Iterable[str], name: str) -> KernelLog:
+def _parse_log(lines: Iterable[str], name: str) -> KernelLog:
     rest = iter(lines)
     first = next((line for line in rest if line.strip()), "")
     if first.lstrip()[:1] in ("[", "{"):
         content = [first, *rest]
-        log = _profile("".join(content), name)
+        log = _parse_profile("".join(content), name)
         rest = iter(content[1:])
     else:
         log = None
@@ -240,7 +239,7 @@ def _read(lines: Iterable[str], name: str) -> KernelLog:
     return log
 
 
-def _profile(text: str, name: str) -> KernelLog | None:
+def _parse_profile(text: str, name: str) -> KernelLog | None:
     """Return the log of an ONNX Runtime profile; None if the text is not a profile."""
     try:
         content = load_json(text, MAX_DATA_VALUES)
@@ -279,13 +278,13 @@ def run_with_kernel_log(
         KernelLogError: the program cannot be started.
     """
     environment = users_environment()
-    reader = OneDnnReader(_silence(environment))
+    reader = OneDnnReader(_explain_empty_log(environment))
 
-    def take(line: str) -> None:
+    def take_line(line: str) -> None:
         reader.read(line)
         keep(line)
 
-    sieve = Sieve(take)
+    sieve = Sieve(take_line)
     try:
         process = subprocess.Popen(
             command,
@@ -299,15 +298,14 @@ def run_with_kernel_log(
         ) from None
     with process, _interrupted_once():
         assert process.stdout is not None
-        for part in _parts(process.stdout.fileno()):
+        for part in _read_pipe(process.stdout.fileno()):
             write(sieve.passed(part))
         write(sieve.ended())
     code = process.returncode
     return reader.log(), code if code >= 0 else 128 - code
 
 
-def _parts(end: int) -> Iterator[bytes]:
-    """Yield the contents of a pipe until it is closed."""
+def _read_pipe(end: int) -> Iterator[bytes]:
     while part := os.read(end, 1 << 16):
         yield part
 
@@ -323,19 +321,19 @@ def _interrupted_once() -> Iterator[None]:
         yield
         return
 
-    def first(number: int, frame: FrameType | None) -> None:
+    def interrupt_once(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, handler)
         with suppress(KeyboardInterrupt):
             handler(number, frame)
 
-    signal.signal(signal.SIGINT, first)
+    signal.signal(signal.SIGINT, interrupt_once)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
 
 
-def _silence(environment: Mapping[str, str]) -> str:
+def _explain_empty_log(environment: Mapping[str, str]) -> str:
     if environment.get(_SWITCH, "1") in ("0", "false"):
         return f"oneDNN is disabled by {_SWITCH}={environment[_SWITCH]}; set {_SWITCH}=1"
     return f"the program ran no oneDNN kernels. {ENABLE_ONEDNN}"

@@ -60,7 +60,7 @@ def side_by_side(
     """
     first, second = ({row.name: row for row in log.by(key)} for log in (before, after))
     pairs = [RowPair(name, first.get(name), second.get(name)) for name in first | second]
-    return sorted(pairs, key=_longest, reverse=True)
+    return sorted(pairs, key=_longest_time, reverse=True)
 
 
 def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
@@ -68,15 +68,15 @@ def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
 
     Work is identified by primitive, direction and sizes. Sizes with an equal change are merged.
     """
-    first, second = _by_work(before.calls), _by_work(after.calls)
+    first, second = _group_by_work(before.calls), _group_by_work(after.calls)
     alike: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[tuple[str, str]]]
     alike = defaultdict(list)
     for work in first | second:
-        names = _kernels(first.get(work, ())), _kernels(second.get(work, ()))
+        names = _kernel_names(first.get(work, ())), _kernel_names(second.get(work, ()))
         if names[0] != names[1]:
             alike[(work[0], *names)].append(work)
     changes = [
-        _change(
+        _summarize_change(
             primitive, old, new, [[log.get(work, []) for work in works] for log in (first, second)]
         )
         for (primitive, old, new), works in alike.items()
@@ -88,19 +88,18 @@ def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
     )
 
 
-def _longest(pair: RowPair) -> float:
+def _longest_time(pair: RowPair) -> float:
     return max(row.milliseconds for row in (pair.before, pair.after) if row is not None)
 
 
-def _by_work(calls: Iterable[KernelCall]) -> dict[tuple[str, str], list[KernelCall]]:
-    """Group calls by primitive with direction, and sizes."""
+def _group_by_work(calls: Iterable[KernelCall]) -> dict[tuple[str, str], list[KernelCall]]:
     groups: dict[tuple[str, str], list[KernelCall]] = defaultdict(list)
     for call in calls:
-        groups[_work(call)].append(call)
+        groups[_work_key(call)].append(call)
     return groups
 
 
-def _work(call: KernelCall) -> tuple[str, str]:
+def _work_key(call: KernelCall) -> tuple[str, str]:
     primitive = _SAME_WORK.get(call.primitive, call.primitive)
     # Training and inference share their forward kernels.
     direction = "forward" if call.prop_kind.startswith("forward") else call.prop_kind
@@ -111,18 +110,17 @@ def _work(call: KernelCall) -> tuple[str, str]:
     return primitive if direction in ("", "undef") else f"{primitive} {direction}", call.problem
 
 
-def _kernels(calls: Iterable[KernelCall]) -> tuple[str, ...]:
+def _kernel_names(calls: Iterable[KernelCall]) -> tuple[str, ...]:
     named = (f"{call.implementation or call.primitive} {call.precision}" for call in calls)
     return tuple(sorted(set(named)))
 
 
-def _change(
+def _summarize_change(
     primitive: str,
     old: tuple[str, ...],
     new: tuple[str, ...],
     logs: Sequence[Sequence[Sequence[KernelCall]]],
 ) -> KernelChange:
-    """Return the change of a group of sizes, from their calls in both logs."""
     counts = [sum(map(len, works)) for works in logs]
     times = [math.fsum(call.milliseconds for calls in works for call in calls) for works in logs]
     return KernelChange(primitive, old, new, len(logs[0]), *counts, *times)

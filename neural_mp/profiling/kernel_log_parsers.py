@@ -114,13 +114,12 @@ class OneDnnReader:
             # For a graph partition: its primitives have their own lines.
             self._operations[component] += 1
             return True
-        call = _call(fields[1:], self._layouts(marker, fields))
+        call = _parse_call(fields[1:], self._possible_layouts(marker, fields))
         if call is not None:
             self._calls.append(call)
         return call is not None
 
-    def _layouts(self, marker: str, fields: list[str]) -> tuple[tuple[str, ...], ...]:
-        """Return the possible field layouts of a version."""
+    def _possible_layouts(self, marker: str, fields: list[str]) -> tuple[tuple[str, ...], ...]:
         if self._layout:
             return (self._layout,)
         if marker == MARKERS[-1]:
@@ -157,7 +156,7 @@ class OneDnnReader:
         return f"no line is of oneDNN; run the program with ONEDNN_VERBOSE=1. {ENABLE_ONEDNN}"
 
 
-def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall | None:
+def _parse_call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall | None:
     """Return the call described by the fields after `exec`; None if they fit no layout."""
     layout = next((names for names in layouts if len(names) == len(fields)), None)
     if layout is None:
@@ -179,7 +178,7 @@ def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall
         intern(value["primitive"]),
         intern(value.get("implementation", "")),
         intern(value["prop_kind"]),
-        _dtypes(value["memory_descriptors"]),
+        _parse_dtypes(value["memory_descriptors"]),
         intern(problem),
         float(elapsed),
         intern(engine),
@@ -187,7 +186,7 @@ def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall
 
 
 @lru_cache(maxsize=4096)
-def _dtypes(descriptors: str) -> Mapping[str, str]:
+def _parse_dtypes(descriptors: str) -> Mapping[str, str]:
     """Return tensor → type; tensors without a type are omitted."""
     dtypes: dict[str, str] = {}
     for descriptor in descriptors.split():

@@ -64,7 +64,7 @@ class KernelCall:
     @property
     def isa(self) -> str:
         """Instruction set in the kernel name; empty if none."""
-        return _isa(self.implementation)
+        return _find_instruction_sets(self.implementation)
 
     @property
     def precision(self) -> str:
@@ -174,8 +174,7 @@ class KernelLog:
 
 
 @lru_cache(maxsize=4096)
-def _isa(implementation: str) -> str:
-    """Return the instruction sets in a kernel name, without repetition."""
+def _find_instruction_sets(implementation: str) -> str:
     return "+".join(dict.fromkeys(_ISA.findall(implementation)))
 
 

@@ -124,7 +124,7 @@ def _bootstrap_interval(rounds: np.ndarray, value: float, length: int) -> list[f
     draw = np.random.default_rng(0)
     ratios: list[float] = []
     while len(ratios) < _BOOTSTRAP_SAMPLES:
-        drawn = _drawn_blocks(draw, rounds.shape[1], length)
+        drawn = _draw_blocks(draw, rounds.shape[1], length)
         latencies, references = np.quantile(rounds[:, drawn], _LATENCY_QUANTILE, axis=2)
         ratios += (latencies / references).tolist()
     tail = (1 - _CONFIDENCE) / 2
@@ -143,7 +143,7 @@ def _small_sample_factor(blocks: int, tail: float) -> float:
     return float(quantiles * math.sqrt(blocks / (blocks - 1)))
 
 
-def _drawn_blocks(draw: np.random.Generator, count: int, length: int) -> np.ndarray:
+def _draw_blocks(draw: np.random.Generator, count: int, length: int) -> np.ndarray:
     """Return resampled round indices, [draws, count], in circular blocks of consecutive rounds."""
     starts = draw.integers(0, count, (_DRAWS_AT_ONCE, -(-count // length), 1))
     drawn = (starts + np.arange(length)) % count
@@ -188,7 +188,7 @@ def interleaved_rounds(
     if not rounds or min(map(min, rounds)) < block_seconds:
         rounds = [[] for _ in runs]
         for number in range(warmup):
-            seconds = [_seconds(run, 1) for run in runs]
+            seconds = [_mean_run_seconds(run, 1) for run in runs]
             lengths = [
                 min(_MAX_RUNS, max(1, round(block_seconds / max(duration, 1e-9))))
                 for duration in seconds
@@ -209,12 +209,11 @@ def interleaved_rounds(
                     break
                 look = iteration * _NEXT_LOOK
         for index in order.sample(range(len(runs)), len(runs)):
-            rounds[index].append(_seconds(runs[index], lengths[index]))
+            rounds[index].append(_mean_run_seconds(runs[index], lengths[index]))
     return rounds
 
 
-def _seconds(run: Callable[[], Any], times: int) -> float:
-    """Return the mean seconds of `times` consecutive runs."""
+def _mean_run_seconds(run: Callable[[], Any], times: int) -> float:
     start = time.perf_counter()
     for _ in range(times):
         run()
@@ -254,29 +253,29 @@ def memory_growth(run: Callable[[], Any], interval: float = 0.001) -> MemoryGrow
     """
     process = psutil.Process()
     FREED.now()
-    start = peak = _resident(process)
+    start = peak = _resident_bytes(process)
     done = threading.Event()
 
-    def look() -> None:
+    def update_peak() -> None:
         nonlocal peak
-        peak = tuple(map(max, peak, _resident(process)))
+        peak = tuple(map(max, peak, _resident_bytes(process)))
 
-    def watch() -> None:
+    def watch_memory() -> None:
         while not done.wait(interval):
-            look()
+            update_peak()
 
-    watcher = threading.Thread(target=watch, daemon=True)
+    watcher = threading.Thread(target=watch_memory, daemon=True)
     watcher.start()
     try:
         run()
-        look()
+        update_peak()
     finally:
         done.set()
         watcher.join()
     return MemoryGrowth(*(most - least for most, least in zip(peak, start, strict=True)))
 
 
-def _resident(process: psutil.Process) -> tuple[int, ...]:
+def _resident_bytes(process: psutil.Process) -> tuple[int, ...]:
     """Return the resident bytes of a process: all, and those that belong to no file."""
     memory = process.memory_info()
     return memory.rss, memory.rss - getattr(memory, "shared", 0)

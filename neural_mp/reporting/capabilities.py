@@ -46,7 +46,7 @@ def capability_table(
     numbered notes. Ops of a layer with equal capabilities share a row, unless `each` is set.
     """
     shown = list(space.graph) if ops is None else list(ops)
-    groups = [[op] for op in shown] if each else _layers(space, shown)
+    groups = [[op] for op in shown] if each else _group_by_layer(space, shown)
     title = counted(len(shown), "op")
     notes = ["dim ops follow adjacent ops unless a plan names them"]
     if len(groups) < len(shown):
@@ -58,7 +58,7 @@ def capability_table(
         )
     shared = _reasons_of_all(space)
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
-    return _Capabilities(title, [_row(space, group, shared) for group in groups], notes)
+    return _Capabilities(title, [_build_row(space, group, shared) for group in groups], notes)
 
 
 @dataclass(frozen=True)
@@ -70,20 +70,20 @@ class _Capabilities:
     notes: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table, marks = self._table(), []
+        table, marks = self._build_table(), []
         if Measurement.get(console, options.update(width=_AMPLE), table).maximum > (
             options.max_width
         ):
             reasons = [row.because for row in self.rows if row.because]
             marks = list(dict.fromkeys(reasons))
-            table = self._table(marks)
+            table = self._build_table(marks)
         yield table
         for number, reason in enumerate(marks, start=1):
             yield Text(f"({number}) {reason}")
         for note in self.notes:
             yield Text(note, style="dim")
 
-    def _table(self, marks: Sequence[str] | None = None) -> Table:
+    def _build_table(self, marks: Sequence[str] | None = None) -> Table:
         """Return the wide table; with `marks`, the narrow table with numbered reasons."""
         table = formatting.TitledTable(self.title)
         table.add_column("op", overflow="fold")
@@ -99,9 +99,9 @@ class _Capabilities:
         return table
 
 
-def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str]) -> _Row:
+def _build_row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str]) -> _Row:
     first = group[0]
-    reasons = _reasons(space, first.name).items()
+    reasons = _shown_reasons(space, first.name).items()
     return _Row(
         tuple(op.name for op in group),
         tuple(op.type for op in group),
@@ -111,7 +111,7 @@ def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str
     )
 
 
-def _reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
+def _shown_reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
     """Return the reasons of an op; of low bits, only if the model has ops that support them."""
     reasons = dict(space.capabilities[op].reasons)
     for precision in [candidate for candidate in reasons if candidate.is_low_bit]:
@@ -131,7 +131,7 @@ def _runs_in(space: TuningSpace, op: Op) -> str:
     )
 
 
-def _layers(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:
+def _group_by_layer(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:
     """Group the ops, in their order, by layer and capabilities.
 
     The first op represents its group, since its kernel also computes ops fused into it.
@@ -141,7 +141,7 @@ def _layers(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:
     for op in ops:
         layer = op.fusion_group
         leads = layer is not None and layer in shown
-        if leads and _follows(space, op, space.graph[layer or ""]):
+        if leads and _follows_layer(space, op, space.graph[layer or ""]):
             groups.setdefault(layer, []).append(op)
         elif layer is not None:
             capability = space.capabilities[op.name]
@@ -153,7 +153,7 @@ def _layers(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:
     return sorted(groups.values(), key=lambda group: position[group[0].name])
 
 
-def _follows(space: TuningSpace, op: Op, layer: Op) -> bool:
+def _follows_layer(space: TuningSpace, op: Op, layer: Op) -> bool:
     """Whether an op differs from its layer at most in support of integers."""
 
     def beside_integers(name: str) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ def _follows(space: TuningSpace, op: Op, layer: Op) -> bool:
 
 def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
     """Return the reasons common to all ops, which stem from the machine."""
-    first, *remaining = [_reasons(space, op.name) for op in space.graph] or [{}]
+    first, *remaining = [_shown_reasons(space, op.name) for op in space.graph] or [{}]
     return {p: why for p, why in first.items() if all(o.get(p) == why for o in remaining)}
 
 

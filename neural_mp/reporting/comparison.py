@@ -37,17 +37,17 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
         outputs.add_row(
             output.name,
             formatting.decibels(output.sqnr),
-            _cosine(output.cosine),
+            _format_cosine(output.cosine),
             f"{output.max_abs_error:.3g}",
         )
     of_all = "" if worst is None else f"; {len(shown)} that introduce the most quantization noise"
     title = f"{counted(len(comparison.layers), 'op')}{of_all}"
     layers = formatting.table(title, "op", "type", "A → B", *figures, "", right=figures)
     for layer in shown:
-        mark = _mark(layer, comparison, marked)
-        layers.add_row(*_cells(layer), mark, style=_STYLES.get(mark, ""))
+        mark = _layer_mark(layer, comparison, marked)
+        layers.add_row(*_layer_cells(layer), mark, style=_STYLES.get(mark, ""))
     parts: list[RenderableType] = [outputs] if comparison.outputs else []
-    parts += [layers, Text(_verdict(comparison))]
+    parts += [layers, Text(_describe_divergence(comparison))]
     parts += [
         Text(f"{counted(len(names), 'op')} not compared: they {reason}", style="dim")
         for reason, names in comparison.left_out.items()
@@ -66,7 +66,7 @@ def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
     return text.getvalue()
 
 
-def _cells(layer: LayerDifference) -> tuple[str, ...]:
+def _layer_cells(layer: LayerDifference) -> tuple[str, ...]:
     first, second = layer.dtypes
     names, types = zip(*layer.fused_ops, (layer.name, layer.type), strict=True)
     return (
@@ -74,30 +74,30 @@ def _cells(layer: LayerDifference) -> tuple[str, ...]:
         ", ".join(types),
         first if first == second else f"{first} → {second}",
         formatting.decibels(layer.sqnr),
-        _fall(layer),
-        _cosine(layer.cosine),
+        _format_drop(layer),
+        _format_cosine(layer.cosine),
         f"{layer.max_abs_error:.3g}",
     )
 
 
-def _mark(layer: LayerDifference, comparison: Comparison, marked: Collection[str]) -> str:
+def _layer_mark(layer: LayerDifference, comparison: Comparison, marked: Collection[str]) -> str:
     if comparison.first is not None and layer.name == comparison.first.name:
         return "first"
     return "worst" if layer.name in marked else ""
 
 
-def _verdict(comparison: Comparison) -> str:
+def _describe_divergence(comparison: Comparison) -> str:
     first = comparison.first
     if first is None:
         return "No divergence: no op has an SQNR clearly below the SQNR of its inputs"
     low = first.sqnr < MIN_SQNR_DB
     why = f"first op below {MIN_SQNR_DB:.0f} dB" if low else "largest SQNR drop"
-    below = "inputs equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
+    below = "inputs equal" if _from_equal(first) else f"{_format_drop(first)} below its inputs"
     location = f"{first.name} ({first.type})"
     return f"First divergence at {location}: {formatting.decibels(first.sqnr)}, {below}; {why}"
 
 
-def _fall(layer: LayerDifference) -> str:
+def _format_drop(layer: LayerDifference) -> str:
     if layer.sqnr_drop <= 0:
         return "–"
     return "from equal" if _from_equal(layer) else f"{layer.sqnr_drop:.1f} dB"
@@ -107,5 +107,5 @@ def _from_equal(layer: LayerDifference) -> bool:
     return layer.sqnr_drop > 0 and layer.sqnr_drop + layer.sqnr >= EQUAL
 
 
-def _cosine(value: float) -> str:
+def _format_cosine(value: float) -> str:
     return f"{value:.6f}"

@@ -73,15 +73,15 @@ class SafeConsole(Console):
 
 def output_console() -> Console:
     """Return a console for results on the current standard output."""
-    return _console(stderr=False)
+    return _build_console(stderr=False)
 
 
 def error_console() -> Console:
     """Return a console for progress, warnings and errors on the current standard error."""
-    return _console(stderr=True)
+    return _build_console(stderr=True)
 
 
-def _console(*, stderr: bool) -> SafeConsole:
+def _build_console(*, stderr: bool) -> SafeConsole:
     stream = sys.stderr if stderr else sys.stdout
     _make_printable(stream)
     # Checked in advance: while TensorFlow is imported, standard error is redirected to a pipe.
@@ -104,11 +104,11 @@ def _make_printable(stream: object) -> None:
     encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
     if encoding.startswith("utf") or not hasattr(stream, "reconfigure"):
         return
-    codecs.register_error(_IN_PLAIN_WORDS, _plain)
+    codecs.register_error(_IN_PLAIN_WORDS, _replace_unencodable)
     stream.reconfigure(errors=_IN_PLAIN_WORDS)
 
 
-def _plain(error: UnicodeError) -> tuple[str, int]:
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]

@@ -49,65 +49,64 @@ def text(value: object) -> str:
     raise TypeError(f"no text is registered for {type(value).__name__}")
 
 
-def _text(renderable: RenderableType) -> str:
+def _render_text(renderable: RenderableType) -> str:
     console = Console(file=io.StringIO(), width=_CHARACTERS, force_jupyter=False)
     with console.capture() as captured:
         console.print(renderable)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def _html(renderable: RenderableType) -> str:
-    """Return tables for a terminal as HTML with a fixed width of characters."""
+def _render_html(renderable: RenderableType) -> str:
     console = Console(record=True, file=io.StringIO(), width=_CHARACTERS, force_jupyter=False)
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 @cell.register
-def _audit(audit: Audit) -> str:
-    return _html(Group(audit_table(audit.ops), audit_words(audit)))
+def _audit_html(audit: Audit) -> str:
+    return _render_html(Group(audit_table(audit.ops), audit_words(audit)))
 
 
 @text.register
 def _audit_text(audit: Audit) -> str:
     findings = (audit_table(audit.findings),) if audit.findings else ()
-    return _text(Group(*findings, audit_words(audit)))
+    return _render_text(Group(*findings, audit_words(audit)))
 
 
 @cell.register
-def _sensitivity(report: SensitivityReport) -> str:
-    return _html(sensitivity_table(report))
+def _sensitivity_html(report: SensitivityReport) -> str:
+    return _render_html(sensitivity_table(report))
 
 
 @text.register
 def _sensitivity_text(report: SensitivityReport) -> str:
-    return _text(sensitivity_table(report))
+    return _render_text(sensitivity_table(report))
 
 
 @cell.register
-def _comparison(comparison: Comparison) -> str:
-    return _html(comparison_table(comparison))
+def _comparison_html(comparison: Comparison) -> str:
+    return _render_html(comparison_table(comparison))
 
 
 @text.register
 def _report_text(report: Report) -> str:
-    return _text(report_tables(report, f"{report.source_name} and result"))
+    return _render_text(report_tables(report, f"{report.source_name} and result"))
 
 
 @cell.register
-def _trials(trials: Trials) -> str:
-    return _html(trial_table([(trial, trial.speedup) for trial in trials]))
+def _trials_html(trials: Trials) -> str:
+    return _render_html(trial_table([(trial, trial.speedup) for trial in trials]))
 
 
 @cell.register
-def _plan(plan: PrecisionPlan) -> str:
+def _plan_html(plan: PrecisionPlan) -> str:
     rows = [(op, str(config), str(config.weight or "")) for op, config in plan.items()]
     caption = f"{counted(len(plan), 'op')} of the plan"
     return notebook_table(("op", "configuration", "weight"), rows, caption)
 
 
 @cell.register
-def _machine(machine: Hardware) -> str:
+def _machine_html(machine: Hardware) -> str:
     rows = [
         (
             f"{device}, {precision}" if machine.gpus else precision.value,

@@ -53,9 +53,11 @@ class LiveJobs(JobsListener):
         self._cell: NotebookLive | None = None
         self._ended: list[Text] = []
         if console is None and is_notebook():
-            self._cell = NotebookLive(self._rendered)
+            self._cell = NotebookLive(self._render_jobs)
         elif self._console.is_terminal:
-            self._live = Live(get_renderable=self._rendered, console=self._console, transient=True)
+            self._live = Live(
+                get_renderable=self._render_jobs, console=self._console, transient=True
+            )
             self._live.start()
 
     def began(self, count: int) -> None:
@@ -69,31 +71,33 @@ class LiveJobs(JobsListener):
         if self._cell is not None:
             self._cell.update()
         elif self._live is None:
-            self._line(f"{job}: {message}")
+            self._show_line(f"{job}: {message}")
 
     def ended(self, outcome: JobOutcome) -> None:
         """Print a line for the job."""
         self._running.pop(outcome.name, None)
         self._counts[outcome.status] = self._counts.get(outcome.status, 0) + 1
-        self._line(f"{outcome.name}: {describe_outcome(outcome)}", _STYLES.get(outcome.status, ""))
+        self._show_line(
+            f"{outcome.name}: {describe_outcome(outcome)}", _STYLES.get(outcome.status, "")
+        )
 
     def close(self) -> None:
         """Remove the lines of running jobs."""
         if self._cell is not None:
             self._running.clear()
-            self._cell.draw(self._rendered())
+            self._cell.draw(self._render_jobs())
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _line(self, text: str, style: str = "") -> None:
+    def _show_line(self, text: str, style: str = "") -> None:
         if self._cell is not None:
             self._ended.append(Text(text, style))
-            self._cell.draw(self._rendered())
+            self._cell.draw(self._render_jobs())
             return
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _rendered(self) -> Group:
+    def _render_jobs(self) -> Group:
         table = Table.grid(padding=(0, 2))
         now = time.monotonic()
         for job, (since, message) in self._running.items():
@@ -116,7 +120,7 @@ def describe_outcome(job: JobOutcome) -> str:
             JobStatus.UNCHECKED: "accuracy not checked",
         }[job.status],
         f"{formatting.times(job.speedup)} as fast as the baseline" if job.speedup else "",
-        "" if job.accuracy is None else f"{_metric(job)} {formatting.number(job.accuracy)}",
+        "" if job.accuracy is None else f"{_metric_name(job)} {formatting.number(job.accuracy)}",
         "finished before" if job.known else "",
     ]
     return ", ".join(part for part in parts if part)
@@ -138,21 +142,21 @@ def jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
 
 def figure_headings(outcomes: Sequence[JobOutcome]) -> tuple[str, ...]:
     """Return the headings of `figures`; the first is the metric, if all jobs have the same."""
-    metrics = _metrics(outcomes)
+    metrics = _metric_names(outcomes)
     named = "metric" if len(metrics) > 1 else next(iter(metrics), "accuracy")
     return (named, "baseline", "speed", "size", "time")
 
 
 def has_several_metrics(outcomes: Sequence[JobOutcome]) -> bool:
     """Whether the jobs have different metrics."""
-    return len(_metrics(outcomes)) > 1
+    return len(_metric_names(outcomes)) > 1
 
 
-def _metrics(outcomes: Sequence[JobOutcome]) -> set[str]:
-    return {_metric(job) for job in outcomes if job.accuracy is not None}
+def _metric_names(outcomes: Sequence[JobOutcome]) -> set[str]:
+    return {_metric_name(job) for job in outcomes if job.accuracy is not None}
 
 
-def _metric(job: JobOutcome) -> str:
+def _metric_name(job: JobOutcome) -> str:
     return job.metric or "accuracy"
 
 
@@ -164,7 +168,7 @@ def figures(job: JobOutcome, named: bool = False) -> tuple[str, str, str, str, s
     smaller = f"{job.size / job.baseline_size:.0%}" if job.baseline_size else "–"
     value = formatting.number(job.accuracy)
     return (
-        f"{_metric(job)} {value}" if named and job.accuracy is not None else value,
+        f"{_metric_name(job)} {value}" if named and job.accuracy is not None else value,
         formatting.number(job.baseline_accuracy),
         formatting.times(job.speedup),
         smaller,

@@ -30,9 +30,13 @@ def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> Rendera
     figures = ("calls", "elapsed time", "share")
     table = formatting.table(summary(log), _HEADINGS[KernelKey(key)], *figures, right=figures)
     for row in log.by(key):
-        table.add_row(row.name, str(row.calls), _time(row.milliseconds), f"{row.share:.1%}")
+        table.add_row(
+            row.name, str(row.calls), _format_milliseconds(row.milliseconds), f"{row.share:.1%}"
+        )
     table.add_section()
-    table.add_row("all", str(len(log.calls)), _time(log.total), "100.0%" if log.total else "–")
+    table.add_row(
+        "all", str(len(log.calls)), _format_milliseconds(log.total), "100.0%" if log.total else "–"
+    )
     return Group(table, *(Text(note, style="yellow") for note in log.notes))
 
 
@@ -46,12 +50,15 @@ def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[Kernel
         counts = [str(row.calls) if row else "–" for row in rows]
         times = [row.milliseconds if row else None for row in rows]
         # Different numbers of calls mean different work, so a speedup is undefined.
-        speed = _speed(*times) if counts[0] == counts[1] else "–"
-        table.add_row(pair.name, *counts, *map(_time, times), speed)
+        speed = _format_speedup(*times) if counts[0] == counts[1] else "–"
+        table.add_row(pair.name, *counts, *map(_format_milliseconds, times), speed)
     table.add_section()
     totals = [log.total for log in logs]
     table.add_row(
-        "all", *(str(len(log.calls)) for log in logs), *map(_time, totals), _speed(*totals)
+        "all",
+        *(str(len(log.calls)) for log in logs),
+        *map(_format_milliseconds, totals),
+        _format_speedup(*totals),
     )
     return table
 
@@ -72,21 +79,21 @@ def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
             change.work,
             "\n".join((*(change.before or ("–",)), *kernels)),
             str(change.problems),
-            *map(_time, times),
-            _speed(*times) if counts[0] == counts[1] else "–",
+            *map(_format_milliseconds, times),
+            _format_speedup(*times) if counts[0] == counts[1] else "–",
         )
     return table
 
 
 def summary(log: KernelLog) -> str:
     """Summarize a log in one line: calls, time, library, instruction set."""
-    calls = f"{counted(len(log.calls), 'kernel call')}, {_time(log.total)}"
+    calls = f"{counted(len(log.calls), 'kernel call')}, {_format_milliseconds(log.total)}"
     return "; ".join(part for part in (calls, log.library.split(" (")[0], log.isa) if part)
 
 
-def _time(milliseconds: float | None) -> str:
+def _format_milliseconds(milliseconds: float | None) -> str:
     return "–" if milliseconds is None else f"{milliseconds:,.3f} ms"
 
 
-def _speed(previous: float | None, current: float | None) -> str:
+def _format_speedup(previous: float | None, current: float | None) -> str:
     return formatting.times(previous / current if previous and current else None)

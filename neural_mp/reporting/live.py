@@ -124,12 +124,12 @@ class LiveListener(Listener):
     def phase(self, name: str, total: int | None = None) -> None:
         """Restart the progress bar."""
         self._progress.reset(self._task, total=total, description=name)
-        self._update()
+        self._update_display()
 
     def step(self) -> None:
         """Advance the progress bar."""
         self._progress.advance(self._task)
-        self._update()
+        self._update_display()
 
     def source(self, name: str) -> None:
         """Name the given model by its precision."""
@@ -154,7 +154,7 @@ class LiveListener(Listener):
         self._baseline = self._each or message
         if self._prints_lines:
             self.console.print(self._baseline)
-        self._update()
+        self._update_display()
 
     def trial(self, trial: Trial, speedup: float | None) -> None:
         """Add a row."""
@@ -164,7 +164,7 @@ class LiveListener(Listener):
             self.console.print(
                 f"trial {trial.number + 1}: {trial.outcome}, {accuracy}, {trial.plan!r}"
             )
-        self._update()
+        self._update_display()
 
     def close(self) -> None:
         """Leave the final table of trials."""
@@ -199,7 +199,7 @@ class LiveListener(Listener):
     def _prints_lines(self) -> bool:
         return self._live is None and self._cell is None
 
-    def _update(self) -> None:
+    def _update_display(self) -> None:
         if self._cell is not None:
             self._cell.update()
         elif self._live is not None:

@@ -27,11 +27,11 @@ def stage_noise_table(noise: StageNoise) -> Table:
 
 def stage_rows(noise: StageNoise, count: int) -> list[list[str]]:
     """Return the cells of the noisiest ops, and of the outputs at the end."""
-    rows = [[op, *_cells(by, noise.stages)] for op, by in noise.noisiest(count).items()]
-    return [*rows, ["outputs", *_cells(noise.outputs, noise.stages)]]
+    rows = [[op, *_stage_cells(by, noise.stages)] for op, by in noise.noisiest(count).items()]
+    return [*rows, ["outputs", *_stage_cells(noise.outputs, noise.stages)]]
 
 
-def _cells(by_stage: Mapping[str, float], stages: tuple[Stage, ...]) -> list[str]:
+def _stage_cells(by_stage: Mapping[str, float], stages: tuple[Stage, ...]) -> list[str]:
     values = (by_stage.get(stage.value) for stage in stages)
     return ["–" if nsr is None else formatting.decibels(decibels(nsr)) for nsr in values]
 
@@ -40,5 +40,5 @@ def stage_words(noise: StageNoise, op: str) -> str:
     """Return the SQNR of an op at each stage as text; empty if the op was not measured."""
     if op not in noise.ops:
         return ""
-    cells = zip(noise.stages, _cells(noise.ops[op], noise.stages), strict=True)
+    cells = zip(noise.stages, _stage_cells(noise.ops[op], noise.stages), strict=True)
     return ", ".join(f"{cell} {STAGE_WORDS[stage]}" for stage, cell in cells)

@@ -102,15 +102,14 @@ def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
             + (f" ({row.correction})" if row.correction else ""),
             formatting.fraction(row.output_noise),
             formatting.fraction(row.corrected_output_noise),
-            _saved(row),
+            _format_saved_seconds(row),
             row.runs_in,
             row.reason,
         )
     return table
 
 
-def _saved(row: Sensitivity) -> str:
-    """Format the time that a decision saves, with its bounds."""
+def _format_saved_seconds(row: Sensitivity) -> str:
     low, high = row.seconds_gained_low, row.seconds_gained_high
     if row.seconds_gained is None or low is None or high is None:
         return formatting.seconds(row.seconds_gained)
@@ -130,8 +129,8 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
             str(trial.number + 1),
             *(formatting.number(trial.metrics.get(name)) for name in names),
             formatting.number(trial.accuracy),
-            _loss(trial),
-            _speed(trial, speedup),
+            _format_loss(trial),
+            _format_speedup(trial, speedup),
             f"{trial.seconds:.1f}",
             Text(trial.outcome.value, _OUTCOME_STYLE[trial.outcome]),
             counts if trial.error is None else f"{counts}: {trial.error}",
@@ -149,15 +148,14 @@ _RULE = (
 )
 
 
-def _loss(trial: Trial) -> str:
+def _format_loss(trial: Trial) -> str:
     """Format a loss with its confidence bound on other texts, if known."""
     loss = formatting.number(trial.loss)
     bound = trial.loss_bound
     return loss if bound is None else f"{loss} (at most {formatting.number(bound)})"
 
 
-def _speed(trial: Trial, speedup: float | None) -> str:
-    """Format a speedup with its confidence interval, if measured."""
+def _format_speedup(trial: Trial, speedup: float | None) -> str:
     if speedup is None or trial.speedup_interval is None:
         return formatting.times(speedup)
     low, high = trial.speedup_interval

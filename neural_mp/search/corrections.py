@@ -57,13 +57,13 @@ class Int8Settings:
         """Return a plan with these settings, as far as the ops support them."""
         return plan.replacing(
             {
-                op: self._applied(op, config, space)
+                op: self._apply_to_op(op, config, space)
                 for op, config in plan.items()
                 if config.approach is Approach.STATIC and config.activation is not None
             }
         )
 
-    def _applied(self, op: str, config: OpConfig, space: TuningSpace) -> OpConfig:
+    def _apply_to_op(self, op: str, config: OpConfig, space: TuningSpace) -> OpConfig:
         result = config
         if self.algorithm is not None and config.activation is not None:
             spec = replace(config.activation, algorithm=self.algorithm)
@@ -80,15 +80,15 @@ class Int8Settings:
 
 def without_reconstruction(plan: PrecisionPlan) -> PrecisionPlan:
     """Return a plan of the same speed whose weights are not learned."""
-    return _without(plan, RECONSTRUCTIONS)
+    return _remove_corrections(plan, RECONSTRUCTIONS)
 
 
 def rounded_to_nearest(plan: PrecisionPlan) -> PrecisionPlan:
     """Return a plan without learned weights, and without the bias learned with them."""
-    return _without(plan, (*RECONSTRUCTIONS, "bias_correction"))
+    return _remove_corrections(plan, (*RECONSTRUCTIONS, "bias_correction"))
 
 
-def _without(plan: PrecisionPlan, names: Collection[str]) -> PrecisionPlan:
+def _remove_corrections(plan: PrecisionPlan, names: Collection[str]) -> PrecisionPlan:
     """Return a plan without some corrections of the ops with learned weights."""
     return plan.replacing(
         {

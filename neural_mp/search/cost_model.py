@@ -68,7 +68,7 @@ class CostInputs:
 
     def fractions(self, ops: Sequence[str]) -> dict[str, tuple[float, float]]:
         """Return op → its fractions of the FP32 time and of all weights; equal ones if unknown."""
-        times = _fractions(self.seconds(ops))
+        times = _normalize_amounts(self.seconds(ops))
         sizes = [self.weights.get(op, 0) for op in ops]
         whole = sum(sizes)
         weights = [size / whole if whole else 1 / len(ops) for size in sizes]
@@ -91,12 +91,12 @@ class CostInputs:
             )
             return frozenset(weight_only if 2 * size_only < all_int8 else ())
 
-        def gain(op: str, seconds: float) -> float:
+        def net_gain(op: str, seconds: float) -> float:
             saved = seconds * (1 - self.time_ratio(op, Precision.INT8, False)) / seconds_of_all
             return saved - _SIZE_WEIGHT * self.weights.get(op, 0) / bytes_of_all
 
         times = zip(weight_only, self.seconds(weight_only), strict=True)
-        return frozenset(op for op, seconds in times if gain(op, seconds) <= 0)
+        return frozenset(op for op, seconds in times if net_gain(op, seconds) <= 0)
 
     def seconds(self, ops: Iterable[str]) -> list[float]:
         """Return the FP32 seconds of each op; 0 if not measured."""
@@ -116,7 +116,7 @@ class CostInputs:
         return duration / measured[Precision.FP32]
 
 
-def _fractions(amounts: Sequence[float]) -> list[float]:
+def _normalize_amounts(amounts: Sequence[float]) -> list[float]:
     """Return amounts as fractions of their sum; unknown amounts (0) count as the median."""
     measured = [amount for amount in amounts if amount > 0]
     middle = median(measured) if measured else 1.0
@@ -175,10 +175,10 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     nothing: all fall back, or none.
     """
     present = {*space.usable_precisions, Precision.FP32}
-    levels = tuple(sorted(present, key=_rank))
+    levels = tuple(sorted(present, key=_rank_precision))
     fractions = figures.fractions(space.tunable_ops)
     costs: dict[Node, tuple[Cost, ...]] = {
-        op: tuple(_cost(space.capabilities[op], op, p, figures, fractions[op]) for p in levels)
+        op: tuple(_op_cost(space.capabilities[op], op, p, figures, fractions[op]) for p in levels)
         for op in space.tunable_ops
     }
     shared: Iterable[SharedCost] = ()
@@ -187,7 +187,7 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     return CostModel(space, levels, Assignment(costs, tuple(shared)))
 
 
-def _rank(precision: Precision) -> tuple[bool, int, int]:
+def _rank_precision(precision: Precision) -> tuple[bool, int, int]:
     """Return the place of a precision among the levels.
 
     INT8 is the lowest, as only INT8 quantizes inputs, which conversions are paid for.
@@ -195,7 +195,7 @@ def _rank(precision: Precision) -> tuple[bool, int, int]:
     return precision is not Precision.INT8, precision.bits, list(Precision).index(precision)
 
 
-def _cost(
+def _op_cost(
     capability: Capability,
     op: str,
     precision: Precision,
@@ -216,7 +216,7 @@ def _cost(
 
 def _noise_and_conversions(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCost]:
     """Yield the noise and conversion costs at the bound between INT8 and the higher levels."""
-    cost = _conversion_cost(space, figures)
+    cost = _cost_per_conversion(space, figures)
     for tensor in space.tensors:
         conversion = (cost(tensor.name), 0.0)
         sensitivity = figures.sensitivities.get(tensor.name, 0.0)
@@ -228,8 +228,7 @@ def _noise_and_conversions(space: TuningSpace, figures: CostInputs) -> Iterator[
             yield SharedCost(conversion, 1, tensor.consumers)
 
 
-def _conversion_cost(space: TuningSpace, figures: CostInputs) -> Callable[[str], float]:
-    """Return a function from a tensor to the cost of one conversion."""
+def _cost_per_conversion(space: TuningSpace, figures: CostInputs) -> Callable[[str], float]:
     importance, times = figures.objectives.get(Objective.PERFORMANCE, 0.0), figures.times
     whole = sum(figures.seconds(space.tunable_ops))
     if times.conversion is None or whole <= 0:
@@ -237,11 +236,11 @@ def _conversion_cost(space: TuningSpace, figures: CostInputs) -> Callable[[str],
         return lambda tensor: estimate
     least, per_element, measured = times.conversion, times.per_element, times.conversions
 
-    def cost(name: str) -> float:
+    def tensor_cost(name: str) -> float:
         estimate = least + per_element * figures.values.get(name, 0.0)
         return importance * measured.get(name, estimate) / whole
 
-    return cost
+    return tensor_cost
 
 
 def _fused_in_fp32(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCost]:

@@ -45,7 +45,7 @@ class Step:
     @property
     def slope(self) -> float:
         """Reduction of noise per cost."""
-        return _slope(self.before, self.after)
+        return _gain_per_cost(self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ class Knapsack:
 
         As long as a search without one of the steps is cheaper, that step is left out.
         """
-        best, banned = self._greedy(noise, frozenset()), frozenset[Step]()
+        best, banned = self._fill_greedily(noise, frozenset()), frozenset[Step]()
         while True:
             largest = sorted(best[1], key=lambda step: step.cost)[-_LEFT_OUT:]
-            alternatives = [(self._greedy(noise, banned | {step}), step) for step in largest]
+            alternatives = [(self._fill_greedily(noise, banned | {step}), step) for step in largest]
             cheapest = min(alternatives, key=lambda entry: entry[0][0].cost, default=None)
             if cheapest is None or cheapest[0][0].cost >= best[0].cost * (1 - _LEAST_SAVING):
                 return best[0]
             best, banned = cheapest[0], banned | {cheapest[1]}
 
-    def _greedy(self, noise: float, banned: frozenset[Step]) -> tuple[Filling, list[Step]]:
+    def _fill_greedily(self, noise: float, banned: frozenset[Step]) -> tuple[Filling, list[Step]]:
         """Return a filling and its steps: in order until the noise is reached, less unneeded ones.
 
         The cost is infinite if the other steps do not suffice.
@@ -144,12 +144,13 @@ def _lower_hull(forms: Iterable[Form]) -> list[Form]:
     for form in sorted(forms, key=lambda form: (form.cost, form.noise)):
         if hull and form.noise >= hull[-1].noise:
             continue
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], form):
+        while len(hull) > 1 and _gain_per_cost(hull[-2], hull[-1]) <= _gain_per_cost(
+            hull[-1], form
+        ):
             hull.pop()
         hull.append(form)
     return hull
 
 
-def _slope(start: Form, end: Form) -> float:
-    """Return the reduction of noise per cost."""
+def _gain_per_cost(start: Form, end: Form) -> float:
     return (start.noise - end.noise) / max(end.cost - start.cost, 1e-300)

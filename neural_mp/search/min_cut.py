@@ -108,7 +108,7 @@ class CutSolver:
                 self._add_node(self.index[node], costs)
             for item in problem.shared:
                 if any(item.cost):
-                    self._add_shared(item)
+                    self._add_shared_cost(item)
         self.ends = np.asarray(self._edges, np.int32).reshape(-1, 2).T
         self.times, self.degradations = np.asarray(self._costs, float).reshape(-1, 2).T
 
@@ -121,15 +121,15 @@ class CutSolver:
         """
         if not self.bounds:
             return dict.fromkeys(self.nodes, 0)
-        low = self._low_variables(self._costs_at(weight))
+        low = self._find_source_side(self._costs_at(weight))
         below = low[: len(self.nodes) * self.bounds].reshape(-1, self.bounds).sum(axis=1)
         return dict(zip(self.nodes, (self.bounds - below).tolist(), strict=True))
 
-    def _add(self, start: int, end: int, cost: Cost) -> None:
+    def _add_edge(self, start: int, end: int, cost: Cost) -> None:
         self._edges.append((start, end))
         self._costs.append(cost)
 
-    def _variable(self, node: Node, bound: int) -> int:
+    def _variable_index(self, node: Node, bound: int) -> int:
         return self.index[node] * self.bounds + bound - 1
 
     def _add_node(self, index: int, costs: tuple[Cost, ...]) -> None:
@@ -137,21 +137,21 @@ class CutSolver:
         first = index * self.bounds
         chain = [self.sink, *range(first, first + self.bounds), self.source]
         for level, cost in enumerate(costs):
-            self._add(chain[level + 1], chain[level], cost)
+            self._add_edge(chain[level + 1], chain[level], cost)
         for bound in range(1, self.bounds):  # below a bound: also below all higher ones
-            self._add(chain[bound], chain[bound + 1], _FORBIDDEN_COST)
+            self._add_edge(chain[bound], chain[bound + 1], _FORBIDDEN_COST)
 
-    def _add_shared(self, item: SharedCost) -> None:
+    def _add_shared_cost(self, item: SharedCost) -> None:
         """Add an extra variable that any of the nodes pulls to its side, at the shared cost."""
         extra = self.size
         self.size += 1
         end = self.sink if item.below else self.source
         if item.and_not is not None:
-            end = self._variable(item.and_not, item.bound)
+            end = self._variable_index(item.and_not, item.bound)
         for node in item.any_of:
-            mine = self._variable(node, item.bound)
-            self._add(*((mine, extra) if item.below else (extra, mine)), _FORBIDDEN_COST)
-        self._add(*((extra, end) if item.below else (end, extra)), item.cost)
+            mine = self._variable_index(node, item.bound)
+            self._add_edge(*((mine, extra) if item.below else (extra, mine)), _FORBIDDEN_COST)
+        self._add_edge(*((extra, end) if item.below else (end, extra)), item.cost)
 
     def _costs_at(self, weight: float) -> np.ndarray:
         costs = np.full(len(self.times), inf)
@@ -165,7 +165,7 @@ class CutSolver:
             costs[finite] = times + weight * degradations
         return costs
 
-    def _low_variables(self, costs: np.ndarray) -> np.ndarray:
+    def _find_source_side(self, costs: np.ndarray) -> np.ndarray:
         """Return which variables are on the source side, in the cut with the fewest of them."""
         finite = np.isfinite(costs)
         scale = _FINITE / (float(costs[finite].sum()) or 1.0)

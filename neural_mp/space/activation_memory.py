@@ -31,13 +31,13 @@ def peak_activation_bytes(
     """
     steps = {op.name: index for index, op in enumerate(space.graph)}
     change = [0.0] * (len(steps) + 1)
-    for first, last, size in _lifetimes(space, plan, values, steps):
+    for first, last, size in _tensor_lifetimes(space, plan, values, steps):
         change[first] += size
         change[last + 1] -= size
     return round(max(accumulate(change, initial=0.0)))
 
 
-def _lifetimes(
+def _tensor_lifetimes(
     space: TuningSpace,
     plan: ResolvedPlan,
     values: Mapping[str, float],
@@ -56,14 +56,13 @@ def _lifetimes(
         last = max((steps[reader] for reader in readers), default=written)
         last = end if name in outputs else max(last, written)
         if name not in steps or not _within_a_kernel(space, plan, name, readers):
-            yield written, last, count * _width(space, plan, name)
+            yield written, last, count * _bytes_per_element(space, plan, name)
         quantized = [steps[r] for r in readers if name in plan.flow.int8_reads.get(r, ())]
         if quantized and name not in plan.flow.int8_outputs:
             yield min(quantized), max(quantized), count
 
 
-def _width(space: TuningSpace, plan: ResolvedPlan, name: str) -> int:
-    """Return the bytes per element of a tensor."""
+def _bytes_per_element(space: TuningSpace, plan: ResolvedPlan, name: str) -> int:
     if name in plan.flow.int8_outputs:
         return 1
     precision = plan.effective.get(name, Precision.FP32)
@@ -77,11 +76,11 @@ def _within_a_kernel(
 ) -> bool:
     """Whether the INT8 kernel that writes a tensor is also its only reader."""
 
-    def kernel(op: str) -> str | None:
+    def int8_kernel(op: str) -> str | None:
         in_int8 = plan.effective.get(op) is Precision.INT8
         return (space.graph[op].fusion_group or op) if in_int8 else None
 
-    own = kernel(name)
+    own = int8_kernel(name)
     if own is None or name in space.graph.outputs or not readers:
         return False
-    return all(kernel(reader) == own for reader in readers)
+    return all(int8_kernel(reader) == own for reader in readers)

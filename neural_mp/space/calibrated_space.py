@@ -20,7 +20,7 @@ def reached_by(space: TuningSpace, observed: Collection[str]) -> TuningSpace:
     INT8 approaches that need no calibrated range stay.
     """
     while unseen := observable_tensors(space.graph, space.int8_ops).difference(observed):
-        needing = frozenset(_needing(space.graph, space.int8_ops, unseen))
+        needing = frozenset(_ops_needing_int8(space.graph, space.int8_ops, unseen))
         if not needing:
             break
         space = space.without_int8(needing, (Approach.STATIC,), _NOT_REACHED)
@@ -45,19 +45,23 @@ def without_non_finite(space: TuningSpace, held: Mapping[str, object]) -> Tuning
         if tensor in held
     }
     if moving:
-        space = _without_moves(space, {op: _reason(held, name) for op, name in moving.items()})
+        space = _forbid_int8_moves(
+            space, {op: _non_finite_reason(held, name) for op, name in moving.items()}
+        )
     for tensor in held:
-        needing = frozenset(_needing(space.graph, space.int8_ops | space.dynamic_ops, (tensor,)))
+        needing = frozenset(
+            _ops_needing_int8(space.graph, space.int8_ops | space.dynamic_ops, (tensor,))
+        )
         approaches = (Approach.STATIC, Approach.DYNAMIC)
-        space = space.without_int8(needing, approaches, _reason(held, tensor))
+        space = space.without_int8(needing, approaches, _non_finite_reason(held, tensor))
     return space
 
 
-def _reason(held: Mapping[str, object], tensor: str) -> str:
+def _non_finite_reason(held: Mapping[str, object], tensor: str) -> str:
     return f"tensor {tensor!r} held {held[tensor]}, and INT8 has neither NaN nor Inf"
 
 
-def _without_moves(space: TuningSpace, reasons: Mapping[str, str]) -> TuningSpace:
+def _forbid_int8_moves(space: TuningSpace, reasons: Mapping[str, str]) -> TuningSpace:
     """Return a space in which ops, given with their reasons, compute instead of moving INT8."""
     ops = (replace(op, quantize_agnostic=False) if op.name in reasons else op for op in space.graph)
     capabilities = dict(space.capabilities)
@@ -70,18 +74,20 @@ def _without_moves(space: TuningSpace, reasons: Mapping[str, str]) -> TuningSpac
     return replace(space, graph=graph, capabilities=capabilities)
 
 
-def _needing(graph: OpGraph, heads: Collection[str], tensors: Iterable[str]) -> Iterator[str]:
+def _ops_needing_int8(
+    graph: OpGraph, heads: Collection[str], tensors: Iterable[str]
+) -> Iterator[str]:
     """Yield those of the INT8 ops `heads` that read, or can only write, some tensors in INT8."""
 
-    def head(op: Op) -> str | None:
+    def int8_head(op: Op) -> str | None:
         name = op.name if op.name in heads else op.fusion_group
         return name if name in heads else None
 
     for tensor in tensors:
         for op in graph.consumers(tensor):
-            reader = head(op)
+            reader = int8_head(op)
             if reader is not None and (reader != op.name or tensor in op.read_in_int8):
                 yield reader
-        writer = head(graph[tensor]) if tensor in graph else None
+        writer = int8_head(graph[tensor]) if tensor in graph else None
         if writer is not None and (graph[writer].writes_int8 or graph[writer].joins_int8):
             yield writer

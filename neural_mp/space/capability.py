@@ -75,10 +75,10 @@ class Capability:
     def with_requested(self, limits: Collection[OpConstraint]) -> Capability:
         """Return the capability with the weights in groups that only limits of the user ask for."""
         low = [config for config in self.configs if config.precision.is_low_bit]
-        if not low or any(_allowed(config, limits) for config in low):
+        if not low or any(_satisfies_limits(config, limits) for config in low):
             return self
         candidates = (weight_only(spec) for spec in self.weights if spec.group_size)
-        requested = tuple(config for config in candidates if _allowed(config, limits))
+        requested = tuple(config for config in candidates if _satisfies_limits(config, limits))
         return replace(self, configs=(*self.configs[:-1], *requested, self.configs[-1]))
 
     @property
@@ -102,7 +102,7 @@ class Capability:
         return next((variant for variant in variants if self.takes(variant)), config)
 
 
-def _allowed(config: OpConfig, limits: Iterable[OpConstraint]) -> bool:
+def _satisfies_limits(config: OpConfig, limits: Iterable[OpConstraint]) -> bool:
     return all(limit.allows(config) for limit in limits)
 
 

@@ -46,7 +46,7 @@ def paint_plan(
             chosen[op.name] = BY_PLAN
         elif planned is Precision.FP32 or (begins and planned is not precision):
             unable.setdefault(op.name, BY_PLAN)
-    boundaries = _boundaries(effective, precision)
+    boundaries = _boundary_reasons(effective, precision)
     return paint(graph, lists, boundaries=boundaries, unable=unable, chosen=chosen)
 
 
@@ -67,7 +67,7 @@ def explain_plan(
     for op in graph:
         if lists.of(op.type) is AmpList.ALLOW and op.name not in requested:
             unable.setdefault(op.name, BY_PLAN)
-    boundaries = _boundaries(effective, precision)
+    boundaries = _boundary_reasons(effective, precision)
     while True:
         painting = paint(graph, lists, boundaries=boundaries, unable=unable, chosen=chosen)
         missing, extra = requested - painting.allowed, painting.allowed - requested
@@ -77,7 +77,7 @@ def explain_plan(
         unable.update(dict.fromkeys(extra, BY_PLAN))
 
 
-def _boundaries(effective: Mapping[str, Precision], precision: Precision) -> dict[str, str]:
+def _boundary_reasons(effective: Mapping[str, Precision], precision: Precision) -> dict[str, str]:
     open_ = (precision, Precision.FP32)
     return {op: f"runs in {p}" for op, p in effective.items() if p not in open_}
 
@@ -138,11 +138,11 @@ class Resolver:
             PlanError: the plan requests a precision that an op does not support here.
         """
         checked = self._checked(plan)
-        resolved = ResolvedPlan(checked, self._followed(checked))
+        resolved = ResolvedPlan(checked, self._propagate_precisions(checked))
         if not resolved.has_low_precision:
             # Only FP32 kernels have an effect.
             checked = PrecisionPlan({op: c for op, c in checked.items() if c.kernel})
-        return replace(resolved, plan=self._filled_in(checked, resolved.effective))
+        return replace(resolved, plan=self._name_implied_ops(checked, resolved.effective))
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
         """Return the reason for each op's 16-bit precision, or lack of one, under a plan."""
@@ -151,13 +151,12 @@ class Resolver:
             self.lists.get(precision, FourLists()),
             precision,
             plan.effective,
-            self._obstacles(precision),
+            self._refusals_by_op(precision),
         )
 
-    def _filled_in(
+    def _name_implied_ops(
         self, checked: PrecisionPlan, effective: Mapping[str, Precision]
     ) -> PrecisionPlan:
-        """Return a plan that also names the ops implied by the plan."""
         sixteen = _occurring_16_bits(effective)
         configs = {}
         for op in self.graph:
@@ -188,7 +187,7 @@ class Resolver:
             configs[name] = _written_out(self.graph[name], self.capabilities[name], config)
         return PrecisionPlan(configs)
 
-    def _followed(self, plan: PrecisionPlan) -> QuantizationFlow:
+    def _propagate_precisions(self, plan: PrecisionPlan) -> QuantizationFlow:
         """Propagate INT8 first; ops that the plan leaves open then follow the plan's 16-bit ops."""
         flow = propagate_quantization(self.graph, plan.precisions, plan.internally_quantized)
         for precision in _occurring_16_bits(flow.effective):
@@ -198,14 +197,13 @@ class Resolver:
                 precision,
                 plan.precisions,
                 flow.effective,
-                self._obstacles(precision),
+                self._refusals_by_op(precision),
             )
             followers = dict.fromkeys(painting.allowed, precision)
             flow = replace(flow, effective={**flow.effective, **followers})
         return flow
 
-    def _obstacles(self, precision: Precision) -> dict[str, str]:
-        """Return op → reason why the op cannot run in a precision."""
+    def _refusals_by_op(self, precision: Precision) -> dict[str, str]:
         refusals = {name: item.refusal(precision) for name, item in self.capabilities.items()}
         return {name: why for name, why in refusals.items() if why is not None}
 
@@ -235,13 +233,13 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
     if not capability.takes(filled):
         raise PlanError(
             f"op {op.name!r} ({op.type}) does not support {config.precision.value.upper()} with "
-            f"{_words(filled)}; "
-            f"set {_words(best)}"
+            f"{_describe_config(filled)}; "
+            f"set {_describe_config(best)}"
         )
     return filled
 
 
-def _words(config: OpConfig) -> str:
+def _describe_config(config: OpConfig) -> str:
     text = f"weight '{config.weight}'"
     return f"{text}, activation '{config.activation}'" if config.activation else f"{text} only"
 

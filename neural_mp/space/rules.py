@@ -38,10 +38,10 @@ class ConversionRules:
 
     def constraint(self, op: Op) -> OpConstraint:
         """Return the constraint of an op."""
-        named = [limit for pattern, limit in self.by_name.items() if _matches(pattern, op)]
+        named = [limit for pattern, limit in self.by_name.items() if _matches_op(pattern, op)]
         typed = [limit for kind, limit in self.by_type.items() if kind in op.types]
         usual = [limit for types, limit in self.defaults if not types or types & op.types]
-        if any(_matches(pattern, op) for pattern in self.kept):
+        if any(_matches_op(pattern, op) for pattern in self.kept):
             usual = []
         return (named or typed or usual or [_FP32_ONLY])[-1]
 
@@ -55,12 +55,12 @@ class ConversionRules:
 
     def unmatched(self, graph: OpGraph) -> tuple[str, ...]:
         """Return the names and types that match no op of a graph."""
-        names = [p for p in self.by_name if not any(_matches(p, op) for op in graph)]
+        names = [p for p in self.by_name if not any(_matches_op(p, op) for op in graph)]
         types = {kind for op in graph for kind in op.types}
         return (*names, *(kind for kind in self.by_type if kind not in types))
 
 
-def _matches(pattern: str, op: Op) -> bool:
+def _matches_op(pattern: str, op: Op) -> bool:
     """Whether a pattern matches the beginning of a name of an op, or is one of its types."""
     names = (op.name, *(layer.name for layer in op.layers))
     return name_matches(pattern, names) or pattern in op.types

@@ -59,7 +59,7 @@ class TuningSpace:
         return tuple(
             config
             for config in self.capabilities[name].configs
-            if not config.precision.is_16_bit or self._begins(name, config.precision)
+            if not config.precision.is_16_bit or self._may_start_precision(name, config.precision)
         )
 
     def choice(self, name: str, precision: Precision) -> OpConfig | None:
@@ -78,7 +78,7 @@ class TuningSpace:
             if any(lists.of(op.type) is AmpList.ALLOW for lists in self.lists.values())
         )
 
-    def _begins(self, name: str, precision: Precision) -> bool:
+    def _may_start_precision(self, name: str, precision: Precision) -> bool:
         lists = self.lists.get(precision)
         return lists is None or lists.of(self.graph[name].type) is AmpList.ALLOW
 
@@ -163,7 +163,7 @@ class TuningSpace:
     def restricted_to(self, precisions: Iterable[Precision]) -> TuningSpace:
         """Return the space with these precisions only, and FP32, which is always kept."""
         retained = {*precisions, Precision.FP32}
-        return self._filtered(lambda name, config: config.precision in retained)
+        return self._filter_configs(lambda name, config: config.precision in retained)
 
     def without_emulated(self, retained: Collection[Precision]) -> TuningSpace:
         """Return the space without emulated 16-bit precisions, which are slower than FP32.
@@ -172,13 +172,15 @@ class TuningSpace:
         Precisions in `retained` stay, emulated or not.
         """
 
-        def native(name: str, capability: Capability) -> Capability:
+        def remove_emulated(name: str, capability: Capability) -> Capability:
             removed = {
                 p for p in capability.emulated if p not in retained and (name, p) not in self.asked
             }
             return capability.without(removed, _EMULATED)
 
-        space = replace(self, capabilities={n: native(n, c) for n, c in self.capabilities.items()})
+        space = replace(
+            self, capabilities={n: remove_emulated(n, c) for n, c in self.capabilities.items()}
+        )
         idle = {
             precision
             for precision in self.usable_precisions
@@ -191,7 +193,7 @@ class TuningSpace:
     def with_int8(self, approaches: Iterable[Approach]) -> TuningSpace:
         """Return the space with these INT8 approaches only."""
         retained = {*approaches, None}
-        return self._filtered(lambda name, config: config.approach in retained)
+        return self._filter_configs(lambda name, config: config.approach in retained)
 
     def suited_to(self, objectives: Collection[Objective]) -> TuningSpace:
         """Return the space without choices that defeat the only objective.
@@ -221,7 +223,7 @@ class TuningSpace:
 
     def without_data(self) -> TuningSpace:
         """Return the space without weights that are corrected with calibration data."""
-        return self._filtered(lambda name, config: not config.needs_data)
+        return self._filter_configs(lambda name, config: not config.needs_data)
 
     def without_int8(
         self, ops: Collection[str], approaches: Collection[Approach], reason: str
@@ -229,7 +231,7 @@ class TuningSpace:
         """Return the space without some INT8 approaches for ops, with a common reason."""
         if not ops:
             return self
-        space = self._filtered(lambda op, c: op not in ops or c.approach not in approaches)
+        space = self._filter_configs(lambda op, c: op not in ops or c.approach not in approaches)
         capabilities = dict(space.capabilities)
         for op in ops:
             capability = capabilities[op]
@@ -287,7 +289,7 @@ class TuningSpace:
             for name, limits in constraints.items()
         }
 
-        def allowed(name: str, config: OpConfig) -> bool:
+        def allows_config(name: str, config: OpConfig) -> bool:
             return all(limit.allows(config) for limit in by_op.get(name, ()))
 
         requests = {
@@ -297,7 +299,7 @@ class TuningSpace:
             for precision in limit.asks
         }
         space = replace(self, capabilities=requested)
-        return replace(space._filtered(allowed), asked=self.asked | requests)
+        return replace(space._filter_configs(allows_config), asked=self.asked | requests)
 
     def matching(self, pattern: str, option: str = "op_wise") -> list[str]:
         """Return the ops matched by a name or pattern of an op, or of a layer and its contents.
@@ -309,7 +311,7 @@ class TuningSpace:
         Raises:
             UnknownOperatorError: no op and no layer matches; the message lists the nearest names.
         """
-        named = [op.name for op in self.graph if op.name == pattern or pattern in _layers(op)]
+        named = [op.name for op in self.graph if op.name == pattern or pattern in _layer_names(op)]
         if named:
             return named
         try:
@@ -317,7 +319,7 @@ class TuningSpace:
         except re.error:
             matches = re.compile(re.escape(pattern)).fullmatch
         op_names = [op.name for op in self.graph if matches(op.name)]
-        op_names = op_names or [op.name for op in self.graph if any(map(matches, _layers(op)))]
+        op_names = op_names or [op.name for op in self.graph if any(map(matches, _layer_names(op)))]
         if not op_names:
             layers = (layer.name for layer in self.graph.layers)
             names = dict.fromkeys((*(op.name for op in self.graph), *layers))
@@ -327,14 +329,16 @@ class TuningSpace:
             )
         return op_names
 
-    def _filtered(self, keep: Callable[[str, OpConfig], bool]) -> TuningSpace:
-        def kept(name: str, capability: Capability) -> Capability:
+    def _filter_configs(self, keep: Callable[[str, OpConfig], bool]) -> TuningSpace:
+        def filter_capability(name: str, capability: Capability) -> Capability:
             configs = tuple(
                 config for config in capability.configs if config == FP32 or keep(name, config)
             )
             return replace(capability, configs=configs)
 
-        capabilities = {name: kept(name, item) for name, item in self.capabilities.items()}
+        capabilities = {
+            name: filter_capability(name, item) for name, item in self.capabilities.items()
+        }
         return replace(self, capabilities=capabilities)
 
     def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:
@@ -370,5 +374,5 @@ class TuningSpace:
         )
 
 
-def _layers(op: Op) -> list[str]:
+def _layer_names(op: Op) -> list[str]:
     return [layer.name for layer in op.layers]

@@ -88,7 +88,7 @@ def _try_algorithms(
     Ends when an algorithm meets the accuracy target, even if slow: all are equally fast.
     """
     start = problem.space.fastest_plan()
-    calibrated = [_with_algorithm(problem.space, start, a) for a in RANGE_ALGORITHMS]
+    calibrated = [_replace_algorithm(problem.space, start, a) for a in RANGE_ALGORITHMS]
     plans = dict.fromkeys(plan for plan in calibrated if plan is not None) or [start]
     tried = []
     for plan in plans:
@@ -99,7 +99,7 @@ def _try_algorithms(
     return min(tried, key=lambda pair: pair[1].ranking_loss)
 
 
-def _with_algorithm(
+def _replace_algorithm(
     space: TuningSpace, plan: PrecisionPlan, algorithm: CalibrationAlgorithm
 ) -> PrecisionPlan | None:
     """Return the plan with another calibration algorithm; None if no op supports it."""
@@ -145,8 +145,7 @@ def lowered_ops(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
     return [op for op in problem.space.tunable_ops if op in low]
 
 
-def _grouped(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]]:
-    """Return op type → ops of this type."""
+def _group_by_type(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]]:
     by_type: dict[str, list[str]] = {}
     for op in ops:
         by_type.setdefault(space.graph[op].type, []).append(op)
@@ -161,7 +160,9 @@ def _by_type(
     Types that only follow others into 16 bits are included.
     """
     space = problem.space
-    by_type = _grouped(space, [*lowered_ops(problem, base), *_followers(problem, base, target)])
+    by_type = _group_by_type(
+        space, [*lowered_ops(problem, base), *_infer_list_followers(problem, base, target)]
+    )
     for ops in sorted(by_type.values(), key=len):
         plan = at_precision(space, base, ops, target)
         if not space.resolve(plan).has_low_precision:
@@ -176,27 +177,29 @@ def _by_several_types(
     problem: TuningProblem, base: PrecisionPlan, target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Fall back all following types at once; if that meets the target, lower each again."""
-    by_type = _grouped(problem.space, _followers(problem, base, target))
+    by_type = _group_by_type(problem.space, _infer_list_followers(problem, base, target))
     if len(by_type) < 2:
         return False
 
-    def without(types: Iterable[str]) -> PrecisionPlan:
+    def raise_types(types: Iterable[str]) -> PrecisionPlan:
         ops = [op for name in types for op in by_type[name]]
         return at_precision(problem.space, base, ops, target)
 
     raised = list(by_type)
-    (trial,) = yield [without(raised)]
+    (trial,) = yield [raise_types(raised)]
     if not trial.met:
         return False
     for name in sorted(by_type, key=lambda name: -len(by_type[name])):
         fewer = [op_type for op_type in raised if op_type != name]
-        (trial,) = yield [without(fewer)]
+        (trial,) = yield [raise_types(fewer)]
         if trial.met:
             raised = fewer
     return True
 
 
-def _followers(problem: TuningProblem, base: PrecisionPlan, target: Precision) -> list[str]:
+def _infer_list_followers(
+    problem: TuningProblem, base: PrecisionPlan, target: Precision
+) -> list[str]:
     """Return ops outside the plan that 16 bits spread to, by the INFER list."""
     if target is not Precision.FP32:
         return []
@@ -242,19 +245,21 @@ def op_by_op(
         plan = at_precision(space, plan, group.ops, target)
         if not space.resolve(plan).has_low_precision:
             # The last group may be the only one missing among the useful ones.
-            return (yield from _only_these(problem, base, [*useful, group], groups, target))
+            return (
+                yield from _raise_useful_groups(problem, base, [*useful, group], groups, target)
+            )
         (trial,) = yield [plan]
         if trial.ranking_loss < least_loss:
             useful.append(group)
             least_loss = trial.ranking_loss
         if trial.met:
-            if not (yield from _only_these(problem, base, useful, groups[:count], target)):
+            if not (yield from _raise_useful_groups(problem, base, useful, groups[:count], target)):
                 yield from _lower_producers(space, base, plan, groups[:count])
             return True
     return False
 
 
-def _only_these(
+def _raise_useful_groups(
     problem: TuningProblem,
     base: PrecisionPlan,
     useful: list[FallbackGroup],

@@ -56,15 +56,17 @@ class BitAllocation(Strategy):
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
         noise = problem.probe.weight_noise()
-        knapsack = _knapsack(problem, noise)
-        yield from Basic().search(problem) if knapsack is None else _descend(problem, knapsack)
+        knapsack = _build_knapsack(problem, noise)
+        yield from (
+            Basic().search(problem) if knapsack is None else _try_noise_budgets(problem, knapsack)
+        )
 
 
-def _descend(problem: TuningProblem, knapsack: Knapsack) -> Search:
+def _try_noise_budgets(problem: TuningProblem, knapsack: Knapsack) -> Search:
     """Try a plan by its predicted loss, then plans between those that missed and those that met."""
     missed: Filling | None = None
     met: Filling | None = None
-    point: Filling | None = _first(knapsack, problem.tolerance)
+    point: Filling | None = _first_filling(knapsack, problem.tolerance)
     tried: list[tuple[float, float]] = []
     while point is not None and len(tried) < (_TRIALS_AT_MOST if met is None else _TRIALS):
         (trial,) = yield [problem.space.fastest_plan().replacing(point.configs)]
@@ -73,14 +75,14 @@ def _descend(problem: TuningProblem, knapsack: Knapsack) -> Search:
         else:
             missed = point
         tried.append((point.noise, trial.ranking_loss))
-        aim = _aim(tried, point is missed, missed, met, problem.tolerance)
+        aim = _predict_next_noise(tried, point is missed, missed, met, problem.tolerance)
         candidate = None if aim is None else knapsack.cheapest(aim)
         limit = inf if met is None else met.cost - _LEAST_GAIN
         is_new = candidate is not None and candidate not in (met, missed) and candidate.cost < limit
         point = candidate if is_new else None
 
 
-def _first(knapsack: Knapsack, tolerance: float | None) -> Filling:
+def _first_filling(knapsack: Knapsack, tolerance: float | None) -> Filling:
     """Return the cheapest plan, unless its divergence leaves no hope.
 
     The loss of perplexity, as a fraction, is about the divergence; other losses are of its order.
@@ -90,7 +92,7 @@ def _first(knapsack: Knapsack, tolerance: float | None) -> Filling:
     return knapsack.cheapest(_AIM_RATIO * tolerance)
 
 
-def _aim(
+def _predict_next_noise(
     tried: Sequence[tuple[float, float]],
     has_missed: bool,
     missed: Filling | None,
@@ -108,7 +110,7 @@ def _aim(
     """
     noise, loss = tried[-1]
     if tolerance and 0 < loss < inf and noise > 0:
-        aim = noise * (_AIM_RATIO * tolerance / loss) ** (1 / _exponent(tried[-2:]))
+        aim = noise * (_AIM_RATIO * tolerance / loss) ** (1 / _fit_loss_exponent(tried[-2:]))
     elif has_missed:
         aim = noise / 4
     else:
@@ -123,7 +125,7 @@ def _aim(
     return aim if aim > low else None
 
 
-def _exponent(tried: Sequence[tuple[float, float]]) -> float:
+def _fit_loss_exponent(tried: Sequence[tuple[float, float]]) -> float:
     """Return the power of the noise that the losses of two plans grow with; 1 if unknown."""
     if len(tried) < 2 or not all(0 < value < inf for pair in tried for value in pair):
         return 1.0
@@ -142,15 +144,17 @@ def weights_by_bytes(problem: TuningProblem) -> Knapsack:
     graph = problem.space.graph
     times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
 
-    def size(op: str, config: OpConfig) -> float:
+    def config_bytes(op: str, config: OpConfig) -> float:
         return graph[op].weights * bits_of(config) / 8
 
-    def choices(op: str) -> Iterable[OpConfig]:
+    def unslowed_configs(op: str) -> Iterable[OpConfig]:
         if op not in times:
             return problem.space.choices(op)
         return (config for config, _ in _no_slower_than_bf16(problem, op, times[op]))
 
-    return _knapsack_of(problem, problem.probe.weight_noise(), size, choices)
+    return _build_cost_knapsack(
+        problem, problem.probe.weight_noise(), config_bytes, unslowed_configs
+    )
 
 
 def bits_of(config: OpConfig) -> float:
@@ -162,12 +166,14 @@ def bits_of(config: OpConfig) -> float:
     return bits
 
 
-def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) -> Knapsack | None:
+def _build_knapsack(
+    problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]
+) -> Knapsack | None:
     """Return the choices of all ops by the objectives; None if no op has several forms."""
     times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
     if problem.workload is not None and times:
         # One form per op, without steps, is a choice as well: a fast one without noise.
-        knapsack = _by_workload(problem, noise, problem.workload, times)
+        knapsack = _build_workload_knapsack(problem, noise, problem.workload, times)
         return knapsack if knapsack.start.forms else None
     figures = CostInputs(
         {},
@@ -178,23 +184,23 @@ def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) 
     fractions = figures.fractions(problem.space.tunable_ops)
     importance = problem.objectives.get(Objective.PERFORMANCE, 0.0)
 
-    def cost(op: str, config: OpConfig) -> float:
+    def config_cost(op: str, config: OpConfig) -> float:
         emulated = problem.space.capabilities[op].emulated
         ratio = figures.time_ratio(op, config.precision, config.precision in emulated)
         time, size = fractions[op]
         return importance * time * ratio + (1 - importance) * size * bits_of(config) / 32
 
-    knapsack = _knapsack_of(problem, noise, cost, problem.space.choices)
+    knapsack = _build_cost_knapsack(problem, noise, config_cost, problem.space.choices)
     return knapsack if knapsack.steps else None
 
 
-def _by_workload(
+def _build_workload_knapsack(
     problem: TuningProblem,
     noise: Mapping[str, Mapping[str, float]],
     workload: Workload,
     times: Mapping[str, FormTimes],
 ) -> Knapsack:
-    """Return the choices of the timed ops by their time per token and their bits."""
+    """Weigh the time per token of the timed ops against their bits."""
     importance = problem.objectives.get(Objective.PERFORMANCE, 0.0)
     weights = {op: problem.space.graph[op].weights for op in times}
     seconds = sum(workload.seconds(form_times[str(FP32)]) for form_times in times.values())
@@ -209,7 +215,7 @@ def _by_workload(
                 harm,
             )
             for config, durations in _no_slower_than_bf16(problem, op, times[op])
-            if (harm := _harm(config, noise[op])) is not None
+            if (harm := _config_noise(config, noise[op])) is not None
         ]
     return Knapsack.of(forms)
 
@@ -231,7 +237,7 @@ def _no_slower_than_bf16(
             yield config, durations
 
 
-def _harm(config: OpConfig, noise: Mapping[str, float]) -> float | None:
+def _config_noise(config: OpConfig, noise: Mapping[str, float]) -> float | None:
     """Return the noise of an op in a configuration; None if unknown."""
     if config.weight is None:
         return 0.0
@@ -240,7 +246,7 @@ def _harm(config: OpConfig, noise: Mapping[str, float]) -> float | None:
     return _WITH_INPUTS * harm if dynamic and harm is not None else harm
 
 
-def _knapsack_of(
+def _build_cost_knapsack(
     problem: TuningProblem,
     noise: Mapping[str, Mapping[str, float]],
     cost: Callable[[str, OpConfig], float],
@@ -251,7 +257,7 @@ def _knapsack_of(
     for op in problem.space.tunable_ops:
         if op in noise:
             harms = (
-                (config, _harm(config, noise[op]))
+                (config, _config_noise(config, noise[op]))
                 for config in choices(op)
                 if config.activation is None
             )

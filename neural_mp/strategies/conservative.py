@@ -43,7 +43,9 @@ class Conservative(Strategy):
             if precision is Precision.FP32:
                 continue
             for decisions in types:
-                plan = at_precision(space, accepted, _open(problem, accepted, decisions), precision)
+                plan = at_precision(
+                    space, accepted, _unlowered_ops(problem, accepted, decisions), precision
+                )
                 resolved = space.resolve(plan)
                 if resolved in tried or not resolved.has_low_precision:
                     continue
@@ -57,19 +59,20 @@ def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
     """Return the decisions of each op type, in the order of trials."""
     counts = Counter(space.graph[op].type for op in space.tunable_ops)
 
-    def turn(op_type: str) -> tuple[int, int, str]:
+    def type_priority(op_type: str) -> tuple[int, int, str]:
         name = op_type.lower()
         first = next((i for i, part in enumerate(_FIRST) if part in name), len(_FIRST))
         return first, -counts[op_type], op_type
 
-    order = {op_type: index for index, op_type in enumerate(sorted(counts, key=turn))}
+    order = {op_type: index for index, op_type in enumerate(sorted(counts, key=type_priority))}
     by_type: list[list[Decision]] = [[] for _ in order]
     for ops in space.decision_groups:
         by_type[min(order[space.graph[op].type] for op in ops)].append(ops)
     return by_type
 
 
-def _open(problem: TuningProblem, plan: PrecisionPlan, decisions: list[Decision]) -> list[str]:
-    """Return the ops of those decisions that have no op in a lower precision."""
+def _unlowered_ops(
+    problem: TuningProblem, plan: PrecisionPlan, decisions: list[Decision]
+) -> list[str]:
     low = set(lowered_ops(problem, plan))
     return [op for ops in decisions if low.isdisjoint(ops) for op in ops]

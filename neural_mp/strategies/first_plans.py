@@ -67,11 +67,11 @@ def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPl
     cut = model.best_plan(0.0)
     yield cut
 
-    def time(op: str, plan: PrecisionPlan) -> float:
+    def op_time(op: str, plan: PrecisionPlan) -> float:
         return model.assignment.costs[op][model.levels.index(plan[op].precision)][0]
 
     in_int8 = [op for op in low if low[op].precision is Precision.INT8 and op in cut]
-    faster = [op for op in in_int8 if time(op, cut) < time(op, low)]
+    faster = [op for op in in_int8 if op_time(op, cut) < op_time(op, low)]
     yield low.replacing({op: cut[op] for op in faster})
     yield low.replacing({op: _lowest_float(op, model) for op in faster})
 

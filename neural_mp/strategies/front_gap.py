@@ -46,7 +46,7 @@ def first_fallbacks(
         noise: tensor → NSR.
     """
     noisy = [t for t in tensors if noise.get(t.name, 0.0) > _NSR_FALLBACK_THRESHOLD]
-    counts = {len(noisy)} | _fewest(problem, model, missed, tensors)
+    counts = {len(noisy)} | _fewest_fallbacks(problem, model, missed, tensors)
     return [without_tensors(problem.space, missed.plan, tensors[:n]) for n in sorted(counts)]
 
 
@@ -63,7 +63,7 @@ def further_fallbacks(
     first, missed = trials
     if not has_less_loss(missed, first):
         return []
-    counts = _fewest(problem, model, missed, tensors)
+    counts = _fewest_fallbacks(problem, model, missed, tensors)
     return [without_tensors(problem.space, missed.plan, tensors[:count]) for count in counts]
 
 
@@ -84,7 +84,7 @@ def tolerated_noise_ratio(problem: TuningProblem, missed: Trial) -> float:
     return tolerance / loss * _NOISE_MARGIN
 
 
-def _fewest(
+def _fewest_fallbacks(
     problem: TuningProblem, model: CostModel, missed: Trial, tensors: Sequence[QuantizedTensor]
 ) -> set[int]:
     """Return the least number of tensors whose fallback is predicted to suffice, if known."""
@@ -93,10 +93,10 @@ def _fewest(
         return set()
     most = model.cost(missed.plan)[1] * ratio
 
-    def suffices(count: int) -> bool:
+    def suffices_to_fall_back(count: int) -> bool:
         return model.cost(without_tensors(problem.space, missed.plan, tensors[:count]))[1] <= most
 
-    count = bisect_left(range(len(tensors)), True, key=suffices)
+    count = bisect_left(range(len(tensors)), True, key=suffices_to_fall_back)
     return {count} if count < len(tensors) else set()
 
 

@@ -152,19 +152,19 @@ class _Run:
         )
 
     def search(self) -> Steps:
-        plans = first_plans(self.problem, self.model, self._finished)
+        plans = first_plans(self.problem, self.model, self._apply_int8_settings)
         fastest = plans.fastest
-        first = yield from self._try(fastest)
+        first = yield from self._try_plan(fastest)
         if first is None:
             return  # no op runs in a lower precision, whatever the plan
         if not first.meets_accuracy and plans.as_fast is not None:
-            alternative = yield from self._try(plans.as_fast)
+            alternative = yield from self._try_plan(plans.as_fast)
             if alternative is not None and alternative.loss is not None:
                 fastest, first = plans.as_fast, alternative
         if not first.meets_accuracy:
             for_size = self._cost_inputs().in_int8_for_size_only(fastest)
             faithful = without_int8(self.problem.space, fastest, for_size)
-            trial = yield from self._try(faithful)
+            trial = yield from self._try_plan(faithful)
             if trial is not None and has_less_loss(trial, first):
                 fastest, first = faithful, trial
             if not self._has_met():
@@ -172,8 +172,8 @@ class _Run:
             if not self._has_met():
                 yield from self._try_reconstruction(fastest)
             if not self._has_met():
-                yield from self._bisect(fastest)
-        yield from self._refine()
+                yield from self._bisect_front(fastest)
+        yield from self._refine_fastest()
         if not self._has_met():
             yield from self._search_faster()
 
@@ -184,35 +184,36 @@ class _Run:
         """Return the fastest plan by latencies of whole models, see `fastest_by_time`."""
         space = self.problem.space
         if not self.problem.probe.times().ops:
-            return self._finished(space.fastest_plan())
-        plan = self._finished(first_plans(self.problem, self.model, self._finished).fastest)
+            return self._apply_int8_settings(space.fastest_plan())
+        plan = self._apply_int8_settings(
+            first_plans(self.problem, self.model, self._apply_int8_settings).fastest
+        )
 
-        def candidates(plan: PrecisionPlan) -> list[PrecisionPlan]:
-            plans = map(self._resolved, without_a_type(space, plan, self._gains(plan)))
+        def candidate_plans(plan: PrecisionPlan) -> list[PrecisionPlan]:
+            plans = map(self._resolve_plan, without_a_type(space, plan, self._saved_seconds(plan)))
             return [resolved.plan for resolved in plans if resolved.has_low_precision]
 
-        return fastest_nearby(self.problem.probe, plan, candidates) or plan
+        return fastest_nearby(self.problem.probe, plan, candidate_plans) or plan
 
-    def _resolved(self, plan: PrecisionPlan) -> ResolvedPlan:
-        return self.problem.space.resolve(self._finished(plan))
+    def _resolve_plan(self, plan: PrecisionPlan) -> ResolvedPlan:
+        return self.problem.space.resolve(self._apply_int8_settings(plan))
 
-    def _finished(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """Return a plan with corrections and calibration algorithm for its INT8 ops."""
+    def _apply_int8_settings(self, plan: PrecisionPlan) -> PrecisionPlan:
         space = self.problem.space
         return self.settings.applied(with_corrections(plan, space, self.corrections), space)
 
-    def _try(
+    def _try_plan(
         self, plan: PrecisionPlan
     ) -> Generator[list[PrecisionPlan], list[Trial], Trial | None]:
         """Return the trial of a plan, cached if tried before; None without a lower precision."""
-        finished = self._finished(plan)
+        finished = self._apply_int8_settings(plan)
         resolved = self.problem.space.resolve(finished)
         if resolved not in self.tried and resolved.has_low_precision:
             (trial,) = yield [finished]
             self.tried[resolved] = trial
         return self.tried.get(resolved)
 
-    def _refine(self) -> Steps:
+    def _refine_fastest(self) -> Steps:
         """Try plans near the fastest trial whose measured latency is lower.
 
         If single ops do not predict the trial's latency, they are timed again within its plan.
@@ -222,32 +223,31 @@ class _Run:
             if not accurate or not is_latency_only(self.problem.objectives):
                 return
             fastest = min(accurate, key=lambda trial: trial.relative_cost(self.problem.objectives))
-            off = self._is_off(fastest)
+            off = self._is_latency_mispredicted(fastest)
             if off:
                 self.within = self.problem.probe.times_within(fastest.plan) or self.within
-            better = fastest_nearby(self.problem.probe, fastest.plan, self._candidates)
+            better = fastest_nearby(self.problem.probe, fastest.plan, self._nearby_candidates)
             if better is None and off:  # No measurement: the trial decides.
                 better = self._solved_within(fastest.plan)
-            if better is None or self._resolved(better) in self.tried:
+            if better is None or self._resolve_plan(better) in self.tried:
                 return
-            yield from self._try(better)
+            yield from self._try_plan(better)
 
-    def _is_off(self, trial: Trial) -> bool:
-        """Whether the latency of a trial differs from the prediction by single ops."""
+    def _is_latency_mispredicted(self, trial: Trial) -> bool:
         measured = trial.objectives.get("relative_latency")
         predicted = predicted_time(self.problem.space, self._cost_inputs(), trial.plan)
         return (
             measured is not None and predicted is not None and abs(measured / predicted - 1) > _OFF
         )
 
-    def _candidates(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
+    def _nearby_candidates(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """Yield plans to measure against a plan, most promising first.
 
         If a trial missed the accuracy target, no further ops move to INT8.
         """
         space, inputs = self.problem.space, replace(self._cost_inputs(), in_place=True)
         nearby = neighbours(space, plan, inputs, may_lower=self._all_accurate())
-        resolved = map(self._resolved, [self._solved_within(plan), *nearby])
+        resolved = map(self._resolve_plan, [self._solved_within(plan), *nearby])
         visited = {*self.tried, space.resolve(plan)}
         for candidate in resolved:
             if candidate not in visited and candidate.has_low_precision:
@@ -259,13 +259,13 @@ class _Run:
 
         If a trial missed the accuracy target, no further ops move to INT8.
         """
-        cut = self._finished(self._cost_model().best_plan(0.0))
+        cut = self._apply_int8_settings(self._cost_model().best_plan(0.0))
         return cut if self._all_accurate() else only(plan, low_ops(cut))
 
     def _all_accurate(self) -> bool:
         return all(trial.meets_accuracy for trial in self.tried.values())
 
-    def _gains(self, plan: PrecisionPlan) -> dict[str, float]:
+    def _saved_seconds(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return op in a lower precision → saved seconds, for ops timed in both precisions."""
         times = (self.within or self.problem.probe.times()).ops
         return {
@@ -283,9 +283,9 @@ class _Run:
         if not slow:
             return
         plan = min(slow, key=lambda trial: trial.relative_cost(self.problem.objectives)).plan
-        fewer = (*self._scale_conversion_cost(plan), *gaining_most(plan, self._gains(plan)))
+        fewer = (*self._scale_conversion_cost(plan), *gaining_most(plan, self._saved_seconds(plan)))
         plans = dict.fromkeys(self.problem.space.resolve(candidate).plan for candidate in fewer)
-        less = [p for p in plans if p != plan and self._resolved(p).has_low_precision]
+        less = [p for p in plans if p != plan and self._resolve_plan(p).has_low_precision]
         seconds = self.problem.probe.latencies([self.problem.space.fp32_plan(), *less])
         if seconds is None:
             ranked = less[-1:]
@@ -293,7 +293,7 @@ class _Run:
             latency = dict(zip(less, seconds[1:], strict=True))
             ranked = sorted((p for p in less if latency[p] < seconds[0]), key=latency.__getitem__)
         for candidate in ranked[:_FASTER_TRIALS]:
-            yield from self._try(candidate)
+            yield from self._try_plan(candidate)
             if self._has_met():
                 return
 
@@ -306,7 +306,7 @@ class _Run:
     def _try_corrections(self, plan: PrecisionPlan, missed: Trial) -> Steps:
         """Try the calibration algorithm or bias correction with the least noise on few samples."""
         probe = self.problem.probe
-        baseline = probe.output_noise(self._finished(plan))
+        baseline = probe.output_noise(self._apply_int8_settings(plan))
         if baseline is None:
             return
         worthwhile = max(_MAX_NSR_RATIO_FOR_TRIAL, tolerated_noise_ratio(self.problem, missed))
@@ -314,82 +314,86 @@ class _Run:
         settings = [Int8Settings(name) for name in RANGE_ALGORITHMS[:0:-1]]  # the best come last
         settings += [Int8Settings(bias_correction=True)] if self.corrections else []
         for self.settings in settings:
-            noise = probe.output_noise(self._finished(plan))
+            noise = probe.output_noise(self._apply_int8_settings(plan))
             if noise is not None and noise < least:
                 best, least = self.settings, noise
         self.settings = best
-        yield from self._try(plan)
+        yield from self._try_plan(plan)
 
     def _try_reconstruction(self, plan: PrecisionPlan) -> Steps:
         """Try weights learned from FP32 results, if a few samples show less noise."""
         probe, unlearned = self.problem.probe, self.settings
         learned = probe.reconstructable()
-        baseline = probe.output_noise(self._finished(plan)) if learned else None
+        baseline = probe.output_noise(self._apply_int8_settings(plan)) if learned else None
         if baseline is None:
             return
         self.settings = replace(unlearned, learned=learned)
-        noise = probe.output_noise(self._finished(plan))
+        noise = probe.output_noise(self._apply_int8_settings(plan))
         if noise is None or noise >= baseline * _MAX_NSR_RATIO_FOR_TRIAL:
             self.settings = unlearned
-        yield from self._try(plan)
+        yield from self._try_plan(plan)
 
-    def _bisect(self, fastest: PrecisionPlan) -> Steps:
-        self.model = self._cost_model(rescale_estimates(self.noise, self._measured_noise(fastest)))
+    def _bisect_front(self, fastest: PrecisionPlan) -> Steps:
+        self.model = self._cost_model(
+            rescale_estimates(self.noise, self._measure_output_noise(fastest))
+        )
         missed, met = self.model.cost(fastest), self.model.assignment.cost(self.model.cut.best(inf))
-        first, tensors = self.tried[self._resolved(fastest)], self._noisiest()
+        first, tensors = self.tried[self._resolve_plan(fastest)], self._noisiest_tensors()
         guesses = first_fallbacks(self.problem, self.model, first, tensors, self.noise)
-        guesses = [plan for plan in guesses if self._resolved(plan) not in self.tried]
+        guesses = [plan for plan in guesses if self._resolve_plan(plan) not in self.tried]
         while self._may_go_on():
-            plan = guesses.pop(0) if guesses else self._between(missed, met)
-            if plan is None or self._resolved(plan) in self.tried:
+            plan = guesses.pop(0) if guesses else self._front_plan_between(missed, met)
+            if plan is None or self._resolve_plan(plan) in self.tried:
                 break
-            if (trial := (yield from self._try(plan))) is None:
+            if (trial := (yield from self._try_plan(plan))) is None:
                 break
             if trial.meets_accuracy:
                 met, guesses = self.model.cost(plan), []
             else:
                 missed = self.model.cost(plan)
                 again = further_fallbacks(self.problem, self.model, (first, trial), tensors)
-                guesses = [p for p in again if self._resolved(p) not in self.tried] + guesses
+                guesses = [p for p in again if self._resolve_plan(p) not in self.tried] + guesses
         if not any(trial.meets_accuracy for trial in self.tried.values()):
             yield from self._fall_back_by_noise(fastest)
         for _ in range(_GAP_TRIALS):
             trials = list(self.tried.values())
-            plan = halfway(self.problem.space, self.model, trials, self._noisiest())
+            plan = halfway(self.problem.space, self.model, trials, self._noisiest_tensors())
             if plan is not None:
-                yield from self._try(plan)
+                yield from self._try_plan(plan)
 
     def _fall_back_by_noise(self, fastest: PrecisionPlan) -> Steps:
         """Move the noisiest tensors out of INT8 in doubling steps, once the front is exhausted."""
-        tensors, count = self._noisiest(), 1
+        tensors, count = self._noisiest_tensors(), 1
         while count < len(tensors) and self._may_go_on():
             plan = without_tensors(self.problem.space, fastest, tensors[:count])
-            trial = yield from self._try(plan)
+            trial = yield from self._try_plan(plan)
             if trial is not None and trial.meets_accuracy:
                 return
             count *= 2
 
-    def _noisiest(self) -> list[QuantizedTensor]:
-        """Return the tensors, noisiest first."""
-        return sorted(self.problem.space.tensors, key=self._nsr, reverse=True)
+    def _noisiest_tensors(self) -> list[QuantizedTensor]:
+        """Sort all tensors, noisiest first."""
+        return sorted(self.problem.space.tensors, key=self._tensor_nsr, reverse=True)
 
-    def _nsr(self, tensor: QuantizedTensor) -> float:
+    def _tensor_nsr(self, tensor: QuantizedTensor) -> float:
         return self.noise.get(tensor.name, 0.0)
 
     def _may_go_on(self) -> bool:
         return len(self.tried) < (_TRIALS if self._has_met() else _TRIALS_AT_MOST)
 
-    def _between(self, missed: Cost, met: Cost) -> PrecisionPlan | None:
+    def _front_plan_between(self, missed: Cost, met: Cost) -> PrecisionPlan | None:
         """Return the plan of the Pareto front between two costs; None if one dominates."""
         weight = break_even_weight(missed, met)
         return None if weight is None else self.model.best_plan(weight)
 
-    def _measured_noise(self, plan: PrecisionPlan) -> dict[str, float]:
+    def _measure_output_noise(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return the output noise due to each of the noisiest tensors."""
         noises = {}
-        for tensor in self._noisiest()[:_MEASURED_EXACTLY]:
+        for tensor in self._noisiest_tensors()[:_MEASURED_EXACTLY]:
             isolated = only(plan, tensor.quantizing_ops)
-            noise = self.problem.probe.output_noise(self._finished(isolated), tensor.name)
+            noise = self.problem.probe.output_noise(
+                self._apply_int8_settings(isolated), tensor.name
+            )
             if noise is not None:
                 noises[tensor.name] = min(noise, _MAX_OUTPUT_NSR)
         return noises

@@ -48,26 +48,26 @@ class Mse(Basic):
         decisions = [ops for ops in low if not helped or not helped.isdisjoint(ops)]
         # Types that only follow others into 16 bits may have helped, too.
         decisions += [(op,) for op in sorted(helped.difference(lowered_ops(problem, base)))]
-        scores = _scores(problem, base, decisions)
+        scores = _decision_errors(problem, base, decisions)
         if not any(scores.values()):
             return (yield from super().by_op(problem, base, helped, target))
         order = sorted(decisions, key=lambda ops: -scores[ops])
         return (yield from fall_back_one_by_one(problem, base, order, target))
 
 
-def _scores(
+def _decision_errors(
     problem: TuningProblem, base: PrecisionPlan, decisions: list[Decision]
 ) -> dict[Decision, float]:
-    """Return decision → the error that it causes."""
     names = [ops[0] for ops in decisions]
-    noises = output_noises(problem, (_alone(problem, base, ops) for ops in decisions), names)
+    noises = output_noises(
+        problem, (_lower_only_these(problem, base, ops) for ops in decisions), names
+    )
     if noises is None:
         noises = [noise_read(problem, ops) for ops in decisions]
     return dict(zip(decisions, noises, strict=True))
 
 
-def _alone(problem: TuningProblem, base: PrecisionPlan, ops: Decision) -> PrecisionPlan:
-    """Return a plan with only these ops in the lower precision of the base."""
+def _lower_only_these(problem: TuningProblem, base: PrecisionPlan, ops: Decision) -> PrecisionPlan:
     effective = problem.space.resolve(base).effective
     low = {op: base.get(op) or OpConfig(effective[op]) for op in ops}
     return PrecisionPlan({**dict.fromkeys(problem.space.tunable_ops, FP32), **low})

@@ -53,13 +53,13 @@ class MseV2(Strategy):
             return
         tried = {resolved}
         for target in fallback_precisions(problem):
-            plan, raised = yield from _fall_back(problem, base, target, tried)
+            plan, raised = yield from _raise_decisions(problem, base, target, tried)
             if plan is not None:
-                yield from _revert(problem, base, plan, raised, tried)
+                yield from _revert_decisions(problem, base, plan, raised, tried)
                 return
 
 
-def _fall_back(
+def _raise_decisions(
     problem: TuningProblem, base: PrecisionPlan, target: Precision, tried: set[ResolvedPlan]
 ) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan | None, list[Decision]]]:
     """Run step 2; return the plan that meets the target, or None, and the raised decisions."""
@@ -68,7 +68,7 @@ def _fall_back(
     raised: list[Decision] = []
     while remaining:
         moved = {ops: at_precision(space, plan, ops, target) for ops in remaining}
-        ops = _quietest(problem, moved, lowered=False)
+        ops = _quietest_decision(problem, moved, lowered=False)
         remaining.remove(ops)
         raised.append(ops)
         plan = moved[ops]
@@ -84,7 +84,7 @@ def _fall_back(
     return None, raised
 
 
-def _revert(
+def _revert_decisions(
     problem: TuningProblem,
     base: PrecisionPlan,
     plan: PrecisionPlan,
@@ -103,7 +103,7 @@ def _revert(
         }
         if not moved:
             return
-        ops = _quietest(problem, moved, lowered=True)
+        ops = _quietest_decision(problem, moved, lowered=True)
         remaining.remove(ops)
         plan = moved[ops]
         tried.add(space.resolve(plan))
@@ -112,7 +112,7 @@ def _revert(
             return
 
 
-def _quietest(problem: TuningProblem, moved: Candidates, *, lowered: bool) -> Decision:
+def _quietest_decision(problem: TuningProblem, moved: Candidates, *, lowered: bool) -> Decision:
     """Return the decision whose move leaves the least output noise.
 
     If output noise is unavailable or equal, the noise of the tensors that the decision reads

@@ -110,7 +110,7 @@ class _Study:
             if (not self._drawn or repeated >= self._repeats) and not self._enqueue_next():
                 return None
             draw = self._study.ask(self._variables)
-            plan = self._new(tuple(Precision(draw.params[name]) for name in self._levels))
+            plan = self._untried_plan(tuple(Precision(draw.params[name]) for name in self._levels))
             if plan is not None:
                 return draw, plan
             # Samplers ignore failed draws.
@@ -127,7 +127,7 @@ class _Study:
         self._study.enqueue_trial(dict(zip(self._levels, map(str, following), strict=True)))
         return True
 
-    def _new(self, combination: Combination) -> PrecisionPlan | None:
+    def _untried_plan(self, combination: Combination) -> PrecisionPlan | None:
         """Return the plan of a combination; None if tried before or without a lower precision."""
         if combination in self._drawn:
             return None

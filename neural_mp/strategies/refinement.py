@@ -29,11 +29,13 @@ def neighbours(
     Unless `may_lower`, decisions only fall back.
     """
     model = cost_model(space, inputs)
-    plans = dict.fromkeys(_changed(space, plan, may_lower))
+    plans = dict.fromkeys(_change_one_decision(space, plan, may_lower))
     return sorted(plans, key=lambda candidate: model.cost(candidate)[0])
 
 
-def _changed(space: TuningSpace, plan: PrecisionPlan, may_lower: bool) -> Iterator[PrecisionPlan]:
+def _change_one_decision(
+    space: TuningSpace, plan: PrecisionPlan, may_lower: bool
+) -> Iterator[PrecisionPlan]:
     precisions = plan.precisions
     for ops in space.decision_groups:
         bits = max(precisions.get(op, Precision.FP32).bits for op in ops)

@@ -42,7 +42,7 @@ _BASELINE, _CALIBRATION = "baseline", "calibration"
 _BASELINE_RUNNING = "baseline running"
 
 
-def _earlier(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parse_kept_entry(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
     entry = _KEPT(value)
     return entry["baseline"], entry["running"]
 
@@ -90,7 +90,7 @@ def measured_baseline(
     """
     entry = history.baseline
     if entry is None:
-        measured = _earlier_baseline(job, log, deadline) or _first_baseline(job, log, deadline)
+        measured = _cached_baseline(job, log, deadline) or _measure_baseline(job, log, deadline)
         entry, on_the_way = measured
         history.cache.put(_BASELINE_RUNNING, on_the_way)
         entry["target"] = job.settings.criterion.target(entry["accuracy"])
@@ -147,17 +147,17 @@ def _show_target(
     log.listener.baseline(accuracy, criterion.target(accuracy))
 
 
-def _earlier_baseline(
+def _cached_baseline(
     job: TuningJob, log: RunLog, deadline: Deadline
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return baseline and running accuracy from an earlier run on the same data, if any."""
     evaluator = job.evaluator
 
-    def content() -> str | None:
+    def data_digest() -> str | None:
         with log.phase("baseline", "Reading the evaluation data", evaluator.batch_count):
             return evaluator.content(deadline)
 
-    _, entry = _cache_of_baseline(job).scoped(data=content).get(_BASELINE, _earlier)
+    _, entry = _cache_of_baseline(job).scoped(data=data_digest).get(_BASELINE, _parse_kept_entry)
     if entry is not None:
         log.cache_hit("FP32 accuracy")
     return entry
@@ -168,7 +168,7 @@ def _cache_of_baseline(job: TuningJob) -> MeasurementCache:
     return job.cache.scoped(metric=job.evaluator.identity)
 
 
-def _first_baseline(
+def _measure_baseline(
     job: TuningJob, log: RunLog, deadline: Deadline
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure and cache the baseline; return baseline and running accuracy."""
@@ -176,7 +176,7 @@ def _first_baseline(
     evaluator.digesting = DigestingIterator() if cache.enabled else None
     with log.phase("baseline", f"Evaluating {job.source_name}", evaluator.batch_count):
         started = time.process_time()
-        accuracy = _evaluated(job, deadline)
+        accuracy = _evaluate_model(job, deadline)
         cpu_seconds = time.process_time() - started
     digesting, evaluator.digesting = evaluator.digesting, None
     if not is_usable(accuracy):
@@ -202,26 +202,28 @@ def _first_baseline(
         entry["losses"] = {name: list(values) for name, values in vars(losses).items()}
     running = evaluator.running.to_dict()
     if is_random(job.model, job.measurement.inputs):
-        entry |= _repeated(job, log, deadline, accuracy)
+        entry |= _repeat_evaluation(job, log, deadline, accuracy)
     if digesting is not None:
         scoped = cache.scoped(data=digesting.digest)
         scoped.put(_BASELINE, {"baseline": entry, "running": running})
     return entry, running
 
 
-def _repeated(job: TuningJob, log: RunLog, deadline: Deadline, accuracy: float) -> dict[str, Any]:
+def _repeat_evaluation(
+    job: TuningJob, log: RunLog, deadline: Deadline, accuracy: float
+) -> dict[str, Any]:
     """Return mean and standard deviation of the accuracy of a random model in several passes."""
     evaluator, first = job.evaluator, dict(job.evaluator.values)
     evaluator.expected = evaluator.contents
     require_all = evaluator.aggregation.require_all
     evaluator.set_baseline(first, require_all)
 
-    def again() -> tuple[float, dict[str, float]]:
-        return _evaluated(job, deadline), dict(evaluator.values)
+    def evaluate_again() -> tuple[float, dict[str, float]]:
+        return _evaluate_model(job, deadline), dict(evaluator.values)
 
     title = f"Evaluating {job.source_name} again, because its outputs are random"
     with log.phase("baseline", title, evaluator.batch_count):
-        repeated = repeat_baseline((accuracy, first), again)
+        repeated = repeat_baseline((accuracy, first), evaluate_again)
     accuracies, mean, values = repeated.accuracies, repeated.mean, repeated.values
     if require_all:  # scores are relative to the baseline
         aggregation = evaluator.aggregation.with_baseline(values, require_all)
@@ -234,7 +236,7 @@ def _repeated(job: TuningJob, log: RunLog, deadline: Deadline, accuracy: float) 
     return {**figures, "metrics": values} if values else figures
 
 
-def _evaluated(job: TuningJob, deadline: Deadline) -> float:
+def _evaluate_model(job: TuningJob, deadline: Deadline) -> float:
     batches = job.evaluator.batches
     if batches is None:
         return job.evaluator(job.model, deadline)
@@ -268,18 +270,20 @@ def calibrated(
         tensor.name in stored.ranges or tensor.name in stored.non_finite
         for tensor in job.space.tensors
     ):
-        return _reached(job, stored, log)
+        return _exclude_unreached_ops(job, stored, log)
 
     cache = job.cache.scoped(space=job.space.digest, samples=str(data.samples))
-    observations = _seen_earlier(cache, data, log, deadline)
+    observations = _cached_observations(cache, data, log, deadline)
     if observations is None:
-        observations = _seen_now(job, cache, data, log, deadline, kept)
+        observations = _calibrate_and_cache(job, cache, data, log, deadline, kept)
     if history is not None:
         history.observations = observations
-    return _reached(job, observations, log)
+    return _exclude_unreached_ops(job, observations, log)
 
 
-def _reached(job: TuningJob, observations: Observations, log: RunLog) -> AnyTunableModel:
+def _exclude_unreached_ops(
+    job: TuningJob, observations: Observations, log: RunLog
+) -> AnyTunableModel:
     """Return the model with observations, without INT8 where it has no range; warn of such ops.
 
     Branches that no sample takes have no ranges, nor have tensors that hold NaN or Inf.
@@ -303,25 +307,23 @@ def _reached(job: TuningJob, observations: Observations, log: RunLog) -> AnyTuna
     return job.model.in_space(space).observed(observations)
 
 
-def _seen_earlier(
+def _cached_observations(
     cache: MeasurementCache, data: Calibration, log: RunLog, deadline: Deadline
 ) -> Observations | None:
-    """Return the observations of an earlier run on the same samples, if any."""
-
-    def content() -> str | None:
+    def data_digest() -> str | None:
         digesting = DigestingIterator()
         for _ in digesting.wrap(data.inputs(deadline.check)):
             pass
         return digesting.digest
 
     with log.phase("calibrate"):
-        _, observations = cache.scoped(data=content).get(_CALIBRATION, Observations.from_dict)
+        _, observations = cache.scoped(data=data_digest).get(_CALIBRATION, Observations.from_dict)
     if observations is not None:
         log.cache_hit("calibration")
     return observations
 
 
-def _seen_now(
+def _calibrate_and_cache(
     job: TuningJob,
     cache: MeasurementCache,
     data: Calibration,
@@ -329,8 +331,6 @@ def _seen_now(
     deadline: Deadline,
     fp32_outputs: KeptOutputs | None,
 ) -> Observations:
-    """Calibrate, and cache the observations."""
-
     def before_each() -> None:
         deadline.check()
         log.step()

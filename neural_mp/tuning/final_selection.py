@@ -98,7 +98,7 @@ def select(
     waiting = [trial for trial in trials if trial.met and plans[trial.plan].has_low_precision]
     slower: list[Trial] = []
     while waiting:
-        chosen = _finalists(job, waiting)
+        chosen = _select_finalists(job, waiting)
         waiting = [trial for trial in waiting if trial not in chosen]
         first, plan = chosen[0], plans[chosen[0].plan]
         if len(chosen) == 1 and first.number in measured_alone and job.rated(first, plan).met:
@@ -108,7 +108,7 @@ def select(
         models = [job.model, *(model.converted(plans[trial.plan]) for trial in chosen)]
         baseline, *candidates = job.measurement.rounds(models, longer=_LONGER)
         measured = [
-            _measured(job, trial, plans[trial.plan], baseline, seconds)
+            _with_latency(job, trial, plans[trial.plan], baseline, seconds)
             for trial, seconds in zip(chosen, candidates, strict=True)
         ]
         slower += [trial for trial in measured if not trial.met]
@@ -116,7 +116,9 @@ def select(
         if best is not None:
             index = measured.index(best)
             speed = LatencyComparison(
-                uncontended(baseline), uncontended(candidates[index]), _time_ratio(best).inverse
+                uncontended(baseline),
+                uncontended(candidates[index]),
+                _relative_latency(best).inverse,
             )
             return Selection(
                 models[1 + index],
@@ -129,7 +131,7 @@ def select(
     return select_fp32(job, slower)
 
 
-def _finalists(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
+def _select_finalists(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
     if Objective.PERFORMANCE in job.objectives:
         return finalists(waiting, job.objectives, _FINALISTS)
     best = best_trial(waiting, job.objectives)
@@ -137,7 +139,7 @@ def _finalists(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
     return [best]
 
 
-def _measured(
+def _with_latency(
     job: TuningJob,
     trial: Trial,
     plan: ResolvedPlan,
@@ -162,7 +164,7 @@ def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Sele
 
 def with_figures(trial: Trial, plan: ResolvedPlan, converted: AnyModel) -> Selection:
     """Return the selection of a converted model with the figures of its trial."""
-    relative, seconds = _time_ratio(trial), trial.objectives["performance"]
+    relative, seconds = _relative_latency(trial), trial.objectives["performance"]
     speed = LatencyComparison(seconds / relative.value, seconds, relative.inverse)
     return Selection(converted, plan, speed, trial)
 
@@ -185,12 +187,12 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
     if slow is not None:
         return f"no plan that meets the target is {too_slow(job, slow)}"
     if nearest is None or nearest.accuracy is None or baseline is None:
-        return f"{_why_none(job, trials)}; the result is the {job.source_name} model"
+        return f"{_no_trial_reason(job, trials)}; the result is the {job.source_name} model"
     target = job.settings.criterion.target(baseline)
     if job.evaluator.targets and nearest.metrics:
         return (
             f"no plan met the target of every metric; the result is the {job.source_name} model. "
-            f"Closest plan: {nearest.plan!r} with {_missed(job, nearest)}"
+            f"Closest plan: {nearest.plan!r} with {_missed_metrics(job, nearest)}"
         )
     if job.settings.criterion.met(baseline, nearest.accuracy):
         return (
@@ -219,13 +221,12 @@ def too_slow(job: TuningJob, trial: Trial) -> str:
     return (
         f"at least {job.measurement.min_speedup:g} times as fast as {job.source_name} "
         f"(min_speedup) beyond noise on this machine; the result is the {job.source_name} model. "
-        f"Closest plan: {trial.plan!r} at {_time_ratio(trial).inverse} the speed of "
+        f"Closest plan: {trial.plan!r} at {_relative_latency(trial).inverse} the speed of "
         f"{job.source_name}"
     )
 
 
-def _missed(job: TuningJob, trial: Trial) -> str:
-    """Return the metrics that missed their targets, with these targets."""
+def _missed_metrics(job: TuningJob, trial: Trial) -> str:
     aggregation, targets = job.evaluator.aggregation, job.evaluator.targets
     return " and ".join(
         f"{name} {value:.6g} (target {targets[name]:.6g})"
@@ -234,16 +235,14 @@ def _missed(job: TuningJob, trial: Trial) -> str:
     )
 
 
-def _time_ratio(trial: Trial) -> Ratio:
-    """Return the latency of a trial as a fraction of FP32's."""
+def _relative_latency(trial: Trial) -> Ratio:
     figures = trial.objectives
     value = figures["relative_latency"]
     low, high = (figures.get(f"relative_latency_{end}", value) for end in ("low", "high"))
     return Ratio(value, low, high)
 
 
-def _why_none(job: TuningJob, trials: Sequence[Trial]) -> str:
-    """Return the reason why no trial has a comparable accuracy."""
+def _no_trial_reason(job: TuningJob, trials: Sequence[Trial]) -> str:
     if not trials:
         return "no plan was evaluated" + (
             "" if job.space.decision_groups else ": no op supports a lower precision"

@@ -52,10 +52,12 @@ def setup_of(job: TuningJob) -> RunStart:
         model=job.description.model,
         framework=job.model.adaptor.framework,
         graph=space.graph,
-        capabilities={op: _bare(capability) for op, capability in space.capabilities.items()},
+        capabilities={
+            op: _bare_capability(capability) for op, capability in space.capabilities.items()
+        },
         tunable_ops=space.tunable_ops,
         tensors=space.tensors,
-        fan_in=_fan_in(job.model),
+        fan_in=_fan_in_by_op(job.model),
         settings=job.description.settings,
         batch_size=job.measurement.batch_size,
         machine=machine_of(job.description.hardware),
@@ -69,18 +71,20 @@ def setup_in_space(setup: RunStart, space: TuningSpace) -> RunStart:
     return replace(
         setup,
         graph=space.graph,
-        capabilities={op: _bare(capability) for op, capability in space.capabilities.items()},
+        capabilities={
+            op: _bare_capability(capability) for op, capability in space.capabilities.items()
+        },
         tunable_ops=space.tunable_ops,
         tensors=space.tensors,
     )
 
 
-def _bare(capability: Capability) -> Capability:
+def _bare_capability(capability: Capability) -> Capability:
     configs = tuple(OpConfig(precision) for precision in capability.precisions)
     return Capability(configs, capability.reasons, capability.emulated)
 
 
-def _fan_in(model: AnyTunableModel) -> dict[str, int]:
+def _fan_in_by_op(model: AnyTunableModel) -> dict[str, int]:
     """Return op with a weight → number of products per output element."""
     offered = model.adaptor.corrections
     shapes = {
@@ -127,11 +131,11 @@ def ending_of(
     seconds = report.latency or 0.0
     if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
-    runs, samples = _sampling(seconds, seconds_allowed, job.measurement.batch_size)
-    fp32_profile = _profiled(job, job.model, runs, samples)
+    runs, samples = _choose_sampling(seconds, seconds_allowed, job.measurement.batch_size)
+    fp32_profile = _profile_ops(job, job.model, runs, samples)
     profile = fp32_profile
     if selection.model is not job.model:
-        profile = _profiled(job, selection.model, runs, samples)
+        profile = _profile_ops(job, selection.model, runs, samples)
     return RunEnd(
         now(),
         met,
@@ -139,7 +143,7 @@ def ending_of(
         report,
         None if selection.trial is None else selection.trial.number,
         selection.remeasured,
-        _predicted(job, trials, times or OpTimings()),
+        _predict_latencies(job, trials, times or OpTimings()),
         fp32_profile,
         profile,
         conversions_of(job.space.graph, selection.plan.flow, profile),
@@ -147,7 +151,9 @@ def ending_of(
     )
 
 
-def _sampling(seconds: float, allowed: float, batch_size: int) -> tuple[ProfileRuns, int | None]:
+def _choose_sampling(
+    seconds: float, allowed: float, batch_size: int
+) -> tuple[ProfileRuns, int | None]:
     """Return how often to run ops, and on how many samples (None: the timed batch)."""
     if seconds * sum(FULL_PROFILE) <= allowed:
         return FULL_PROFILE, None
@@ -155,7 +161,9 @@ def _sampling(seconds: float, allowed: float, batch_size: int) -> tuple[ProfileR
     return SHOWN_PROFILE, None if few else 1
 
 
-def _profiled(job: TuningJob, model: AnyModel, runs: ProfileRuns, samples: int | None) -> Profile:
+def _profile_ops(
+    job: TuningJob, model: AnyModel, runs: ProfileRuns, samples: int | None
+) -> Profile:
     """Return op → seconds; empty if the framework does not support profiling."""
     try:
         inputs = job.measurement.inputs if samples is None else job.model.example_inputs(samples)
@@ -168,7 +176,9 @@ def _profiled(job: TuningJob, model: AnyModel, runs: ProfileRuns, samples: int |
         return {}
 
 
-def _predicted(job: TuningJob, trials: Sequence[Trial], times: OpTimings) -> dict[int, float]:
+def _predict_latencies(
+    job: TuningJob, trials: Sequence[Trial], times: OpTimings
+) -> dict[int, float]:
     """Return trial → latency predicted by op timings, relative to FP32; empty without these."""
     if not times.ops or not trials:
         return {}

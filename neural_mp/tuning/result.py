@@ -45,7 +45,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     """Return the figures of a result except its accuracy, and end the log of the run."""
     speed, effective = selection.speed.ratio, selection.plan.effective
     if speed is not None and speed.high < 1:
-        log.warn(_slower(job, speed))
+        log.warn(_slowdown_warning(job, speed))
     return Report(
         metric=job.evaluator.label,
         higher_is_better=job.settings.criterion.prefers_higher,
@@ -72,8 +72,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     )
 
 
-def _slower(job: TuningJob, speed: Ratio) -> str:
-    """Return the warning for a result that is slower than the given model."""
+def _slowdown_warning(job: TuningJob, speed: Ratio) -> str:
     message = f"the result runs at {speed} the speed of {job.source_name} on this machine"
     if job.evaluates:
         return message

@@ -54,11 +54,11 @@ def within_limit(
             choice = knapsack.most_accurate(aim)
             if choice is None:
                 break
-            sized = _converted(job, model, choice)
+            sized = _convert_filling(job, model, choice)
             if sized.model.size <= most:
                 return sized
             aim = min(choice.cost, most - (sized.model.size - choice.cost)) - 1
-    least = _converted(job, model, knapsack.start).model.size
+    least = _convert_filling(job, model, knapsack.start).model.size
     raise ConfigurationError(
         f"{limit} must be at least the size of the smallest model in "
         f"{', '.join(job.settings.precisions)}, {least} bytes, got {most} bytes; raise the limit, "
@@ -66,6 +66,6 @@ def within_limit(
     )
 
 
-def _converted(job: TuningJob, model: AnyTunableModel, filling: Filling) -> SizedModel:
+def _convert_filling(job: TuningJob, model: AnyTunableModel, filling: Filling) -> SizedModel:
     plan = job.space.resolve(job.space.fp32_plan().replacing(filling.configs))
     return SizedModel(plan, model.converted(plan))

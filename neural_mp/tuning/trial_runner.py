@@ -68,7 +68,7 @@ class TrialRunner:
             yield from self._side_by_side(plans, ordinal)
             return
         for plan in plans:
-            yield self._alone(plan)
+            yield self._run_alone(plan)
 
     def close(self) -> None:
         """Stop the workers, if there are any."""
@@ -76,24 +76,24 @@ class TrialRunner:
             self._executor.close()
             self._executor, self._at_work = None, False
 
-    def _alone(self, plan: ResolvedPlan) -> Trial:
+    def _run_alone(self, plan: ResolvedPlan) -> Trial:
         self.deadline.check()
         number, started = self.history.start(), time.perf_counter()
         try:
-            evaluation, model = self._evaluated(plan, number + 1)
-            trial = self._measured(plan, evaluation, model, number)
+            evaluation, model = self._evaluate_alone(plan, number + 1)
+            trial = self._measure_trial(plan, evaluation, model, number)
         except (Exception, KeyboardInterrupt) as error:
             # Even the user's own `sys.exit()` must leave no trial open.
-            self._abandon(number, plan, error)
+            self._abandon_trial(number, plan, error)
             raise
         self.measured_alone.add(number)
-        return self._recorded(replace(trial, seconds=time.perf_counter() - started))
+        return self._record_trial(replace(trial, seconds=time.perf_counter() - started))
 
-    def _evaluated(
+    def _evaluate_alone(
         self, plan: ResolvedPlan, ordinal: int
     ) -> tuple[PlanEvaluation, AnyModel | None]:
         """Evaluate a plan without parallel trials, here or sharded among all workers."""
-        shards = self._shards(plan)
+        shards = self._plan_shards(plan)
         if shards:
             phase = f"Trial {ordinal}, sharded among {len(shards)} workers"
             self.log.listener.phase(phase, len(shards))
@@ -104,13 +104,13 @@ class TrialRunner:
         self.log.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
         return self.plan_evaluator(plan, self.deadline)
 
-    def _shards(self, plan: ResolvedPlan) -> list[Shard]:
+    def _plan_shards(self, plan: ResolvedPlan) -> list[Shard]:
         """Return the shards of a plan's evaluation; empty if evaluated here."""
         cost = SENDING if self._at_work else STARTING
         if not self.job.settings.workers.several or not self.sharding.is_worth_trying(cost):
             return []
         try:
-            executor = self._started()
+            executor = self._start_executor()
         except NeuralMPError as error:
             # Without workers, a single plan is evaluated here.
             self.sharding.give_up(str(error))
@@ -118,8 +118,7 @@ class TrialRunner:
         return self.sharding.shards(plan, executor.capacity, executor.threads, cost)
 
     def _evaluate_shards(self, shards: Sequence[Shard]) -> PlanEvaluation:
-        """Return the evaluation of a plan from shards on all workers."""
-        executor, self._at_work = self._started(), True
+        executor, self._at_work = self._start_executor(), True
         results = []
         try:
             tickets = [executor.submit(shard, self.deadline.left()) for shard in shards]
@@ -133,7 +132,7 @@ class TrialRunner:
             raise
 
     def _side_by_side(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
-        results, stopped = self._gathered(plans, ordinal)
+        results, stopped = self._evaluate_round(plans, ordinal)
         if stopped is not None:
             self.close()
         # Latency is measured last, when no worker is busy.
@@ -141,17 +140,17 @@ class TrialRunner:
             try:
                 trial = evaluated.trial
                 if not isinstance(stopped, KeyboardInterrupt):
-                    trial = self._finished(evaluated)
+                    trial = self._finish_trial(evaluated)
             except (KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 trial, stopped = None, error
             if trial is not None:
-                yield self._announced(trial)
+                yield self._announce_trial(trial)
             elif evaluated.trial is None and stopped is not None:
-                self._abandon(evaluated.number, evaluated.plan, stopped)
+                self._abandon_trial(evaluated.number, evaluated.plan, stopped)
         if stopped is not None:
             raise stopped
 
-    def _gathered(
+    def _evaluate_round(
         self, plans: Sequence[ResolvedPlan], ordinal: int
     ) -> tuple[list[_Evaluated], BaseException | None]:
         """Return workers' evaluations of a round, in order, and the exception that ends it, if any.
@@ -159,17 +158,17 @@ class TrialRunner:
         Each evaluation is stored on arrival, so that a crash loses none.
         """
         self.deadline.check()
-        executor = self._started()
+        executor = self._start_executor()
         self.log.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
         numbers = {plan: self.history.start() for plan in plans}
         arrived: dict[ResolvedPlan, _Evaluated] = {}
 
-        def keep(plan: ResolvedPlan, evaluation: PlanEvaluation) -> None:
+        def keep_evaluation(plan: ResolvedPlan, evaluation: PlanEvaluation) -> None:
             if plan not in arrived:
                 arrived[plan] = _Evaluated(plan, numbers[plan], evaluation)
-                self._keep(arrived[plan])
+                self._keep_evaluation(arrived[plan])
 
-        executor.arrived = keep
+        executor.arrived = keep_evaluation
         self._at_work = True
         tickets = [executor.submit(plan, self.deadline.left()) for plan in plans]
         stopped: BaseException | None = None
@@ -179,7 +178,7 @@ class TrialRunner:
                 if stopped is None or isinstance(stopped, DeadlineExceededError):
                     evaluation = executor.assessment(ticket)
                     assert isinstance(evaluation, PlanEvaluation)  # plans, not shards
-                    keep(plan, evaluation)
+                    keep_evaluation(plan, evaluation)
                     self.log.step()
                     self._give_up_on_repeated_failure(arrived[plan].trial)
             except (
@@ -190,32 +189,34 @@ class TrialRunner:
             ) as error:
                 stopped = error
             if stopped is not None and plan not in arrived:
-                self._abandon(number, plan, stopped)
+                self._abandon_trial(number, plan, stopped)
         return [arrived[plan] for plan in numbers if plan in arrived], stopped
 
-    def _keep(self, evaluated: _Evaluated) -> None:
+    def _keep_evaluation(self, evaluated: _Evaluated) -> None:
         """Record an evaluation; without latency to measure, also its trial."""
         if evaluated.evaluation.outcome is Outcome.MET:
             self.history.keep(
-                self._trial(evaluated.plan, evaluated.evaluation, evaluated.number, {})
+                self._build_trial(evaluated.plan, evaluated.evaluation, evaluated.number, {})
             )
         else:
-            self._finished(evaluated)
+            self._finish_trial(evaluated)
 
-    def _abandon(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
+    def _abandon_trial(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
         self.history.abandon(number, plan.plan, message_of(error) or type(error).__name__)
 
-    def _finished(self, evaluated: _Evaluated) -> Trial:
+    def _finish_trial(self, evaluated: _Evaluated) -> Trial:
         """Return the trial of an evaluation, recorded at once."""
         if evaluated.trial is None:
             if evaluated.evaluation.outcome in (Outcome.MET, Outcome.MISSED):
                 self.job.evaluator.evaluations += 1
-            trial = self._measured(evaluated.plan, evaluated.evaluation, None, evaluated.number)
+            trial = self._measure_trial(
+                evaluated.plan, evaluated.evaluation, None, evaluated.number
+            )
             self.history.finish(trial)
             evaluated.trial = trial
         return evaluated.trial
 
-    def _started(self) -> Executor:
+    def _start_executor(self) -> Executor:
         """Return the executor of the run."""
         if self._executor is None:
             workers = self.job.settings.workers
@@ -223,7 +224,7 @@ class TrialRunner:
             self._executor = executor_named(workers.engine)(work, workers, self.log.warn)
         return self._executor
 
-    def _measured(
+    def _measure_trial(
         self, plan: ResolvedPlan, evaluation: PlanEvaluation, model: AnyModel | None, number: int
     ) -> Trial:
         """Return the trial of a plan, with measurements if it met the accuracy target."""
@@ -232,9 +233,9 @@ class TrialRunner:
             if model is None:
                 model = self.plan_evaluator.model.converted(plan)
             figures = job.figures(model, plan)
-        return self._trial(plan, evaluation, number, figures)
+        return self._build_trial(plan, evaluation, number, figures)
 
-    def _trial(
+    def _build_trial(
         self,
         plan: ResolvedPlan,
         evaluation: PlanEvaluation,
@@ -263,13 +264,13 @@ class TrialRunner:
         )
         return job.rated(trial, plan)
 
-    def _recorded(self, trial: Trial) -> Trial:
+    def _record_trial(self, trial: Trial) -> Trial:
         self.history.finish(trial)
-        self._announced(trial)
+        self._announce_trial(trial)
         self._give_up_on_repeated_failure(trial)
         return trial
 
-    def _announced(self, trial: Trial) -> Trial:
+    def _announce_trial(self, trial: Trial) -> Trial:
         self.log.listener.trial(trial, trial.speedup)
         return trial
 

@@ -58,22 +58,21 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
     log = log or RunLog()
     try:
         with ReraiseUserErrors():
-            return _tuned(job, log) if job.evaluates else converted_unchecked(job, log)
+            return _tune_job(job, log) if job.evaluates else converted_unchecked(job, log)
     finally:
         log.listener.close()
 
 
-def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
+def _tune_job(job: TuningJob, log: RunLog) -> TuningResult:
     with job.open_history() as history:
-        return _recorded_search(job, log, history)
+        return _search_with_history(job, log, history)
 
 
-def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningResult:
-    """Return the result of a run with an open history."""
+def _search_with_history(job: TuningJob, log: RunLog, history: History) -> TuningResult:
     setup = setup_of(job)
     history.begin(setup)
     deadline = Deadline(job.settings.exit_policy.timeout)
-    resumed = _kept(job, history)
+    resumed = _resumed_trials(job, history)
     baseline: Baseline | None = None
     try:
         baseline = measured_baseline(job, history, log, deadline)
@@ -82,7 +81,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         log.warn("the time limit passed before the search; the model stays FP32")
         with log.phase("measure"):
             selection = select_fp32(job)
-        return _judged_result(job, log, history, Settlement(job, selection), baseline, resumed)
+        return _checked_result(job, log, history, Settlement(job, selection), baseline, resumed)
     if model.space is not job.space:
         job = job.in_space(model.space)
         history.begin(setup_in_space(setup, model.space))
@@ -96,12 +95,12 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     if learning.ended_work:
         log.warn(LEARNING_ENDED)
     log.seconds["probe"] = probe.seconds
-    _record_reconstruction(model, history, log)
+    _record_layer_errors(model, history, log)
     if probe.has_cache_hits:
         log.cache_hit("op times and output noise")
     if probe.untimed:
         log.warn(f"op times were estimated, because not all ops were timed: {probe.untimed}")
-    selection, trials = _chosen(job, model, search.trials, search.measured_alone, log)
+    selection, trials = _select_result(job, model, search.trials, search.measured_alone, log)
     replacement, trained = None, None
     if selection.trial is None:
         replacement, trained = trained_selection(
@@ -118,10 +117,10 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         log.stage_noise = stage_noise(job, model, selection.plan, log)
     trials = latest(trials, selection)
     settlement = settled(job, selection, baseline.accuracy, log, deadline)
-    return _judged_result(job, log, history, settlement, baseline, trials)
+    return _checked_result(job, log, history, settlement, baseline, trials)
 
 
-def _kept(job: TuningJob, history: History) -> list[Trial]:
+def _resumed_trials(job: TuningJob, history: History) -> list[Trial]:
     """Return the trials of an interrupted run whose plans are still within limits."""
     resumed = []
     for trial in history.trials():
@@ -136,8 +135,7 @@ def _kept(job: TuningJob, history: History) -> list[Trial]:
     return resumed
 
 
-def _record_reconstruction(model: AnyTunableModel, history: History, log: RunLog) -> None:
-    """Record the errors of learned layers before and after, and the seconds."""
+def _record_layer_errors(model: AnyTunableModel, history: History, log: RunLog) -> None:
     kind = mapping_of(mapping_of(non_negative_float))
     _, stored = history.cache.get(LAYER_ERRORS, kind)
     errors = {op: asdict(layer) for op, layer in model.corrected.layer_errors.items()}
@@ -195,7 +193,7 @@ class _TrialSearch:
         """Run until the strategy ends, a limit is reached or the user interrupts."""
         exits = self.job.settings.exit_policy
         try:
-            self._feed(search, exits.max_trials)
+            self._feed_search(search, exits.max_trials)
         except StopIteration:
             return
         except DeadlineExceededError:
@@ -211,7 +209,7 @@ class _TrialSearch:
         finally:
             self._runner.close()
 
-    def _feed(self, search: Search, limit: int) -> None:
+    def _feed_search(self, search: Search, limit: int) -> None:
         tried = {trial.plan: trial for trial in self.trials}
         plans = next(search)
         while True:
@@ -227,7 +225,7 @@ class _TrialSearch:
             plans = search.send([tried[plan.plan] for plan in resolved])
 
 
-def _chosen(
+def _select_result(
     job: TuningJob,
     model: AnyTunableModel,
     trials: Sequence[Trial],
@@ -235,7 +233,7 @@ def _chosen(
     log: RunLog,
 ) -> tuple[Selection, list[Trial]]:
     """Return the selection, and the trials with their latest figures."""
-    measured = [_with_figures(job, model, trial) for trial in trials]
+    measured = [_with_missing_figures(job, model, trial) for trial in trials]
     try:
         with log.phase("measure", "Measuring the best plans"):
             selection = select(job, measured, model, measured_alone)
@@ -249,7 +247,7 @@ def _chosen(
     return selection, [latest.get(trial.number, trial) for trial in measured]
 
 
-def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial:
+def _with_missing_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial:
     """Return a trial of a resumed run with the figures of changed objectives."""
     if not trial.meets_accuracy or math.isfinite(trial.relative_cost(job.objectives)):
         return trial
@@ -258,7 +256,7 @@ def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial
     return job.rated(replace(trial, objectives={**trial.objectives, **figures}), plan)
 
 
-def _judged_result(
+def _checked_result(
     job: TuningJob,
     log: RunLog,
     history: History,
@@ -266,7 +264,6 @@ def _judged_result(
     baseline: Baseline | None,
     trials: Sequence[Trial],
 ) -> TuningResult:
-    """Return a result with accuracy check."""
     if history.degraded_because:
         log.warn(history.degraded_because)
     reference = baseline.accuracy if baseline is not None else None

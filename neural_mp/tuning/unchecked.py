@@ -104,20 +104,26 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         with log.phase("measure"):
             selection = select_fp32(job)
         report = report_of(job, selection, log)
-        return _result(job, setup, selection, report, Observations(), selection, job.model)
+        return _unchecked_result(
+            job, setup, selection, report, Observations(), selection, job.model
+        )
     if model.space is not job.space:
         job, setup = job.in_space(model.space), setup_in_space(setup, model.space)
-    chosen = _in_size(job, model, log) if limit.is_set else _every_op(job, model, log)
+    chosen = (
+        _choose_within_size(job, model, log) if limit.is_set else _choose_every_op(job, model, log)
+    )
     if is_timed and chosen.plan.has_low_precision:
-        allowance = _allowance(job, time.process_time() - started, deadline)
-        chosen = _fastest(job, model, chosen, allowance, log)
+        allowance = _choice_allowance(job, time.process_time() - started, deadline)
+        chosen = _choose_fastest(job, model, chosen, allowance, log)
     fidelity: Fidelity | None = None
     rounds: Sequence[Sequence[float]] = ()
     if chosen.model is not job.model:
         fidelity, rounds = compared_with_fp32(job, chosen.model, log, fp32_outputs, chosen.fp32_run)
     with log.phase("measure", "Measuring latency"):
         selection = (
-            _measured(job, chosen, rounds) if chosen.model is not job.model else select_fp32(job)
+            _measure_choice(job, chosen, rounds)
+            if chosen.model is not job.model
+            else select_fp32(job)
         )
     every_op = limit.is_set or job.settings.exit_policy.performance_only
     is_judged = is_timed or not (every_op or is_latency_only(job.objectives))
@@ -148,16 +154,18 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         settled_job.model,
         settlement.recorded_in(job),
     )
-    result = _result(job, setup, selection, report, observations, recorded, fp32, chosen.times)
+    result = _unchecked_result(
+        job, setup, selection, report, observations, recorded, fp32, chosen.times
+    )
     return replace(result, trials=chosen.failed)
 
 
-def _every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
+def _choose_every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     """Return the plan with as many ops as possible in their lowest precision."""
     corrections = best_corrections(model.observations)
     every_op = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
     with log.phase("convert", "Converting"):
-        converted = _running(job, model, every_op, log)
+        converted = _convert_and_run(job, model, every_op, log)
     if isinstance(converted, Trial):
         log.warn(f"the result is the {job.source_name} model")
         fp32 = job.space.resolve(job.space.fp32_plan())
@@ -165,7 +173,7 @@ def _every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     return _Choice(every_op, converted)
 
 
-def _running(
+def _convert_and_run(
     job: TuningJob,
     model: AnyTunableModel,
     plan: ResolvedPlan,
@@ -189,7 +197,7 @@ def _running(
     return converted
 
 
-def _in_size(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
+def _choose_within_size(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     """Return the most accurate plan within the limit of size."""
     # Imported on demand: SciPy is slow to import.
     from neural_mp.tuning.size_budget import within_limit
@@ -198,7 +206,7 @@ def _in_size(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     return _Choice(choice.plan, choice.model)
 
 
-def _fastest(
+def _choose_fastest(
     job: TuningJob, model: AnyTunableModel, every_op: _Choice, allowance: float, log: RunLog
 ) -> _Choice:
     """Return the fastest plan by op times and by latencies of a few whole models."""
@@ -217,13 +225,13 @@ def _fastest(
     if plan == every_op.plan:
         return replace(every_op, times=times, fp32_run=probe.gauge)
     with log.phase("convert"):
-        converted = _running(job, model, plan, log, models.get(plan))
+        converted = _convert_and_run(job, model, plan, log, models.get(plan))
     if isinstance(converted, Trial):
         return replace(every_op, times=times, failed=(converted,))
     return _Choice(plan, converted, times, probe.gauge)
 
 
-def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
+def _choice_allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
     """Return the CPU seconds for the choice of a plan, after those of calibration."""
     threads = job.measurement.threads or detect().cores
     allowed = max(_SHARE * spent, _LEAST_SECONDS * threads)
@@ -231,7 +239,9 @@ def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
     return min(allowed, remaining * threads) if remaining else allowed
 
 
-def _measured(job: TuningJob, chosen: _Choice, rounds: Sequence[Sequence[float]]) -> Selection:
+def _measure_choice(
+    job: TuningJob, chosen: _Choice, rounds: Sequence[Sequence[float]]
+) -> Selection:
     """Return a plan with its latency, and its trial if the plan gains too little over FP32.
 
     `rounds` are the seconds of FP32 and the plan in rounds just measured, as in
@@ -253,7 +263,7 @@ def _in_fp32(job: TuningJob, slow: Selection) -> Selection:
     return replace(slow, model=job.model, plan=plan, speed=LatencyComparison(seconds, seconds))
 
 
-def _result(
+def _unchecked_result(
     job: TuningJob,
     setup: RunStart,
     selection: Selection,

@@ -30,7 +30,7 @@ def _small_cpu() -> Iterator[None]:
     """Let the tool see a CPU with AVX2, whatever CPU runs the test."""
     cpu = Hardware("a CPU with AVX2", frozenset({"avx2"}), 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "_machine", lambda: cpu)
+        patch.setattr(hardware, "_detect_machine", lambda: cpu)
         yield
 
 

@@ -261,7 +261,7 @@ def test_barred_products_are_counted_by_reason(net, digits, tmp_path):
     ],
 )
 def test_ops_that_take_long_are_timed_in_few_runs_or_on_one_sample(seconds, batch_size, expected):
-    assert recording._sampling(seconds, 1.0, batch_size) == expected
+    assert recording._choose_sampling(seconds, 1.0, batch_size) == expected
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_without_time_for_a_batch_the_ops_of_both_models_are_timed_on_one_sample
     net, digits, tmp_path, monkeypatch, quick_runs
 ):
     monkeypatch.setattr(
-        recording, "_sampling", lambda seconds, allowed, batch_size: (SHOWN_PROFILE, 1)
+        recording, "_choose_sampling", lambda seconds, allowed, batch_size: (SHOWN_PROFILE, 1)
     )
     ending = converter_in(tmp_path, net, digits)().record.ending
     assert ending.timed_samples == 1

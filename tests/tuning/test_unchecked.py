@@ -119,9 +119,11 @@ def test_ops_that_cannot_be_timed_are_all_converted(converter, monkeypatch):
 
 def test_the_choice_costs_a_fraction_of_calibration_and_keeps_the_time_limit():
     job = SimpleNamespace(measurement=SimpleNamespace(threads=1))
-    assert unchecked._allowance(job, 100.0, Deadline()) == pytest.approx(25.0)
-    assert unchecked._allowance(job, 0.0, Deadline()) == pytest.approx(unchecked._LEAST_SECONDS)
-    assert unchecked._allowance(job, 100.0, Deadline(3.0)) <= 3.0
+    assert unchecked._choice_allowance(job, 100.0, Deadline()) == pytest.approx(25.0)
+    assert unchecked._choice_allowance(job, 0.0, Deadline()) == pytest.approx(
+        unchecked._LEAST_SECONDS
+    )
+    assert unchecked._choice_allowance(job, 100.0, Deadline(3.0)) <= 3.0
 
 
 @pytest.mark.parametrize(("profiled", "is_shared"), [(10**12, True), (1, False)])
@@ -134,7 +136,7 @@ def test_the_run_by_which_ops_take_too_long_to_time_is_part_of_the_comparison(
         compared.append(arguments[4])
         return original(*arguments)
 
-    monkeypatch.setattr(unchecked, "_allowance", lambda *_: 100.0)
+    monkeypatch.setattr(unchecked, "_choice_allowance", lambda *_: 100.0)
     monkeypatch.setattr(unchecked, "BRIEF", replace(unchecked.BRIEF, profiled_runs=profiled))
     monkeypatch.setattr(unchecked, "compared_with_fp32", recorded)
     assert converter().report.output_sqnr_db > 20

@@ -18,7 +18,7 @@ def _nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Outputs are compared with the framework's own, so a run need not compare them with FP32.
     """
-    monkeypatch.setattr(recording, "_profiled", lambda *_: {})
+    monkeypatch.setattr(recording, "_profile_ops", lambda *_: {})
     monkeypatch.setattr(unchecked, "compared_with_fp32", lambda *_: (None, ()))
     monkeypatch.setattr(Measurement, "rounds", lambda self, models, **_: [[1e-3] * 3] * len(models))
 

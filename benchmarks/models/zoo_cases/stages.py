@@ -110,7 +110,7 @@ def _timed(full: bool) -> Iterator[None]:
         return [[1e-3] * 3] * len(models)
 
     with (
-        mock.patch.object(recording, "_profiled", return_value={}),
+        mock.patch.object(recording, "_profile_ops", return_value={}),
         mock.patch.object(Measurement, "rounds", rounds),
     ):
         yield

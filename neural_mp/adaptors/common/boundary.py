@@ -68,7 +68,7 @@ class Boundary:
             DataError: the inputs do not fit the model.
         """
         values = self.signature.assigned(inputs)
-        return tuple(self.signature.bind(_plain(values)).values())
+        return tuple(self.signature.bind(_tensors_to_arrays(values)).values())
 
     def taken(self, inputs: object) -> tuple[tuple[Array, ...], bool]:
         """Return the inputs in the order of the runtime, and whether the batch holds tensors.
@@ -84,7 +84,7 @@ class Boundary:
         cached = self._places.get(key)
         if cached is not None:
             order, tensors = cached
-            return _plain([leaves[index] for index in order]), tensors
+            return _tensors_to_arrays([leaves[index] for index in order]), tensors
         arrays, tensors = self.arrays(inputs), self._holds_tensors(inputs)
         if all(hasattr(leaf, "__array__") for leaf in leaves):
             indices = positions(self.signature.assigned(inputs), leaves)
@@ -141,14 +141,13 @@ class Boundary:
             NeuralMPError: the data is malformed.
         """
         boundary = cls(**_BOUNDARY(data))
-        for index in _indices(boundary.containers):
+        for index in _collect_indices(boundary.containers):
             if index >= len(boundary.signature.outputs):
                 raise invalid("the index of an output", index)
         return boundary
 
 
-def _plain(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values with tensors as arrays."""
+def _tensors_to_arrays(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
         [
             value if type(value) is np.ndarray or not hasattr(value, "detach") else as_numpy(value)
@@ -157,31 +156,31 @@ def _plain(values: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _indices(containers: Containers) -> list[int]:
+def _collect_indices(containers: Containers) -> list[int]:
     if containers is None or isinstance(containers, int):
         return [] if containers is None else [containers]
     parts = containers[1]
     values = parts.values() if isinstance(parts, Mapping) else parts
-    return [index for part in values for index in _indices(part)]
+    return [index for part in values for index in _collect_indices(part)]
 
 
-def _containers(value: object) -> Containers:
+def _parse_containers(value: object) -> Containers:
     if not isinstance(value, list):
         return optional(non_negative_integer)(value)
     if len(value) != 2 or value[0] not in (TUPLE, LIST, DICT, NAMED):
         raise InvalidValueError("containers must have a known kind and parts")
     kind, parts = value
     if kind in (DICT, NAMED):
-        return [kind, mapping_of(_containers)(parts)]
+        return [kind, mapping_of(_parse_containers)(parts)]
     if not isinstance(parts, list):
         raise invalid("a list of parts", parts)
-    return [kind, [_containers(part) for part in parts]]
+    return [kind, [_parse_containers(part) for part in parts]]
 
 
 _BOUNDARY = record(
     {
         "framework": one_of(tuple(FRAMEWORKS)),
         "signature": Signature.from_dict,
-        "containers": _containers,
+        "containers": _parse_containers,
     }
 )

@@ -48,13 +48,12 @@ def sample_fractions() -> Floats:
 
 @lru_cache(maxsize=256)
 def _sample_positions(size: int) -> NDArray[np.int64]:
-    """Return the positions of `sample_fractions` in a tensor of a size."""
     return (sample_fractions() * size).astype(np.int64)
 
 
 @lru_cache(maxsize=8)
-def _random_half(count: int) -> NDArray[np.integer]:
-    """Return the positions of a random half of some values, always the same."""
+def _random_half_positions(count: int) -> NDArray[np.integer]:
+    """Return the positions of a half of the values, always the same."""
     return np.random.default_rng(0).permutation(count)[::2]
 
 
@@ -117,11 +116,10 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
             total = (shaped @ np.ones(shaped.shape[-1], shaped.dtype)).sum(0)
             low, high = shaped.min((0, 2)), shaped.max((0, 2))
     count = values.size // len(power)
-    return BatchStats(low, high, power / count, count, _sampled(original), total / count)
+    return BatchStats(low, high, power / count, count, _sample_values(original), total / count)
 
 
-def _sampled(values: Floats) -> Floats:
-    """Return the values at the positions of `sample_fractions`."""
+def _sample_values(values: Floats) -> Floats:
     positions = _sample_positions(values.size)
     if values.flags.c_contiguous:
         return values.reshape(-1)[positions]
@@ -203,7 +201,7 @@ class Observer:
             if sum(map(len, self._samples)) > SAMPLE_LIMIT:
                 # Keep half of the values, and only every second batch from now on.
                 values = self._sample
-                retained = values[_random_half(len(values))]
+                retained = values[_random_half_positions(len(values))]
                 self._samples, self._stride = [retained], self._stride * 2
         self._batches += 1
 
@@ -241,7 +239,7 @@ class Observer:
         # Squares of values beyond 1e19 overflow float32, which rules out corrections.
         if not all(np.isfinite(array).all() for array in values):
             return None
-        return ChannelStats(*(tuple(map(_rounded, array.tolist())) for array in values))
+        return ChannelStats(*(tuple(map(_round_to_six_digits, array.tolist())) for array in values))
 
     def ranges(self) -> dict[str, Range]:
         """Return calibration algorithm → the range that it chooses."""
@@ -260,8 +258,7 @@ def channel_nsr(low: float, high: float, power: Floats) -> float:
     return float(np.minimum(1.0, scale**2 / 12 / live).mean())
 
 
-def _rounded(value: float) -> float:
-    """Round to six significant digits, for files."""
+def _round_to_six_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 

@@ -51,7 +51,7 @@ class CalibrationInputs:
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(self.batches, 1):
             self.number = number
-            self._current = self._repaired(batch)
+            self._current = self._replace_damaged_samples(batch)
             if self._current is not None:
                 self._used += 1
                 yield self._current
@@ -83,7 +83,7 @@ class CalibrationInputs:
                 "Inf; check the model and its inputs"
             )
 
-    def _repaired(self, batch: Any) -> Any:
+    def _replace_damaged_samples(self, batch: Any) -> Any:
         """Return a batch without damaged samples; None if there are no others."""
         size = batch_size_of(batch)
         named = named_float_arrays(batch if isinstance(batch, Mapping | list | tuple) else [batch])

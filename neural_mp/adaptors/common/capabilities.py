@@ -166,10 +166,10 @@ def built_capabilities(
 ) -> dict[str, Capability]:
     """Return op → its capability: precisions with a kernel that the hardware can compute."""
     supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
-    return {op: _capability(op_kernels, supports) for op, op_kernels in kernels.items()}
+    return {op: _build_capability(op_kernels, supports) for op, op_kernels in kernels.items()}
 
 
-def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Capability:
+def _build_capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Capability:
     configs: list[OpConfig] = []
     reasons: dict[Precision, str] = {}
     emulated = set()

@@ -64,15 +64,17 @@ def quantized_ranges(
     flow, readers = plan.flow, first_readers(plan.flow, plan.plan)
     tensor_ranges = {}
     for root in dict.fromkeys(flow.scale_owner.values()):
-        _refuse_split(graph, root, plan.plan)
+        _refuse_split_kernels(graph, root, plan.plan)
         config = readers.get(root)
         if config is None and root in graph:
             config = plan.plan.get(graph[root].fusion_group or root)
         algorithm = config.activation.algorithm if config and config.activation else "minmax"
-        ranges = [_observed(tensor, algorithm, observations) for tensor in flow.scale_members[root]]
+        ranges = [
+            _observed_range(tensor, algorithm, observations) for tensor in flow.scale_members[root]
+        ]
         tensor_ranges[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
     for tensor in tensors_with_channel_scales(graph, flow) & observations.channels.keys():
-        tensor_ranges[tensor] = _by_channel(tensor_ranges[tensor], observations.channels[tensor])
+        tensor_ranges[tensor] = _channel_range(tensor_ranges[tensor], observations.channels[tensor])
     return tensor_ranges
 
 
@@ -90,14 +92,12 @@ def tensors_with_channel_scales(graph: OpGraph, flow: QuantizationFlow) -> froze
     )
 
 
-def _by_channel(span: Range, channels: ChannelStats) -> ChannelRange:
-    """Return a range with the ranges of the channels, clipped to it."""
+def _channel_range(span: Range, channels: ChannelStats) -> ChannelRange:
     low, high = np.clip([channels.low, channels.high], *span).tolist()
     return ChannelRange(span, zip(low, high, strict=True))
 
 
-def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
-    """Raise `PlanError` if a plan splits ops that one integer kernel runs."""
+def _refuse_split_kernels(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
     if tensor not in graph or not graph[tensor].writes_int8:
         return
     for op in graph.consumers(tensor):
@@ -108,7 +108,7 @@ def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
             )
 
 
-def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:
+def _observed_range(tensor: str, algorithm: str, observations: Observations) -> Range:
     try:
         return observations.ranges[tensor][algorithm]
     except KeyError:

@@ -40,7 +40,7 @@ class InputSpec:
         """
         shapes = given_shapes(inputs)
         names, shown = ((), None) if shapes is not None else _names_or_example(inputs)
-        outputs = _names_in(outputs, "outputs")
+        outputs = _parse_names(outputs, "outputs")
         return cls(names, outputs, example if shown is None else shown, shapes)
 
     @property
@@ -88,7 +88,7 @@ def unused_capture(framework: str, capture: Capture) -> tuple[str, ...]:
     )
 
 
-def _names_in(value: object, option: str) -> tuple[str, ...]:
+def _parse_names(value: object, option: str) -> tuple[str, ...]:
     """Return names given as `"a, b"` or a list; () for None. `option` is named in errors."""
     if value is None:
         return ()
@@ -104,7 +104,7 @@ def _names_in(value: object, option: str) -> tuple[str, ...]:
 def _names_or_example(inputs: object) -> tuple[tuple[str, ...], Any]:
     """Return `inputs` as names or as example tensors; the other is empty."""
     if isinstance(inputs, str):
-        return _names_in(inputs, "inputs"), None
+        return _parse_names(inputs, "inputs"), None
     leaves = [] if inputs is None else tree_leaves(inputs)
     if not leaves:
         return (), None

@@ -157,7 +157,7 @@ def probe_accumulation(
     returns the sums of products as floats; `refusal` is raised for a missing kernel.
     """
 
-    def exact(name: str) -> Iterator[str]:
+    def probe_case(name: str) -> Iterator[str]:
         case = cases[name]
         x, weight = (np.full(*of) for of in zip(case.shapes, _LARGEST, _BYTES, strict=True))
         # All results are equal, as all inputs and weights are.
@@ -171,4 +171,4 @@ def probe_accumulation(
         if np.allclose(np.float64(sums), whole, rtol=_FLOAT32, atol=0.5):
             yield name
 
-    try_each(cases, exact)
+    try_each(cases, probe_case)

@@ -55,9 +55,9 @@ def chosen_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
     full = math.ldexp(low, -exponent), math.ldexp(high, -exponent)
     choosers = {
         "minmax": lambda: full,
-        "percentile": lambda: _percentile(sample, full),
-        "kl": lambda: _kl(sample, full),
-        "mse": lambda: _mse(sample, full),
+        "percentile": lambda: _percentile_range(sample, full),
+        "kl": lambda: _least_kl_range(sample, full),
+        "mse": lambda: _least_mse_range(sample, full),
     }
     chosen = {name: choosers[name]() for name in RANGE_ALGORITHMS}
     return {
@@ -66,24 +66,22 @@ def chosen_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
     }
 
 
-def _percentile(sample: Floats, full: Range, tail: float = 0.01) -> Range:
+def _percentile_range(sample: Floats, full: Range, tail: float = 0.01) -> Range:
     if not sample.size:
         return full
     low, high = np.percentile(sample, [tail, 100 - tail])
     return min(float(low), 0.0), max(float(high), 0.0)
 
 
-def _clipped(full: Range, fraction: float) -> Range:
+def _clip_range(full: Range, fraction: float) -> Range:
     """Return the range cut to a fraction of its largest magnitude on either side."""
     limit = fraction * max(-full[0], full[1])
     return max(full[0], -limit), min(full[1], limit)
 
 
-def _mse(sample: Floats, full: Range) -> Range:
-    """Return the clipped range with the least squared quantization error on the sample."""
-
-    def error(index: int) -> float:
-        scale, zero = affine_parameters(*_clipped(full, _CLIP_FRACTIONS[index]))
+def _least_mse_range(sample: Floats, full: Range) -> Range:
+    def squared_error(index: int) -> float:
+        scale, zero = affine_parameters(*_clip_range(full, _CLIP_FRACTIONS[index]))
         stored = sample * np.float32(1 / scale)
         np.rint(stored, out=stored)
         np.clip(stored, -zero, LEVELS - zero, out=stored)
@@ -92,14 +90,14 @@ def _mse(sample: Floats, full: Range) -> Range:
         return float(np.dot(stored, stored))
 
     # The error is unimodal: it falls with finer steps, then rises with more clipping.
-    coarse = min(range(0, len(_CLIP_FRACTIONS), _COARSE_STEP), key=error)
+    coarse = min(range(0, len(_CLIP_FRACTIONS), _COARSE_STEP), key=squared_error)
     around = range(
         max(coarse - _COARSE_STEP + 1, 0), min(coarse + _COARSE_STEP, len(_CLIP_FRACTIONS))
     )
-    return _clipped(full, float(_CLIP_FRACTIONS[min(around, key=error)]))
+    return _clip_range(full, float(_CLIP_FRACTIONS[min(around, key=squared_error)]))
 
 
-def _kl(sample: Floats, full: Range) -> Range:
+def _least_kl_range(sample: Floats, full: Range) -> Range:
     """Return the clipped range with the least Kullback-Leibler divergence.
 
     Migacz, "8-bit Inference with TensorRT", GTC 2017: the clipped histogram, with outliers moved to
@@ -112,17 +110,19 @@ def _kl(sample: Floats, full: Range) -> Range:
         return full
     counts, edges = np.histogram(sample, bins=_KL_BINS, range=full)
     centres = (edges[:-1] + edges[1:]) / 2
-    limits = np.array([_clipped(full, fraction) for fraction in _CLIP_FRACTIONS])
+    limits = np.array([_clip_range(full, fraction) for fraction in _CLIP_FRACTIONS])
     start = np.searchsorted(centres, limits[:, 0], "left")
     stop = np.searchsorted(centres, limits[:, 1], "right")
     enough = stop - start > LEVELS
     if not enough.any():
         return full
-    divergences = _divergences(counts, start[enough], stop[enough])
-    return _clipped(full, float(_CLIP_FRACTIONS[enough][np.argmin(divergences)]))
+    divergences = _kl_divergences(counts, start[enough], stop[enough])
+    return _clip_range(full, float(_CLIP_FRACTIONS[enough][np.argmin(divergences)]))
 
 
-def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.integer]) -> Floats:
+def _kl_divergences(
+    counts: Floats, start: NDArray[np.integer], stop: NDArray[np.integer]
+) -> Floats:
     """Return, for each cut [start, stop) of a histogram, the divergence from its 256 levels.
 
     Clipped values count in the first and last kept bin. A level is the average of its non-empty
@@ -132,16 +132,16 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     """
     counts = counts.astype(np.float64)
     first, last = counts[start], counts[stop - 1]
-    below, above = _sums(counts, 0, start), _sums(counts, stop, len(counts))
+    below, above = _sum_slices(counts, 0, start), _sum_slices(counts, stop, len(counts))
     # Level l of w bins begins at bin ⌈l·w / 256⌉.
     widths = (stop - start)[:, None]
     borders = start[:, None] + -(-np.arange(LEVELS + 2) * widths // (LEVELS + 1))
-    sums = _sums(counts, borders[:, :-1], borders[:, 1:])
-    filled = _sums(counts > 0, borders[:, :-1], borders[:, 1:])
+    sums = _sum_slices(counts, borders[:, :-1], borders[:, 1:])
+    filled = _sum_slices(counts > 0, borders[:, :-1], borders[:, 1:])
     fraction = sums / np.maximum(filled, 1) / np.maximum(sums.sum(axis=1, keepdims=True), 1e-12)
     cost = np.log(np.maximum(fraction, _MIN_LEVEL_FRACTION))
     total = counts.sum()
-    own = _sums(_x_log_x(counts), start, stop)
+    own = _sum_slices(_x_log_x(counts), start, stop)
     own += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
     crossed = (sums * cost).sum(axis=1)
     # An edge bin that was empty before clipping is not part of its level.
@@ -150,8 +150,9 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     return np.asarray((own - crossed) / total - np.log(total))
 
 
-def _sums(values: NDArray[Any], start: int | NDArray[Any], stop: int | NDArray[Any]) -> Floats:
-    """Return the sums of values[start:stop] for every pair of bounds."""
+def _sum_slices(
+    values: NDArray[Any], start: int | NDArray[Any], stop: int | NDArray[Any]
+) -> Floats:
     running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     return np.asarray(running[stop] - running[start])
 

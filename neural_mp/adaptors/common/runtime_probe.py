@@ -80,11 +80,11 @@ def probe_results(module: str, version: str, onednn_limit: str | None = None) ->
     environment = dict(os.environ)
     if onednn_limit is not None:
         environment[ONEDNN_LIMIT] = onednn_limit
-    cache = _cache(version, environment)
+    cache = _result_cache(version, environment)
     _, cached = cache.get(module, list_of(string))
     if cached is not None:
         return frozenset(cached)
-    results, _ = _run(module, environment)
+    results, _ = _run_probe(module, environment)
     if results:
         cache.put(module, sorted(results))
     return frozenset(results)
@@ -102,7 +102,7 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
     has words that say so, and one without a result is missing.
     """
     if not all((module, version, case) in _RESULTS for case in cases):
-        cache = _cache(version, os.environ)
+        cache = _result_cache(version, os.environ)
         cached = cache.get(module, mapping_of(string))[1] or {}
         _RESULTS.update({(module, version, case): outcome for case, outcome in cached.items()})
         unknown = [case for case in cases if case not in cached]
@@ -110,7 +110,7 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
             with tempfile.TemporaryDirectory() as folder:
                 for case in unknown:
                     (Path(folder) / case).write_bytes(cases[case])
-                lines, started = _run(module, dict(os.environ), folder)
+                lines, started = _run_probe(module, dict(os.environ), folder)
             results = dict.fromkeys(started & set(unknown), _CRASHES)
             results.update(
                 {case: outcome for case, _, outcome in (f.partition(" ") for f in lines)}
@@ -145,14 +145,15 @@ def try_each_file(find: Callable[[Path], str]) -> None:
     try_each(names, lambda name: [f"{name} {find(folder / name)}"])
 
 
-def _cache(version: str, environment: Mapping[str, str]) -> FileCache:
-    """Return the cache of results under a version, this processor and environment settings."""
+def _result_cache(version: str, environment: Mapping[str, str]) -> FileCache:
     settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
     flags = " ".join(sorted(detect({}).flags))
     return machine_cache(version=version, flags=flags, settings=" ".join(settings))
 
 
-def _run(module: str, environment: dict[str, str], *arguments: str) -> tuple[set[str], set[str]]:
+def _run_probe(
+    module: str, environment: dict[str, str], *arguments: str
+) -> tuple[set[str], set[str]]:
     """Run the child; after a crash, again without the cases already started.
 
     Return the results, and the cases that were started.
@@ -160,7 +161,7 @@ def _run(module: str, environment: dict[str, str], *arguments: str) -> tuple[set
     results: set[str] = set()
     tried: set[str] = set()
     while True:
-        output, failure = _output_of(
+        output, failure = _child_output(
             python_command(module, *arguments, *sorted(tried)), environment
         )
         lines = output.splitlines()
@@ -173,7 +174,7 @@ def _run(module: str, environment: dict[str, str], *arguments: str) -> tuple[set
             return results, tried
 
 
-def _output_of(command: list[str], environment: dict[str, str]) -> tuple[str, str | None]:
+def _child_output(command: list[str], environment: dict[str, str]) -> tuple[str, str | None]:
     """Return the output of a child and the reason of its failure; None if it succeeded."""
     with tempfile.TemporaryFile("w+") as output:
         try:

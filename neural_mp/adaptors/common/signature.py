@@ -158,7 +158,7 @@ class Signature:
             return cached
         values = self.assigned(inputs)
         bound = {
-            port.tensor: value if _fits_at_once(port, value) else _fitting(port, value)
+            port.tensor: value if _fits_at_once(port, value) else _cast_to_port(port, value)
             for port, value in zip(self.inputs, values, strict=True)
         }
         self._layouts.learn(inputs, values, bound)
@@ -176,7 +176,7 @@ class Signature:
         """
         if isinstance(inputs, Mapping):
             names = {str(key) for key in inputs}
-            inputs = without_labels(inputs, [name for name in names if self._takes(name)])
+            inputs = without_labels(inputs, [name for name in names if self._accepts_name(name)])
         nested = isinstance(inputs, Mapping | tuple | list) and any(
             isinstance(item, Mapping | tuple) and _holds_arrays([item])
             for item in (inputs.values() if isinstance(inputs, Mapping) else inputs)
@@ -184,7 +184,7 @@ class Signature:
         if nested:
             values = tree_leaves(inputs, sort_keys=True)
         elif isinstance(inputs, Mapping):
-            values = self._by_name(inputs)
+            values = self._values_by_name(inputs)
         elif isinstance(inputs, tuple | list) and (_holds_arrays(inputs) or not self.inputs):
             values = list(inputs)
         else:
@@ -207,11 +207,11 @@ class Signature:
         values_of = {port.name: value for port, value in zip(first, values, strict=True)}
         return [values_of.get(port.name, port.default) for port in self.inputs]
 
-    def _takes(self, name: str) -> bool:
+    def _accepts_name(self, name: str) -> bool:
         """Whether a name is an input, or a prefix of nested inputs."""
         return any(p.answers_to(name) or p.name.startswith(f"{name}_") for p in self.inputs)
 
-    def _by_name(self, inputs: Mapping[Any, Any]) -> list[Any]:
+    def _values_by_name(self, inputs: Mapping[Any, Any]) -> list[Any]:
         values: dict[str, Any] = {}
         for key, value in inputs.items():
             port = next((p for p in self.inputs if p.answers_to(str(key))), None)
@@ -260,8 +260,8 @@ class Signature:
         """
         chosen = replace(
             self,
-            inputs=_chosen(self.inputs, inputs, "inputs"),
-            outputs=_chosen(self.outputs, outputs, "outputs"),
+            inputs=_select_ports(self.inputs, inputs, "inputs"),
+            outputs=_select_ports(self.outputs, outputs, "outputs"),
         )
         required = [port for port in self.inputs if not port.is_optional]
         left_out = [port.name for port in required if port not in chosen.inputs]
@@ -292,7 +292,7 @@ def shape_of(value: object) -> Shape:
     return sizes
 
 
-def _dtype(value: object) -> np.dtype[Any]:
+def _parse_dtype(value: object) -> np.dtype[Any]:
     name = short_string(value)
     try:
         dtype = np.dtype(name)
@@ -303,10 +303,12 @@ def _dtype(value: object) -> np.dtype[Any]:
     return dtype
 
 
-def _structure(value: object) -> Structure:
+def _parse_structure(value: object) -> Structure:
     if isinstance(value, list):
-        return list(list_of(_structure)(value))
-    below = mapping_of(_structure) if isinstance(value, dict) else optional(non_negative_integer)
+        return list(list_of(_parse_structure)(value))
+    below = (
+        mapping_of(_parse_structure) if isinstance(value, dict) else optional(non_negative_integer)
+    )
     return below(value)
 
 
@@ -314,14 +316,14 @@ _PORT = record(
     {
         "name": string,
         "tensor": string,
-        "dtype": optional(_dtype),
+        "dtype": optional(_parse_dtype),
         "shape": shape_of,
         "alias": optional(string),
     },
     {"default": nested_numbers},
 )
 _PORTS = list_of(TensorSpec.from_dict)
-_SIGNATURE = record({"inputs": _PORTS, "outputs": _PORTS, "returns": _structure})
+_SIGNATURE = record({"inputs": _PORTS, "outputs": _PORTS, "returns": _parse_structure})
 
 
 def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
@@ -334,7 +336,7 @@ def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
     }
 
 
-def _chosen(
+def _select_ports(
     ports: tuple[TensorSpec, ...], names: tuple[str, ...], option: str
 ) -> tuple[TensorSpec, ...]:
     selected = []
@@ -360,12 +362,11 @@ def _fits_at_once(port: TensorSpec, value: object) -> bool:
         type(value) is np.ndarray
         and value.dtype == port.dtype
         and not value.dtype.hasobject
-        and _agrees(value.shape, port.shape)
+        and _matches_shape(value.shape, port.shape)
     )
 
 
-def _fitting(port: TensorSpec, value: Any) -> Array:
-    """Return an array with the dtype of an input; raise `DataError` on a mismatch."""
+def _cast_to_port(port: TensorSpec, value: Any) -> Array:
     if port.dtype is None:
         return value  # only the runtime can validate non-tensors, e.g. sequences
     if any(leaf is None for leaf in tree_leaves(value)):
@@ -382,7 +383,7 @@ def _fitting(port: TensorSpec, value: Any) -> Array:
             raise DataError(f"got an array of {array.dtype} for the input {port}")
         if not dtype.hasobject:
             array = array.astype(dtype)
-    if not _agrees(array.shape, port.shape):
+    if not _matches_shape(array.shape, port.shape):
         raise DataError(
             f"expected matching sizes, got an array of shape {list(array.shape)} "
             f"for the input {port}"
@@ -390,7 +391,7 @@ def _fitting(port: TensorSpec, value: Any) -> Array:
     return array
 
 
-def _agrees(given: tuple[int, ...], expected: Shape) -> bool:
+def _matches_shape(given: tuple[int, ...], expected: Shape) -> bool:
     if expected is None:
         return True
     return len(given) == len(expected) and all(

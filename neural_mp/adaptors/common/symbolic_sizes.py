@@ -55,14 +55,16 @@ class Expression:
         if type(other) is int and other == 0:
             return self
         terms = dict(self.terms)
-        for monomial, coefficient in _terms(other):
+        for monomial, coefficient in _polynomial_terms(other):
             terms[monomial] = terms.get(monomial, 0) + coefficient
-        return _simplified(terms, is_nonnegative(self) and is_nonnegative(other))
+        return _simplify_polynomial(terms, is_nonnegative(self) and is_nonnegative(other))
 
     __radd__ = __add__
 
     def __neg__(self) -> Size:
-        return _simplified({monomial: -coefficient for monomial, coefficient in self.terms})
+        return _simplify_polynomial(
+            {monomial: -coefficient for monomial, coefficient in self.terms}
+        )
 
     def __sub__(self, other: Size) -> Size:
         return self + -other
@@ -73,22 +75,22 @@ class Expression:
     def __mul__(self, other: Size) -> Size:
         terms: dict[Monomial, int] = {}
         for lhs, first in self.terms:
-            for rhs, second in _terms(other):
+            for rhs, second in _polynomial_terms(other):
                 monomial = tuple(sorted(lhs + rhs))
                 terms[monomial] = terms.get(monomial, 0) + first * second
-        return _simplified(terms, is_nonnegative(self) and is_nonnegative(other))
+        return _simplify_polynomial(terms, is_nonnegative(self) and is_nonnegative(other))
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Size) -> Size:
         if isinstance(other, Expression):
-            return _quotient(self, other)
+            return _divide_by_expression(self, other)
         if other == 0:
             return _new_unknown()
-        return _floor(self, other) if other > 0 else _floor(-self, -other)
+        return _divide_by_integer(self, other) if other > 0 else _divide_by_integer(-self, -other)
 
     def __rfloordiv__(self, other: int) -> Size:
-        return 0 if other == 0 else _quotient(other, self)
+        return 0 if other == 0 else _divide_by_expression(other, self)
 
     def __mod__(self, other: Size) -> Size:
         return self - (self // other) * other
@@ -138,7 +140,7 @@ def maximum(lhs: Size, rhs: Size) -> Size:
     if is_nonnegative(rhs - lhs):
         return rhs
     nonnegative = is_nonnegative(lhs) or is_nonnegative(rhs)
-    return _function("max", sorted((lhs, rhs), key=str), nonnegative=nonnegative)
+    return _apply_function("max", sorted((lhs, rhs), key=str), nonnegative=nonnegative)
 
 
 def minimum(lhs: Size, rhs: Size) -> Size:
@@ -148,7 +150,7 @@ def minimum(lhs: Size, rhs: Size) -> Size:
     if is_nonnegative(rhs - lhs):
         return lhs
     nonnegative = is_nonnegative(lhs) and is_nonnegative(rhs)
-    return _function("min", sorted((lhs, rhs), key=str), nonnegative=nonnegative)
+    return _apply_function("min", sorted((lhs, rhs), key=str), nonnegative=nonnegative)
 
 
 def broadcast(lhs: Size, rhs: Size) -> Size:
@@ -165,30 +167,28 @@ def broadcast(lhs: Size, rhs: Size) -> Size:
         raise ValueError(f"sizes must be equal or 1, got {lhs} and {rhs}")
     if isinstance(lhs, int) or isinstance(rhs, int):
         return lhs if isinstance(lhs, int) else rhs
-    operands = {*_operands_of("broadcast", lhs), *_operands_of("broadcast", rhs)}
-    return _function("broadcast", sorted(operands, key=str), nonnegative=True)
+    operands = {*_function_operands("broadcast", lhs), *_function_operands("broadcast", rhs)}
+    return _apply_function("broadcast", sorted(operands, key=str), nonnegative=True)
 
 
-def _operands_of(function: str, size: Expression) -> tuple[Size, ...]:
+def _function_operands(function: str, size: Expression) -> tuple[Size, ...]:
     """Return the operands of a size that is a function, else the size itself."""
-    atom = _only_atom(size.terms)
+    atom = _single_atom(size.terms)
     return atom.operands if atom is not None and atom.function == function else (size,)
 
 
-def _only_atom(terms: Iterable[tuple[Monomial, int]]) -> Atom | None:
-    """Return the atom of an expression that is a single atom; None for others."""
+def _single_atom(terms: Iterable[tuple[Monomial, int]]) -> Atom | None:
     monomials = list(terms)
     if len(monomials) == 1 and monomials[0][1] == 1 and len(monomials[0][0]) == 1:
         return monomials[0][0][0]
     return None
 
 
-def _terms(size: Size) -> tuple[tuple[Monomial, int], ...]:
+def _polynomial_terms(size: Size) -> tuple[tuple[Monomial, int], ...]:
     return size.terms if isinstance(size, Expression) else (((), size),)
 
 
-def _simplified(terms: Mapping[Monomial, int], is_size: bool = False) -> Size:
-    """Return the canonical form of a polynomial."""
+def _simplify_polynomial(terms: Mapping[Monomial, int], is_size: bool = False) -> Size:
     nonzero = {monomial: number for monomial, number in terms.items() if number}
     if not nonzero:
         return 0
@@ -205,7 +205,7 @@ def _new_unknown() -> Expression:
     return unknown(f"#{next(_NUMBERS)}", nonnegative=False)
 
 
-def _function(name: str, operands: Iterable[Size], *, nonnegative: bool) -> Size:
+def _apply_function(name: str, operands: Iterable[Size], *, nonnegative: bool) -> Size:
     values = tuple(operands)
     text = f"{name}({', '.join(map(str, values))})"
     if len(text) > _MAX_TEXT_CHARS:
@@ -213,7 +213,7 @@ def _function(name: str, operands: Iterable[Size], *, nonnegative: bool) -> Size
     return Expression((((Atom(text, name, values, nonnegative),), 1),))
 
 
-def _quotient(dividend: Size, divisor: Expression) -> Size:
+def _divide_by_expression(dividend: Size, divisor: Expression) -> Size:
     """Return a floor quotient by an expression, exact if every term is a multiple."""
     if dividend == divisor:
         return 1
@@ -221,7 +221,7 @@ def _quotient(dividend: Size, divisor: Expression) -> Size:
     if exact is not None:
         return exact
     nonnegative = is_nonnegative(dividend) and is_nonnegative(divisor)
-    return _function("quotient", (dividend, divisor), nonnegative=nonnegative)
+    return _apply_function("quotient", (dividend, divisor), nonnegative=nonnegative)
 
 
 def _exact_quotient(dividend: Size, divisor: Expression) -> Size | None:
@@ -229,7 +229,7 @@ def _exact_quotient(dividend: Size, divisor: Expression) -> Size | None:
         return None
     ((factors, scale),) = divisor.terms
     terms: dict[Monomial, int] = {}
-    for monomial, coefficient in _terms(dividend):
+    for monomial, coefficient in _polynomial_terms(dividend):
         rest = list(monomial)
         for atom in factors:
             if atom not in rest:
@@ -238,10 +238,10 @@ def _exact_quotient(dividend: Size, divisor: Expression) -> Size | None:
         if coefficient % scale:
             return None
         terms[tuple(rest)] = coefficient // scale
-    return _simplified(terms, is_nonnegative(dividend) and is_nonnegative(divisor))
+    return _simplify_polynomial(terms, is_nonnegative(dividend) and is_nonnegative(divisor))
 
 
-def _floor(dividend: Size, divisor: int) -> Size:
+def _divide_by_integer(dividend: Size, divisor: int) -> Size:
     """Return a floor quotient by a positive integer.
 
     Multiples of the divisor leave the quotient, and quotients of quotients become one:
@@ -252,8 +252,10 @@ def _floor(dividend: Size, divisor: int) -> Size:
     if divisor == 1:
         return dividend
     if next(number for monomial, number in dividend.terms if monomial) < 0:
-        return -_floor(-dividend + divisor - 1, divisor)
-    whole = _simplified({monomial: number // divisor for monomial, number in dividend.terms})
+        return -_divide_by_integer(-dividend + divisor - 1, divisor)
+    whole = _simplify_polynomial(
+        {monomial: number // divisor for monomial, number in dividend.terms}
+    )
     rest = {m: number % divisor for m, number in dividend.terms if number % divisor}
     constant = rest.pop((), 0)
     if not rest:
@@ -261,14 +263,14 @@ def _floor(dividend: Size, divisor: int) -> Size:
     common = gcd(divisor, *rest.values())
     divisor, constant = divisor // common, constant // common
     rest = {monomial: number // common for monomial, number in rest.items()}
-    atom = _only_atom(rest.items())
+    atom = _single_atom(rest.items())
     if atom is not None and atom.function == "floor":
         inner, by = atom.operands
         assert isinstance(by, int)
-        fraction = _floor(inner + constant * by, divisor * by)
+        fraction = _divide_by_integer(inner + constant * by, divisor * by)
     else:
-        numerator = _simplified({**rest, (): constant})
+        numerator = _simplify_polynomial({**rest, (): constant})
         nonnegative = is_nonnegative(numerator)
-        fraction = _function("floor", (numerator, divisor), nonnegative=nonnegative)
+        fraction = _apply_function("floor", (numerator, divisor), nonnegative=nonnegative)
     quotient = whole + fraction
     return as_size(quotient) if is_nonnegative(dividend) else quotient

@@ -100,7 +100,7 @@ class TensorVariants(ABC, Generic[T]):
         """Return a tensor in FP32, BF16 or FP16."""
         variants = self.found(tensor)
         if variant not in variants:
-            variants[variant] = self._made(tensor, variant, variants)
+            variants[variant] = self._make_variant(tensor, variant, variants)
         return variants[variant]
 
     def stored(self, tensor: T) -> T:
@@ -110,7 +110,7 @@ class TensorVariants(ABC, Generic[T]):
             variants[UINT8] = self.quantized(tensor, self.real(tensor))
         return variants[UINT8]
 
-    def _made(self, tensor: T, variant: str, variants: Mapping[str, T]) -> T:
+    def _make_variant(self, tensor: T, variant: str, variants: Mapping[str, T]) -> T:
         array = self.value_of(tensor)
         if array is not None:
             return self.constant_in(tensor, variant, cast_saturating(array, _NARROW[variant]))

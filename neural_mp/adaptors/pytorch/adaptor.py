@@ -146,7 +146,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Return the outputs: arrays if the inputs are arrays, else tensors."""
-        return model.once(_calls)(inputs)
+        return model.once(_build_direct_calls)(inputs)
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
         """Return the captured example: a tuple if any input is positional, else a dict."""
@@ -182,5 +182,5 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
             torch.set_num_threads(previous)
 
 
-def _calls(model: TorchModel) -> DirectCalls:
+def _build_direct_calls(model: TorchModel) -> DirectCalls:
     return DirectCalls(model, model.once(compiled) if model.compiles else None)

@@ -59,7 +59,7 @@ def kernels(
     for part in model.parts.values():
         fused, packable = fused_layers(part.portable), packable_ops(part.portable)
         for name, node in fx.op_nodes(part.portable).items():
-            obstacle = _obstacle(part.portable, node, name in fused)
+            obstacle = _int8_obstacle(part.portable, node, name in fused)
             int8 = obstacle or _integer_kernel(part.portable, node, accumulation)
             own = (ONEDNN,) if name in packable else ()
             result[name] = OpKernels(int8, missing.get(name, {}), fp32=own)
@@ -102,14 +102,14 @@ class _TriedIn16Bits(Interpreter):
         result = super().run_node(n)
         if fx.OP_NAME in n.meta:
             refused = {
-                precision: self._refusal(n, result, precision) for precision in self.precisions
+                precision: self._node_refusal(n, result, precision) for precision in self.precisions
             }
             self.missing[n.meta[fx.OP_NAME]] = {
                 precision: why for precision, why in refused.items() if why
             }
         return result
 
-    def _refusal(self, node: Node, result: object, precision: Precision) -> str:
+    def _node_refusal(self, node: Node, result: object, precision: Precision) -> str:
         if not _holds_floats(result):
             return reasons.NO_FLOATS
         computed = [self.env[source] for source in node.all_input_nodes if source.op != "get_attr"]
@@ -118,7 +118,7 @@ class _TriedIn16Bits(Interpreter):
         kind = _kind_of_call(node), precision
         if kind not in self.refusals:
             args, kwargs = self.fetch_args_kwargs_from_env(node)
-            self.refusals[kind] = _refusal(node.target, args, kwargs, DTYPES[precision])
+            self.refusals[kind] = _call_refusal(node.target, args, kwargs, DTYPES[precision])
         return self.refusals[kind]
 
 
@@ -137,7 +137,7 @@ def _holds_floats(value: object) -> bool:
     return any(map(fx.is_float, pytree.tree_leaves(value)))
 
 
-def _refusal(
+def _call_refusal(
     target: Callable[..., Any],
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
@@ -145,15 +145,15 @@ def _refusal(
 ) -> str:
     """Return the reason why a call does not run in a dtype; empty if it runs."""
 
-    def low(leaf: object) -> Any:
+    def narrow_leaf(leaf: object) -> Any:
         return narrowed(leaf, dtype) if fx.is_float(leaf) else leaf
 
     # Statistics are read and returned in float32.
     statistics = target in STATISTICS
     wide_args = args[1:] if statistics else ()
-    low_args = pytree.tree_map(low, args[: len(args) - len(wide_args)])
+    low_args = pytree.tree_map(narrow_leaf, args[: len(args) - len(wide_args)])
     try:
-        result = target(*low_args, *wide_args, **pytree.tree_map(low, kwargs))
+        result = target(*low_args, *wide_args, **pytree.tree_map(narrow_leaf, kwargs))
     except (RuntimeError, TypeError, NotImplementedError) as error:
         logger.debug("%s does not run in %s", target, dtype, exc_info=True)
         return f"the runtime rejects the call: {str(error).splitlines()[0]}"
@@ -185,7 +185,9 @@ def _integer_kernel(
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
     # Weight-only quantization accumulates no INT8 products, so the full range is exact; a tied
     # weight is stored once and follows the layer that multiplies it.
-    weight_only = own if _is_tied(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
+    weight_only = (
+        own if _is_tied_embedding(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
+    )
     algorithms = (
         (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
     )
@@ -214,7 +216,7 @@ def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
     )
 
 
-def _is_tied(module: GraphModule, node: Node) -> bool:
+def _is_tied_embedding(module: GraphModule, node: Node) -> bool:
     """Whether an embedding shares its weight with a layer that multiplies in INT8."""
     if node.target is not layers.EMBEDDING:
         return False
@@ -223,7 +225,7 @@ def _is_tied(module: GraphModule, node: Node) -> bool:
     return any(user.target in layers.INTEGER_LAYERS for n in same for user in n.users)
 
 
-def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
+def _int8_obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     """Return the reason why an op cannot run in INT8 itself; None if it can."""
     if fx.op_type(node) in RECURRENT_TYPES:
         return recurrent_obstacle(module, node)

@@ -21,7 +21,7 @@ def uncompiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters
     disabled = torch._disable_dynamo(function)
 
     @wraps(function)
-    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    def call_uncompiled(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 
-    return call
+    return call_uncompiled

@@ -63,7 +63,7 @@ def insert_quantization(
     }
     for tensor, root in flow.scale_owner.items():
         if tensor in nodes:  # others belong to another part of the model
-            _quantize(module, nodes[tensor], QuantParams.of(ranges[root]), flow)
+            _insert_qdq(module, nodes[tensor], QuantParams.of(ranges[root]), flow)
     weights = IntegerWeights(module, grouped)
     for name, node in fx.op_nodes(module).items():
         # A plan may also name ops fused into a layer; only layers have weights.
@@ -79,7 +79,7 @@ def insert_quantization(
             _quantize_dynamically(node)
 
 
-def _quantize(
+def _insert_qdq(
     module: GraphModule, node: Node, encoding: QuantParams, flow: QuantizationFlow
 ) -> None:
     name, graph = fx.tensor_name(node), module.graph
@@ -95,10 +95,10 @@ def _quantize(
         anchor = [n for n in graph.nodes if n.op == "placeholder"][-1]
     with graph.inserting_after(anchor):
         quantized = graph.call_function(ops.quantize, (node, scale, zero_point))
-    quantized.meta["val"] = _in_uint8(node.meta["val"])
+    quantized.meta["val"] = _uint8_placeholder(node.meta["val"])
     pairs: dict[torch.dtype, Node] = {}
 
-    def dequantized(dtype: torch.dtype) -> Node:
+    def dequantize_to(dtype: torch.dtype) -> Node:
         if dtype not in pairs:
             with graph.inserting_after(quantized):
                 pair = graph.call_function(ops.dequantize, (quantized, scale, zero_point, dtype))
@@ -109,17 +109,17 @@ def _quantize(
     for reader in readers:
         dtype = cast_dtype(reader)
         if dtype is not None and fx.OP_NAME not in reader.meta:  # directly to the 16-bit type
-            reader.replace_all_uses_with(dequantized(dtype))
+            reader.replace_all_uses_with(dequantize_to(dtype))
             graph.erase_node(reader)
         else:
-            reader.replace_input_with(node, dequantized(torch.float32))
+            reader.replace_input_with(node, dequantize_to(torch.float32))
 
 
 #: Placeholder of a tensor → its placeholder in uint8, for all conversions of a model.
 _IN_UINT8: WeakTensorKeyDictionary[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
 
 
-def _in_uint8(value: torch.Tensor) -> torch.Tensor:
+def _uint8_placeholder(value: torch.Tensor) -> torch.Tensor:
     """Return a placeholder of the same shape and strides; one with symbolic sizes takes 2 ms."""
     if value not in _IN_UINT8:
         # It holds no data; a cast would recompute its contiguity.
@@ -168,7 +168,7 @@ class IntegerWeights:
         if key not in self.stored:
             if weight is None:
                 weight = source.target(*(fx.attribute(module, node.target) for node in sources))
-            parts = _rounded(weight, spec, grouped)
+            parts = _quantize_weight(weight, spec, grouped)
             self.stored[key] = tuple(
                 str(fx.add_constant(module, f"{layer.name}_weight_{part}", value, layer).target)
                 for part, value in parts.items()
@@ -186,18 +186,18 @@ class IntegerWeights:
         return dequantized
 
 
-def _rounded(
+def _quantize_weight(
     weight: torch.Tensor, spec: QuantSpec | None, grouped: GroupedWeight | None
 ) -> dict[str, torch.Tensor]:
     """Return the stored parts of a weight by name; of `grouped`, if given, instead of rounding."""
     if spec is not None and spec.dtype.bits < 8:
-        parts = ops.stored_parts(grouped or _nearest(weight, Quantizer(spec)))
+        parts = ops.stored_parts(grouped or _round_to_nearest(weight, Quantizer(spec)))
         return dict(zip((f"int{spec.dtype.bits}", "scales", "offsets"), parts, strict=True))
     parts = ops.quantize_weight(weight, weight_qmax(spec))
     return dict(zip(("int8", "scales"), parts, strict=True))
 
 
-def _nearest(weight: torch.Tensor, quantizer: Quantizer) -> GroupedWeight:
+def _round_to_nearest(weight: torch.Tensor, quantizer: Quantizer) -> GroupedWeight:
     rows = (weight[part].float().numpy() for part in row_parts(weight.shape))
     return joined_rows(map(quantizer.nearest, rows))
 
@@ -234,7 +234,7 @@ def _is_integer(plan: ResolvedPlan, op: str) -> bool:
     return op in plan.plan and plan.plan[op].approach is not None
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _shallow_copy_module(module: nn.Module) -> nn.Module:
     """Return a module with the same attributes; `copy.copy` refuses parametrized modules."""
     twin: nn.Module = module.__new__(type(module))
     twin.__dict__.update(vars(module))
@@ -245,7 +245,10 @@ def _without_converted_weights(model: TorchModel) -> nn.Module | None:
     """Return the shell without weights of converted layers, which the model would keep alive."""
     if model.shell is None:
         return None
-    layers = {path: _twin(model.shell.get_submodule(path)) for path in model.converted_parts}
+    layers = {
+        path: _shallow_copy_module(model.shell.get_submodule(path))
+        for path in model.converted_parts
+    }
     for layer in layers.values():
         layer._parameters = {
             name: None if value is None else nn.Parameter(value.to("meta"), requires_grad=False)
@@ -257,21 +260,21 @@ def _without_converted_weights(model: TorchModel) -> nn.Module | None:
 def full_range_kernels(model: TorchModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels that have a weight beyond ±63."""
     parts = model.parts.values()
-    return wide_kinds(weight for part in parts for weight in _weights(part.portable))
+    return wide_kinds(weight for part in parts for weight in _integer_weights(part.portable))
 
 
 def with_reduced_weights(model: TorchModel) -> TorchModel:
     """Return the model with weights requantized to ±63 if their kernel may saturate."""
-    return rewritten(model, _reduce)
+    return rewritten(model, _reduce_weights)
 
 
-def _reduce(module: GraphModule) -> None:
+def _reduce_weights(module: GraphModule) -> None:
     weights = IntegerWeights(module)
-    for layer in saturating(_weights(module)):
+    for layer in saturating(_integer_weights(module)):
         weights.store(layer, REDUCED_WEIGHT)
 
 
-def _weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
+def _integer_weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
     """Yield weights of layers with quantized inputs; skip weight-only layers."""
     for node in module.graph.nodes:
         if node.target not in INTEGER_LAYERS:

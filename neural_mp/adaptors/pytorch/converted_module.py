@@ -57,7 +57,7 @@ class ConvertedModule(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the model like the original; drop labels absent at capture."""
         fed = without_labels(kwargs, keywords(self.runnable)) if kwargs else {}
-        return _run(self._direct, args, fed)
+        return _run_direct(self._direct, args, fed)
 
     def train(self, mode: bool = True) -> ConvertedModule:
         """Stay in inference mode: a captured graph has no other."""
@@ -126,7 +126,7 @@ def as_module(model: TorchModel) -> nn.Module:
 
 
 @uncompiled
-def _run(direct: DirectGraph, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+def _run_direct(direct: DirectGraph, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     return direct(*args, **kwargs)
 
 

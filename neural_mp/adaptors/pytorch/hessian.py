@@ -24,15 +24,15 @@ def hessian_traces(
     model: TorchModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, float]:
     """Return op → trace of the Hessian with respect to its weight."""
-    run, leaves = _differentiable(model)
+    run, leaves = _differentiable_model(model)
     weights = {name: node for name, (_, node) in _weight_nodes(model).items() if name in ops}
 
-    def differentiated(inputs: Any) -> tuple[list[torch.Size], Squares]:
+    def differentiate_batch(inputs: Any) -> tuple[list[torch.Size], Squares]:
         results = pytree.tree_leaves(run(model.call(inputs)))
         outputs = [y for y in results if getattr(y, "requires_grad", False)]
         parameters = {name: leaves[node] for name, node in weights.items() if node in leaves}
 
-        def squares(signs: list[Array]) -> dict[str, float]:
+        def squared_gradients(signs: list[Array]) -> dict[str, float]:
             gradients = torch.autograd.grad(
                 outputs,
                 list(parameters.values()),
@@ -46,9 +46,9 @@ def hessian_traces(
                 if gradient is not None
             }
 
-        return [y.shape for y in outputs], squares
+        return [y.shape for y in outputs], squared_gradients
 
-    return summed_traces(weights, map(differentiated, batches))
+    return summed_traces(weights, map(differentiate_batch, batches))
 
 
 class _WeightsInFloat32(Mapping[str, Array]):
@@ -87,7 +87,7 @@ def weight_gradients(
     model: TorchModel, inputs: Any, ops: Collection[str], direction: Direction
 ) -> dict[str, Array]:
     """Return op → gradient of the outputs along a direction, by the op's weight."""
-    run, leaves = _differentiable(model)
+    run, leaves = _differentiable_model(model)
     returned = run(model.call(inputs))
     named = returned if isinstance(returned, Mapping) else {}
     results = [named["logits"]] if "logits" in named else pytree.tree_leaves(returned)
@@ -107,14 +107,13 @@ def weight_gradients(
     return {name: as_numpy(gradient.float()) for name, gradient in pairs if gradient is not None}
 
 
-def _differentiable(
+def _differentiable_model(
     model: TorchModel,
 ) -> tuple[Callable[[CallArgs], Any], dict[Node, torch.Tensor]]:
     """Return the model as a function of its call, and constant → leaf, filled by calls."""
     leaves: dict[Node, torch.Tensor] = {}
 
-    def visit(node: Node, run: Callable[[], Any]) -> Any:
-        """Run a node, with weights as leaves."""
+    def run_with_leaves(node: Node, run: Callable[[], Any]) -> Any:
         # Stays on for user code after this graph, until the caller's `no_grad` exits.
         torch.set_grad_enabled(True)
         result = run()
@@ -125,7 +124,7 @@ def _differentiable(
             leaves[node] = result.detach().requires_grad_()
         return leaves[node]
 
-    return visited(model, visit, portable=True), leaves
+    return visited(model, run_with_leaves, portable=True), leaves
 
 
 def _weight_nodes(model: TorchModel) -> dict[str, tuple[GraphModule, Node]]:

@@ -12,8 +12,7 @@ from neural_mp.adaptors.pytorch.int8_accumulation import CASES
 from neural_mp.adaptors.pytorch.kernels.kernel_probes import unscaled_kernel
 
 
-def _multiply(case: Case, x: Array, weight: Array) -> Array:
-    """Return a kernel's accumulated products, with all scales set to 1."""
+def _run_unscaled_kernel(case: Case, x: Array, weight: Array) -> Array:
     stored, geometry = torch.from_numpy(x), tuple[Any, ...]()
     if isinstance(case, Convolution):
         if case.axes == 2:
@@ -26,4 +25,4 @@ def _multiply(case: Case, x: Array, weight: Array) -> Array:
 
 if __name__ == "__main__":
     with torch.no_grad():
-        probe_accumulation(CASES, _multiply, RuntimeError)
+        probe_accumulation(CASES, _run_unscaled_kernel, RuntimeError)

@@ -33,7 +33,7 @@ def observable_ops(model: TorchModel) -> OpGraph:
         location[0]
         for part in model.parts.values()
         for node in part.runnable.graph.nodes
-        if (location := _place(node)) is not None
+        if (location := _observed_op(node)) is not None
     }
     graph = build_graph(model)
     return graph.with_only({op.name: op for op in graph if op.name in names})
@@ -46,26 +46,26 @@ def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[
     """
     requested, outputs = frozenset(ops), dict[str, OpOutput]()
 
-    def visit(node: Node, run: Callable[[], Any]) -> Any:
-        result, location = run(), _place(node)
+    def record_output(node: Node, run: Callable[[], Any]) -> Any:
+        result, location = run(), _observed_op(node)
         if location is None or location[0] not in requested or location[0] in outputs:
             return result
-        value = _value(result, location[1]) if isinstance(result, torch.Tensor) else None
+        value = _to_op_output(result, location[1]) if isinstance(result, torch.Tensor) else None
         if value is not None:
             outputs[location[0]] = value
         return result
 
-    run = visited(model, visit)
+    run = visited(model, record_output)
 
-    def called(inputs: Any) -> dict[str, OpOutput]:
+    def run_batch(inputs: Any) -> dict[str, OpOutput]:
         outputs.clear()
         run(model.call(inputs))
         return dict(outputs)
 
-    return called
+    return run_batch
 
 
-def _place(node: Node) -> tuple[str, QuantParams | None] | None:
+def _observed_op(node: Node) -> tuple[str, QuantParams | None] | None:
     """Return the op whose result a node computes, and quantization parameters if uint8."""
     if node.op != "call_function":
         return None
@@ -75,7 +75,7 @@ def _place(node: Node) -> tuple[str, QuantParams | None] | None:
     return (node.meta[fx.OP_NAME], None) if fx.OP_NAME in node.meta else None
 
 
-def _value(result: torch.Tensor, encoding: QuantParams | None) -> OpOutput | None:
+def _to_op_output(result: torch.Tensor, encoding: QuantParams | None) -> OpOutput | None:
     if encoding is not None:
         return op_value(result.numpy(), encoding)
     if not result.is_floating_point() or not result.numel():
@@ -104,23 +104,24 @@ def calibration_graph(model: TorchModel) -> TorchModel:
     without other readers. Values must be read before the next op runs.
     """
     parts = {
-        path: replace(part, portable=_quick(part.portable)) for path, part in model.parts.items()
+        path: replace(part, portable=_accelerate_graph(part.portable))
+        for path, part in model.parts.items()
     }
     return replace(model, parts=parts)
 
 
-def _quick(module: GraphModule) -> GraphModule:
+def _accelerate_graph(module: GraphModule) -> GraphModule:
     module = fx.shallow_copy(module)
     for node in list(module.graph.nodes):
         if node.target is layers.CONVOLUTION:
-            _pack(module, node)
+            _pack_convolution(module, node)
         elif node.target in _IN_PLACE:
             _save_memory(node)
     module.recompile()
     return module
 
 
-def _pack(module: GraphModule, layer: Node) -> None:
+def _pack_convolution(module: GraphModule, layer: Node) -> None:
     args = fx.arguments(layer)
     weight, image = fx.constant(module, args["weight"]), args["input"].meta.get("val")
     if weight is None or not fx.is_float(image) or image.ndim != weight.ndim:
@@ -160,10 +161,10 @@ def watch(
 ) -> Iterator[tuple[str, BatchStats]]:
     """Yield tensor name and summary of values, for the named tensors in every batch."""
 
-    def reduced(values: Array, node: Node) -> BatchStats | None:
+    def summarize_channels(values: Array, node: Node) -> BatchStats | None:
         return summarized(values, _channel_axis(node, values.ndim))
 
-    return _watched(model, batches, tensors, reduced)
+    return _watch_tensors(model, batches, tensors, summarize_channels)
 
 
 def values(
@@ -171,10 +172,10 @@ def values(
 ) -> Iterator[tuple[str, Array]]:
     """Yield tensor name and values, for the named tensors in every batch."""
     # A copy: the next op may overwrite the memory.
-    return _watched(model, batches, tensors, lambda values, node: values.copy())
+    return _watch_tensors(model, batches, tensors, lambda values, node: values.copy())
 
 
-def _watched(
+def _watch_tensors(
     model: TorchModel,
     batches: Iterable[Any],
     tensors: Collection[str],
@@ -185,7 +186,7 @@ def _watched(
     computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
     requested = {fx.tensor_name(node): node for node in computed if fx.tensor_name(node) in tensors}
 
-    def visit(node: Node, run: Callable[[], Any]) -> Any:
+    def record_tensor(node: Node, run: Callable[[], Any]) -> Any:
         result, name = run(), fx.tensor_name(node)
         if node.op != "get_attr" and name in requested and fx.is_float(result):
             # Immediately: the next op may overwrite the memory.
@@ -193,7 +194,7 @@ def _watched(
             records.extend([(name, record)] if record is not None else [])
         return result
 
-    run = visited(calibration_graph(model), visit, portable=True)
+    run = visited(calibration_graph(model), record_tensor, portable=True)
     for inputs in batches:
         call = model.call(inputs)
         run(call)
@@ -214,7 +215,7 @@ def inferred_counts(
     nodes, counts = model.portable.graph.nodes, dict[str, float]()
     symbols = _sizes_of_symbols(nodes, model.call(inputs).leaves())
     # Most results of a model share a few sizes, and each substitution takes half a millisecond.
-    size_of = cache(partial(_size, known=symbols))
+    size_of = cache(partial(_resolve_size, known=symbols))
     for node in nodes:
         name, value = fx.tensor_name(node), node.meta.get("val")
         if node.op not in ("placeholder", "call_function") or name not in tensors:
@@ -239,7 +240,7 @@ def _sizes_of_symbols(nodes: Iterable[Node], leaves: Iterable[Any]) -> dict[Any,
     return bindings
 
 
-def _size(size: Any, known: Mapping[Any, int]) -> float:
+def _resolve_size(size: Any, known: Mapping[Any, int]) -> float:
     """Return a size as a number; NaN if the symbols in it are not all known."""
     if isinstance(size, int):
         return size
@@ -259,7 +260,7 @@ def first_non_finite(model: TorchModel, inputs: Any) -> str | None:
     """Return the first op whose result holds NaN or Inf; None if there is none."""
     names: list[str] = []
 
-    def visit(node: Node, run: Callable[[], Any]) -> Any:
+    def record_non_finite(node: Node, run: Callable[[], Any]) -> Any:
         result = run()
         if fx.OP_NAME in node.meta:
             floats = filter(fx.is_float, pytree.tree_leaves(result))
@@ -267,5 +268,5 @@ def first_non_finite(model: TorchModel, inputs: Any) -> str | None:
                 names.append(str(node.meta[fx.OP_NAME]))
         return result
 
-    visited(model, visit)(model.call(inputs))
+    visited(model, record_non_finite)(model.call(inputs))
     return names[0] if names else None

@@ -30,7 +30,7 @@ def build_graph(model: TorchModel) -> OpGraph:
             op = Op(
                 name,
                 fx.op_type(node),
-                _sources(node),
+                _producer_names(node),
                 heads.get(name),
                 quantize_agnostic(node),
                 weights=sum(tensor.numel() for tensor in fx.constants_of(module, node)),
@@ -42,14 +42,14 @@ def build_graph(model: TorchModel) -> OpGraph:
                 layers=layers_of(node, path),
                 source_precision=_source_precision(node),
                 widened=model.signature.dtype in PRECISIONS,
-                shape=_shape(node),
+                shape=_output_shape(node),
             )
             ops.append(op)
         for node in module.graph.nodes:
             if node.op == "placeholder" and fx.has_tensors(node):
                 inputs.append(fx.tensor_name(node))
             elif node.op == "output":
-                outputs += _sources(node)
+                outputs += _producer_names(node)
     return OpGraph(ops, inputs, outputs)
 
 
@@ -60,7 +60,7 @@ def _source_precision(node: Node) -> Precision:
     return PRECISIONS.get(next(dtypes, None), Precision.FP32)
 
 
-def _shape(node: Node) -> tuple[int | None, ...] | None:
+def _output_shape(node: Node) -> tuple[int | None, ...] | None:
     """Return the sizes of the first tensor that a node returns, None for a free size."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     shape = next((leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
@@ -69,7 +69,7 @@ def _shape(node: Node) -> tuple[int | None, ...] | None:
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 
-def _sources(node: Node) -> tuple[str, ...]:
+def _producer_names(node: Node) -> tuple[str, ...]:
     """Return the ops and graph inputs that a node reads, skipping conversions."""
     sources: dict[str, None] = {}
     for source in node.all_input_nodes:
@@ -78,5 +78,5 @@ def _sources(node: Node) -> tuple[str, ...]:
         if source.op == "placeholder" or fx.OP_NAME in source.meta:
             sources[fx.tensor_name(source)] = None
         else:
-            sources.update(dict.fromkeys(_sources(source)))
+            sources.update(dict.fromkeys(_producer_names(source)))
     return tuple(sources)

@@ -114,13 +114,13 @@ class _Event:
 def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
     """Return op → executed kernels, excluding inserted conversions."""
 
-    def marked(node: Node, run: Callable[[], Any]) -> Any:
+    def mark_op(node: Node, run: Callable[[], Any]) -> Any:
         if node.op != "call_function" or OP_NAME not in node.meta:
             return run()
         with torch.profiler.record_function(_MARK + node.meta[OP_NAME]):
             return run()
 
-    run, call = visited(model, marked), model.call(inputs)
+    run, call = visited(model, mark_op), model.call(inputs)
     os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # read on first use
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
@@ -131,11 +131,11 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     traced: dict[str, list[TracedKernel]] = {}
     bytes_read: set[str] = set()
-    for root in _nested(events):
+    for root in _nest_events(events):
         op = root.name.removeprefix(_MARK)
         # The events that did the work; if there are none, conversions and copies, then views.
         tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
-        traced.setdefault(op, []).extend(map(_kernel, next(filter(None, tried), [])))
+        traced.setdefault(op, []).extend(map(_traced_kernel, next(filter(None, tried), [])))
         if any(kind in _BYTES for event in root.everything() for kind in event.types):
             bytes_read.add(op)
     ran = {
@@ -147,7 +147,7 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
     return {**{op: NOT_REACHED for op in ops if op not in traced}, **ran}
 
 
-def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
+def _nest_events(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
     """Return the events that mark ops, with the nested events of each, in order."""
     roots: list[_Event] = []
     within: dict[Any, list[_Event]] = {}
@@ -170,7 +170,7 @@ def _is_integer(name: str) -> bool:
     return name.startswith(_INTEGER) or name in RECURRENT_KERNELS
 
 
-def _kernel(event: _Event) -> TracedKernel:
+def _traced_kernel(event: _Event) -> TracedKernel:
     if _is_integer(event.name):
         return TracedKernel(event.name, Precision.INT8)
     return TracedKernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
@@ -181,7 +181,7 @@ def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]
     seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
     number = 0
 
-    def visit(node: Node, run: Callable[[], Any]) -> Any:
+    def time_node(node: Node, run: Callable[[], Any]) -> Any:
         start = time.perf_counter()
         result = run()
         if node.op == "call_function":
@@ -189,7 +189,7 @@ def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]
             seconds[name][number] += time.perf_counter() - start
         return result
 
-    run, call = visited(model, visit), model.call(inputs)
+    run, call = visited(model, time_node), model.call(inputs)
     for number in range(runs):  # noqa: B007 - the visits read it
         run(call)
     return seconds

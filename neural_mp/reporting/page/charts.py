@@ -162,14 +162,14 @@ def titled(tooltip: str, *drawn: Child, **attributes: object) -> Element:
 def time_grid(scale: Scale, number: int, top: float, foot: float, label: float) -> list[Element]:
     """Return at most `number` vertical grid lines with their fractions at the height `label`."""
     drawn = []
-    for value, caption in _ticks_apart(scale, number):
+    for value, caption in _spaced_ticks(scale, number):
         x = scale(value)
         drawn.append(line(x, top, x, foot, "grid"))
         drawn.append(text(caption, x, label, "tick", "middle"))
     return drawn
 
 
-def _ticks_apart(scale: Scale, number: int) -> list[tuple[float, str]]:
+def _spaced_ticks(scale: Scale, number: int) -> list[tuple[float, str]]:
     """Return as many ticks, up to `number`, as leave room between their labels."""
     for count in range(number, 0, -1):
         ticks = [
@@ -261,11 +261,11 @@ def bars(rows: Sequence[Row], narrow: bool, limit: float | None = None) -> Eleme
     most = limit or max(part.value for row in rows for part in row.parts)
     scale = Scale(0.0, most or 1.0, label, width - (50 if narrow else 66))
     high = _BAR * max(len(row.parts) for row in rows) + 9
-    labels = _labels(rows, label)
+    labels = _shorten_labels(rows, label)
     drawn: list[Child] = []
     for index, row in enumerate(rows):
         y = 4 + high * index
-        drawn.append(_name(row, labels, label, y + high / 2 + 2))
+        drawn.append(_draw_label(row, labels, label, y + high / 2 + 2))
         for position, part in enumerate(row.parts):
             rect = element(
                 "rect",
@@ -280,7 +280,7 @@ def bars(rows: Sequence[Row], narrow: bool, limit: float | None = None) -> Eleme
             drawn.append(titled(what, rect))
         end = max(scale(min(part.value, most)) for part in row.parts)
         drawn.append(text(row.note, end + 6, y + high / 2 + 2, "note"))
-    return picture(width, 8 + high * len(rows), _said(rows), drawn)
+    return picture(width, 8 + high * len(rows), _describe_rows(rows), drawn)
 
 
 def points(
@@ -300,12 +300,12 @@ def points(
     if limit is not None:
         drawn.append(line(scale(limit), 16, scale(limit), foot, "target"))
         drawn.append(text(percent(limit), scale(limit), foot + 13, "target-word", "middle"))
-    labels = _labels(rows, label)
+    labels = _shorten_labels(rows, label)
     for index, row in enumerate(rows):
         y = 18 + _ROW * index + _ROW / 2
-        drawn.append(_name(row, labels, label, y + 4))
+        drawn.append(_draw_label(row, labels, label, y + 4))
         drawn.extend(_points_of(row, scale, y))
-    return picture(width, foot + 18, _said(rows), drawn)
+    return picture(width, foot + 18, _describe_rows(rows), drawn)
 
 
 def _points_of(row: Row, scale: Scale, y: float) -> list[Child]:
@@ -327,29 +327,27 @@ def ranges(rows: Sequence[Row], narrow: bool, marked: float) -> Element:
     foot = 20 + _ROW * len(rows)
     drawn: list[Child] = [*time_grid(scale, 4, 16, foot, 11)]
     drawn.append(line(scale(marked), 16, scale(marked), foot, "base"))
-    labels = _labels(rows, label)
+    labels = _shorten_labels(rows, label)
     for index, row in enumerate(rows):
         y = 18 + _ROW * index + _ROW / 2
         middle, low, high = (scale(part.value) for part in row.parts)
         first = row.parts[0]
-        drawn.append(_name(row, labels, label, y + 4))
+        drawn.append(_draw_label(row, labels, label, y + 4))
         drawn.append(line(low, y, high, y, "spread"))
         drawn.append(titled(first.tooltip, mark(first.shape, middle, y, first.kind, 5)))
         drawn.append(text(row.note, high + 10, y + 4, "note"))
-    return picture(width, foot + 6, _said(rows), drawn)
+    return picture(width, foot + 6, _describe_rows(rows), drawn)
 
 
-def _labels(rows: Sequence[Row], label: float) -> dict[str, str]:
-    """Return row name → text that fits the width of the labels."""
+def _shorten_labels(rows: Sequence[Row], label: float) -> dict[str, str]:
     return shortened((row.name for row in rows), int(label / _LETTER))
 
 
-def _name(row: Row, labels: dict[str, str], label: float, y: float) -> Element:
-    """Draw the label of a row, with the full name as its tooltip."""
+def _draw_label(row: Row, labels: dict[str, str], label: float, y: float) -> Element:
     caption = text(labels[row.name], label - 8, y, "name", "end")
     caption.append(element("title", row.name))
     return caption
 
 
-def _said(rows: Sequence[Row]) -> str:
+def _describe_rows(rows: Sequence[Row]) -> str:
     return "; ".join(f"{row.name}: {row.note or row.parts[0].tooltip}" for row in rows[:8])

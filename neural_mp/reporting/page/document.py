@@ -43,19 +43,19 @@ _SCRIPTS = ("map.js", "table.js", "page.js")
 
 def page_of(record: RunRecord) -> str:
     """Return the HTML page of a run, finished or not."""
-    view, script = View(record), _script()
+    view, script = View(record), _join_scripts()
     tip = element("div", id="tip", role="tooltip")
     more = tip, island(view), raw("script", script)
     title = f"{record.setup.model}: neural-mp report"
-    return html_page(title, _content(view), more, script)
+    return html_page(title, _build_content(view), more, script)
 
 
 def html_page(title: str, content: Child, more: Child = (), script: str = "") -> str:
     """Return a page that loads nothing; its content security policy allows only `script`."""
-    style = _file("charts.css") + _file("page.css")
-    scripts = f"'{_digest(script)}'" if script else "'none'"
+    style = _read_resource("charts.css") + _read_resource("page.css")
+    scripts = f"'{_csp_hash(script)}'" if script else "'none'"
     policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src {scripts}; "
+        f"default-src 'none'; style-src '{_csp_hash(style)}'; script-src {scripts}; "
         f"img-src data:; base-uri 'none'; form-action 'none'"
     )
     head = element(
@@ -100,7 +100,7 @@ def cell_of(record: RunRecord) -> str:
     view, chart = View(record), None
     if view.drawn:
         chart = element("div", trials_chart(view, narrow=False, chosen=False), class_="card")
-    style = raw("style", _file("charts.css"))
+    style = raw("style", _read_resource("charts.css"))
     return markup(element("div", style, tiles(view), chart, class_="nmp cell"))
 
 
@@ -111,7 +111,7 @@ def report_cell(report: Report, caption: str = "") -> str:
     return notebook_table(headings, before_and_after(report), caption or f"{source} and result")
 
 
-def _content(view: View) -> list[Child]:
+def _build_content(view: View) -> list[Child]:
     single = single_ops_section(view)
     return [
         header(
@@ -121,18 +121,18 @@ def _content(view: View) -> list[Child]:
         ),
         tiles(view),
         notices(view),
-        _in_pairs(runtimes_section(view)),
-        _in_pairs(trials_section(view), time_section(view)),
+        _pair_sections(runtimes_section(view)),
+        _pair_sections(trials_section(view), time_section(view)),
         map_section(view),
-        _in_pairs(noise_section(view, wide=single is None), single),
-        _in_pairs(stage_noise_section(view)),
-        _in_pairs(finalists_section(view), predicted_section(view), conversions_section(view)),
+        _pair_sections(noise_section(view, wide=single is None), single),
+        _pair_sections(stage_noise_section(view)),
+        _pair_sections(finalists_section(view), predicted_section(view), conversions_section(view)),
         ops_section(),
-        _in_pairs(run_section(view), machine_section(view)),
+        _pair_sections(run_section(view), machine_section(view)),
     ]
 
 
-def _in_pairs(*sections: Element | None) -> list[Element]:
+def _pair_sections(*sections: Element | None) -> list[Element]:
     """Arrange sections in pairs, side by side if the width suffices, omitting None."""
     shown = [section for section in sections if section is not None]
     pairs = [shown[at : at + 2] for at in range(0, len(shown), 2)]
@@ -140,16 +140,16 @@ def _in_pairs(*sections: Element | None) -> list[Element]:
 
 
 @cache
-def _file(name: str) -> str:
+def _read_resource(name: str) -> str:
     text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     return text.replace("\r\n", "\n")
 
 
 @cache
-def _script() -> str:
-    return '"use strict";\n' + "".join(_file(name) for name in _SCRIPTS)
+def _join_scripts() -> str:
+    return '"use strict";\n' + "".join(_read_resource(name) for name in _SCRIPTS)
 
 
-def _digest(text: str) -> str:
+def _csp_hash(text: str) -> str:
     """Return the CSP hash of a text (W3C, Content Security Policy Level 3, 2.3.1)."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

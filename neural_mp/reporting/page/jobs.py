@@ -21,14 +21,14 @@ def jobs_page(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> str:
     failed = [job for job in outcomes if not job.status.finished]
     content = (
         header("Tuning jobs", totals(outcomes)),
-        _tiles(outcomes),
-        _failures(failed, links) if failed else None,
-        element("div", _table(outcomes, links), class_="one"),
+        _tiles_section(outcomes),
+        _failures_card(failed, links) if failed else None,
+        element("div", _jobs_card(outcomes, links), class_="one"),
     )
     return html_page("Tuning jobs: neural-mp report", content)
 
 
-def _tiles(outcomes: Sequence[JobOutcome]) -> Element:
+def _tiles_section(outcomes: Sequence[JobOutcome]) -> Element:
     finished = [job for job in outcomes if job.status.finished]
     missed = [job for job in finished if job.status is JobStatus.MISSED]
     failed = len(outcomes) - len(finished)
@@ -56,8 +56,8 @@ def _tiles(outcomes: Sequence[JobOutcome]) -> Element:
     )
 
 
-def _failures(failed: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
-    rows = [[_link(job, links), job.reason or _UNFINISHED] for job in failed]
+def _failures_card(failed: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
+    rows = [[_job_link(job, links), job.reason or _UNFINISHED] for job in failed]
     return card(
         "Jobs without a result",
         "Run the same command again to repeat these jobs. Each link opens the log of a job.",
@@ -67,11 +67,11 @@ def _failures(failed: Sequence[JobOutcome], links: Mapping[str, str]) -> Element
     )
 
 
-def _table(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
+def _jobs_card(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
     named = has_several_metrics(outcomes)
     headings = ("job", "result", *figure_headings(outcomes), "file")
     rows = [
-        [_link(job, links), str(job.status), *figures(job, named), element("code", job.file)]
+        [_job_link(job, links), str(job.status), *figures(job, named), element("code", job.file)]
         for job in outcomes
     ]
     return card(
@@ -82,5 +82,5 @@ def _table(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
     )
 
 
-def _link(job: JobOutcome, links: Mapping[str, str]) -> Child:
+def _job_link(job: JobOutcome, links: Mapping[str, str]) -> Child:
     return element("a", job.name, href=links[job.name]) if job.name in links else job.name

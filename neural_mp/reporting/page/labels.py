@@ -21,21 +21,21 @@ def shortened(names: Iterable[str], room: int) -> dict[str, str]:
         raise ValueError(f"the room must be at least 8 characters, got {room}")
     groups: dict[str, list[str]] = defaultdict(list)
     for name in dict.fromkeys(names):
-        groups[_split(name, 0, room)].append(name)
+        groups[_elide_middle(name, 0, room)].append(name)
     result: dict[str, str] = {}
     for label, group in groups.items():
-        labels = [label] if len(group) == 1 else _apart(group, room)
+        labels = [label] if len(group) == 1 else _distinct_labels(group, room)
         result.update(zip(group, labels, strict=True))
-    return _numbered(result, room)
+    return _number_duplicates(result, room)
 
 
-def _apart(group: Sequence[str], room: int) -> list[str]:
+def _distinct_labels(group: Sequence[str], room: int) -> list[str]:
     """Return labels for names with the same end."""
     for head in range(1, room - 3):
-        labels = [_split(name, head, room) for name in group]
+        labels = [_elide_middle(name, head, room) for name in group]
         if len(set(labels)) == len(group):
             return labels
-    start = _differing(group)
+    start = _first_difference(group)
     for width in range(1, room - 5):
         parts = (f"{_DOTS}{name[start:][:width]}{_DOTS}" for name in group)
         labels = [part + name[len(part) - room :] for part, name in zip(parts, group, strict=True)]
@@ -44,7 +44,7 @@ def _apart(group: Sequence[str], room: int) -> list[str]:
     return [f"{_DOTS}{name[start:][: room - 2]}{_DOTS}" for name in group]
 
 
-def _differing(group: Sequence[str]) -> int:
+def _first_difference(group: Sequence[str]) -> int:
     """Return the start of the first word or number in which names differ."""
     columns = enumerate(zip(*group, strict=False))
     different = (at for at, letters in columns if len(set(letters)) > 1)
@@ -54,14 +54,13 @@ def _differing(group: Sequence[str]) -> int:
     return start
 
 
-def _split(name: str, head: int, room: int) -> str:
+def _elide_middle(name: str, head: int, room: int) -> str:
     if len(name) <= room:
         return name
     return f"{name[:head]}{_DOTS}{name[head + 1 - room :]}"
 
 
-def _numbered(labels: dict[str, str], room: int) -> dict[str, str]:
-    """Number labels that are still equal."""
+def _number_duplicates(labels: dict[str, str], room: int) -> dict[str, str]:
     counts: dict[str, int] = defaultdict(int)
     used = set(labels.values())
     numbered = {}

@@ -61,18 +61,18 @@ class Layers:
     def placed(self) -> dict[int, float]:
         """Return node → horizontal centre."""
         for sweep in range(_ORDER_SWEEPS):
-            self._sort(downwards=sweep % 2 == 0)
+            self._sort_layers(downwards=sweep % 2 == 0)
         centres: dict[int, float] = {}
         for row in self.rows:
-            centres.update(zip(row, packed([_width(node) for node in row]), strict=True))
+            centres.update(zip(row, packed([_node_width(node) for node in row]), strict=True))
         for sweep in range(_PLACE_SWEEPS):
             rows = self.rows if sweep % 2 == 0 else self.rows[::-1]
             for row in rows:
-                self._move(row, centres, sweep)
-        start = min((x - _width(node) / 2 for node, x in centres.items()), default=0.0)
+                self._move_to_neighbours(row, centres, sweep)
+        start = min((x - _node_width(node) / 2 for node, x in centres.items()), default=0.0)
         return {node: x - start for node, x in centres.items()}
 
-    def _sort(self, downwards: bool) -> None:
+    def _sort_layers(self, downwards: bool) -> None:
         """Sort each layer by the mean position of its neighbours (barycenter heuristic)."""
         neighbours = self.above if downwards else self.below
         rows = self.rows if downwards else self.rows[::-1]
@@ -87,8 +87,7 @@ class Layers:
             }
             row.sort(key=lambda node: (means[node], node < 0, order[node]))
 
-    def _move(self, row: list[int], centres: dict[int, float], sweep: int) -> None:
-        """Move the nodes of a layer towards their neighbours without overlap."""
+    def _move_to_neighbours(self, row: list[int], centres: dict[int, float], sweep: int) -> None:
         targets, weights = [], []
         for node in row:
             above, below = self.above[node], self.below[node]
@@ -98,11 +97,11 @@ class Layers:
             mean = sum(centres[n] for n in peers) / len(peers) if peers else centres[node]
             targets.append(mean)
             weights.append(_BOX_WEIGHT if node >= 0 else 1.0)
-        positions = apart(targets, [_width(node) for node in row], weights)
+        positions = apart(targets, [_node_width(node) for node in row], weights)
         centres.update(zip(row, positions, strict=True))
 
 
-def _width(node: int) -> float:
+def _node_width(node: int) -> float:
     return BOX_WIDTH + GAP if node >= 0 else LANE
 
 
@@ -153,7 +152,11 @@ class Kernels:
         groups: list[list[int]] = []
         for index, op in enumerate(graph):
             box = next(
-                (box_of[source.name] for source in _joined(graph, op) if source.name in box_of),
+                (
+                    box_of[source.name]
+                    for source in _fusible_producers(graph, op)
+                    if source.name in box_of
+                ),
                 len(groups),
             )
             if box == len(groups):
@@ -169,7 +172,7 @@ class Kernels:
         return cls(tuple(map(tuple, groups)), tuple(edges))
 
 
-def _joined(graph: OpGraph, op: Op) -> list[Op]:
+def _fusible_producers(graph: OpGraph, op: Op) -> list[Op]:
     """Return the producers that can fuse the op and have no other consumer."""
     if op.fusion_group is None:
         return []
@@ -311,28 +314,32 @@ class _Map:
         inside: dict[int, list[Edge]] = defaultdict(list)
         for edge in self._edges:
             if self._is_inside(edge):
-                inside[self._column(edge[0])].append(edge)
+                inside[self._column_of_box(edge[0])].append(edge)
         offset = 0.0
         for column in range(len(self._starts)):
-            offset += self._place(Layers.of(boxes[column], inside[column]), round(offset)) + GUTTER
+            offset += (
+                self._place_column(Layers.of(boxes[column], inside[column]), round(offset)) + GUTTER
+            )
         size = round(offset) - GUTTER, max(self._foot)
         edges = [
-            DrawnEdge(*edge, self._paths.get(edge) or self._around(edge), edge not in self._paths)
+            DrawnEdge(
+                *edge, self._paths.get(edge) or self._route_edge(edge), edge not in self._paths
+            )
             for edge in self._edges
         ]
         return Layout(
             tuple(self._places[box] for box in range(len(self._ranks))), tuple(edges), size
         )
 
-    def _column(self, box: int) -> int:
+    def _column_of_box(self, box: int) -> int:
         return self._column_of_rank[self._ranks[box]]
 
     def _is_inside(self, edge: Edge) -> bool:
         source, reader = edge
         downwards = self._ranks[reader] > self._ranks[source]
-        return downwards and self._column(source) == self._column(reader)
+        return downwards and self._column_of_box(source) == self._column_of_box(reader)
 
-    def _place(self, layers: Layers, offset: int) -> float:
+    def _place_column(self, layers: Layers, offset: int) -> float:
         """Place the boxes and edges of a column; return its width."""
         centres = layers.placed()
         points = {
@@ -350,10 +357,10 @@ class _Map:
             (centres[node] + (half if node >= 0 else GAP / 2) for node in centres), default=0
         )
 
-    def _around(self, edge: Edge) -> tuple[Point, ...]:
+    def _route_edge(self, edge: Edge) -> tuple[Point, ...]:
         """Route an edge to another column: below the foot of its column and up the gutter."""
         (x, y), (to_x, to_y) = (self._places[box] for box in edge)
-        start, end = (self._column(box) for box in edge)
+        start, end = (self._column_of_box(box) for box in edge)
         self._lanes[end] += 1
         lane = self._lanes[end]
         gutter = self._left[end] - GUTTER // 2 - 12 + 6 * (lane % 5)

@@ -61,15 +61,15 @@ def map_levels(graph: OpGraph) -> list[MapLevel]:
     kernels = Kernels.of(graph)
     names = tuple(ops[group[0]].name for group in kernels.groups)
     levels = [MapLevel("all kernels", names, kernels)]
-    paths = [_modules(ops[group[0]]) for group in kernels.groups]
+    paths = [_containing_modules(ops[group[0]]) for group in kernels.groups]
     for depth in range(max(map(len, paths), default=0), 0, -1):
-        level = _folded(levels[0], paths, depth)
+        level = _fold_at_depth(levels[0], paths, depth)
         if 1 < len(level.names) <= _FEWER * len(levels[-1].names):
             levels.append(level)
     return [levels[0], *levels[1:][-_MAX_LEVELS:]]
 
 
-def _folded(finest: MapLevel, paths: list[tuple[str, ...]], depth: int) -> MapLevel:
+def _fold_at_depth(finest: MapLevel, paths: list[tuple[str, ...]], depth: int) -> MapLevel:
     """Merge the kernels of each module at a depth; kernels above that depth stay boxes."""
     box_of: dict[str | int, int] = {}
     boxes = [
@@ -90,7 +90,7 @@ def _folded(finest: MapLevel, paths: list[tuple[str, ...]], depth: int) -> MapLe
     return MapLevel(f"modules, depth {depth}", names, kernels, modules)
 
 
-def _modules(op: Op) -> tuple[str, ...]:
+def _containing_modules(op: Op) -> tuple[str, ...]:
     """Return the modules that contain an op, outermost first: its layers, or parts of its name."""
     if op.layers:
         return tuple(layer.name for layer in op.layers)

@@ -40,7 +40,9 @@ _MOST_PLANS = 1_000_000
 
 def island(view: View) -> Element:
     """Return the data as a non-executable script element."""
-    text = json.dumps(_data(view), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        _build_page_data(view), separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
     if len(text) <= _LARGE:
         return raw("script", text.replace("<", "\\u003c"), type="application/json", id="data")
     packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
@@ -67,17 +69,17 @@ def plan_link(view: View) -> Element | None:
     )
 
 
-def _data(view: View) -> dict[str, Any]:
+def _build_page_data(view: View) -> dict[str, Any]:
     levels = map_levels(view.graph)
     reasons: dict[str, int] = {}
     types: dict[str, int] = {}
     plan = plan_yaml(view)
     return {
-        "ops": [_op(view, op, types, reasons) for op in view.graph],
+        "ops": [_op_fields(view, op, types, reasons) for op in view.graph],
         "types": [visible(kind) for kind in types],
         "why": [visible(reason) for reason in reasons],
         "result": letters(view, view.runs_in),
-        "plans": _plans(view),
+        "plans": _encode_plans(view),
         "best": None if view.best is None else view.best.number,
         "most_gain": MAX_GAIN,
         "source": view.source,
@@ -91,7 +93,7 @@ def letters(view: View, runs_in: Mapping[str, Precision]) -> str:
     return "".join(LETTERS[runs_in.get(op.name, Precision.FP32)] for op in view.graph)
 
 
-def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> list[Any]:
+def _op_fields(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> list[Any]:
     """Return the fields of an op in the order that the script expects."""
     record = view.record
     capability = record.setup.capabilities.get(op.name)
@@ -102,42 +104,41 @@ def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> l
         visible(op.name),
         types.setdefault(op.type, len(types)),
         {LETTERS[p]: reasons.setdefault(reason, len(reasons)) for p, reason in why.items()},
-        _rounded(record.observations.nsr.get(op.name)),
-        _rounded(view.output_nsr.get(op.name)),
-        {LETTERS[p]: _microseconds(value) for p, value in times.items()},
-        _microseconds(ending.baseline_times.get(op.name)) if ending else None,
-        _microseconds(ending.result_times.get(op.name)) if ending else None,
+        _round_finite(record.observations.nsr.get(op.name)),
+        _round_finite(view.output_nsr.get(op.name)),
+        {LETTERS[p]: _to_microseconds(value) for p, value in times.items()},
+        _to_microseconds(ending.baseline_times.get(op.name)) if ending else None,
+        _to_microseconds(ending.result_times.get(op.name)) if ending else None,
         op.weights,
         record.multiply_adds.get(op.name, 0),
-        _config(view, op),
-        reasons.setdefault(_because(view, op), len(reasons)),
-        reasons.setdefault(_shapes(view, op), len(reasons)),
+        _describe_config(view, op),
+        reasons.setdefault(_int8_reason(view, op), len(reasons)),
+        reasons.setdefault(_format_op_shapes(view, op), len(reasons)),
     ]
 
 
-def _shapes(view: View, op: Op) -> str:
-    """Return the shapes of the inputs and of the result of an op as text, as far as known."""
+def _format_op_shapes(view: View, op: Op) -> str:
     graph = view.graph
     shapes = [graph[name].shape if name in graph else None for name in op.inputs]
-    inputs = ", ".join(_shape(shape) for shape in shapes if shape is not None)
+    inputs = ", ".join(_format_shape(shape) for shape in shapes if shape is not None)
     if op.shape is None:
         return inputs
-    return f"{inputs} → {_shape(op.shape)}" if inputs else f"→ {_shape(op.shape)}"
+    return f"{inputs} → {_format_shape(op.shape)}" if inputs else f"→ {_format_shape(op.shape)}"
 
 
-def _shape(shape: tuple[int | None, ...]) -> str:
+def _format_shape(shape: tuple[int | None, ...]) -> str:
     """Format a shape; a question mark for a free size."""
     return " × ".join("?" if size is None else str(size) for size in shape) or "scalar"
 
 
-def _because(view: View, op: Op) -> str:
+def _int8_reason(view: View, op: Op) -> str:
     setup = view.record.setup
     if view.flow is None:
         return ""
     return why_int8(setup.graph, setup.capabilities, view.plan, view.flow, op.name)
 
 
-def _config(view: View, op: Op) -> str | int:
+def _describe_config(view: View, op: Op) -> str | int:
     """Describe the quantization and corrections of an INT8 op; 1 for other tunable ops, else 0."""
     config = view.plan.get(op.name)
     decided = int(op.name in view.decided)
@@ -150,7 +151,7 @@ def _config(view: View, op: Op) -> str | int:
     return ", ".join(parts) or decided
 
 
-def _plans(view: View) -> dict[str, str]:
+def _encode_plans(view: View) -> dict[str, str]:
     """Return trial → encoded precisions; of long runs, only the best trials."""
     room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
     chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.ranking_loss))[:room]
@@ -164,9 +165,9 @@ def _plans(view: View) -> dict[str, str]:
     return plans
 
 
-def _microseconds(seconds: float | None) -> float | None:
+def _to_microseconds(seconds: float | None) -> float | None:
     return None if seconds is None or not isfinite(seconds) else float(f"{seconds * 1e6:.4g}")
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_finite(value: float | None) -> float | None:
     return None if value is None or not isfinite(value) else float(f"{value:.3g}")

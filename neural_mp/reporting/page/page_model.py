@@ -57,7 +57,7 @@ class View:
         if self.ending is not None:
             return next((t for t in self.trials if t.number == self.ending.chosen), None)
         met = [trial for trial in self.trials if trial.met]
-        return min(met, key=_time, default=None)
+        return min(met, key=_first_objective, default=None)
 
     @property
     def subject(self) -> str:
@@ -148,7 +148,7 @@ class View:
         return True
 
 
-def _time(trial: Trial) -> float:
+def _first_objective(trial: Trial) -> float:
     """Return the first available objective of a trial as a fraction of FP32."""
     for name in ("relative_latency", "relative_footprint", "relative_modelsize"):
         if name in trial.objectives:

@@ -22,21 +22,22 @@ _MISSING = "–"
 def comparison_page(first: RunRecord, second: RunRecord) -> str:
     """Return a page with two runs side by side, finished or not; the page has no script."""
     views = View(first), View(second)
-    titles = _titles(views)
+    titles = _distinct_titles(views)
     subtitle = "Both runs on one page; figures of different machines are not comparable."
     heading = f"{titles[0]} and {titles[1]}"
     content: list[Child] = [
         header(heading, subtitle),
-        element("div", [_run(*pair) for pair in zip(titles, views, strict=True)], class_="two"),
-        element("div", _figures(titles, views), class_="one"),
-        element("div", _differences(titles, views), class_="one"),
-        element("div", _ops(titles, views), class_="one"),
+        element(
+            "div", [_run_card(*pair) for pair in zip(titles, views, strict=True)], class_="two"
+        ),
+        element("div", _figures_card(titles, views), class_="one"),
+        element("div", _differences_card(titles, views), class_="one"),
+        element("div", _differing_ops_card(titles, views), class_="one"),
     ]
     return html_page(f"{heading}: neural-mp report", content)
 
 
-def _titles(views: Sequence[View]) -> list[str]:
-    """Return names for the runs, which differ."""
+def _distinct_titles(views: Sequence[View]) -> list[str]:
     models = [view.record.setup.model for view in views]
     if len(set(models)) == len(models):
         return models
@@ -46,8 +47,7 @@ def _titles(views: Sequence[View]) -> list[str]:
     return [f"{model} ({order})" for model, order in zip(models, ("first", "second"), strict=True)]
 
 
-def _run(title: str, view: View) -> Element:
-    """Return the verdict, the precisions and the trials of a run."""
+def _run_card(title: str, view: View) -> Element:
     result, detail, kind = verdict(view)
     return element(
         "section",
@@ -61,7 +61,7 @@ def _run(title: str, view: View) -> Element:
     )
 
 
-def _figures(titles: Sequence[str], views: Sequence[View]) -> Element:
+def _figures_card(titles: Sequence[str], views: Sequence[View]) -> Element:
     rows: dict[str, list[str]] = {}
     for index, view in enumerate(views):
         entries = before_and_after(view.report) if view.report else []
@@ -86,9 +86,8 @@ def _figures(titles: Sequence[str], views: Sequence[View]) -> Element:
     )
 
 
-def _differences(titles: Sequence[str], views: Sequence[View]) -> Element:
-    """Return the settings and versions in which the runs differ."""
-    first, second = (_surroundings(view) for view in views)
+def _differences_card(titles: Sequence[str], views: Sequence[View]) -> Element:
+    first, second = (_settings_and_versions(view) for view in views)
     rows = [
         [key, first.get(key, _MISSING), second.get(key, _MISSING)]
         for key in dict.fromkeys((*first, *second))
@@ -104,7 +103,7 @@ def _differences(titles: Sequence[str], views: Sequence[View]) -> Element:
     )
 
 
-def _surroundings(view: View) -> Mapping[str, str]:
+def _settings_and_versions(view: View) -> Mapping[str, str]:
     setup = view.record.setup
     return {
         "framework": setup.framework,
@@ -114,13 +113,12 @@ def _surroundings(view: View) -> Mapping[str, str]:
     }
 
 
-def _ops(titles: Sequence[str], views: Sequence[View]) -> Element:
-    """Return the ops of both models that run in another precision."""
+def _differing_ops_card(titles: Sequence[str], views: Sequence[View]) -> Element:
     first, second = views
     shared = [op.name for op in first.graph if op.name in second.graph]
     if not shared:
         return card("Ops", None, none("The models have no op with the same name."))
-    rows = list(_differing(shared, first, second))
+    rows = list(_differing_op_rows(shared, first, second))
     what = f"{len(rows)} of {counted(len(shared), 'common op')} in another precision."
     headings = ["op", "type", *titles, f"reason in {titles[0]}", f"reason in {titles[1]}"]
     remaining = len(rows) - _MAX_OPS
@@ -129,16 +127,16 @@ def _ops(titles: Sequence[str], views: Sequence[View]) -> Element:
     return card("Ops", what, shown if rows else None, more)
 
 
-def _differing(shared: Sequence[str], first: View, second: View) -> Iterator[list[Child]]:
+def _differing_op_rows(shared: Sequence[str], first: View, second: View) -> Iterator[list[Child]]:
     for op in shared:
         runs = first.runs_in[op], second.runs_in[op]
         if runs[0] is not runs[1]:
             chips = [element("span", NAMES[p], class_=f"chip {p.value}") for p in runs]
-            reasons = [_reason(first, op), _reason(second, op)]
+            reasons = [_int8_reason(first, op), _int8_reason(second, op)]
             yield [name(op), first.graph[op].type, *chips, *reasons]
 
 
-def _reason(view: View, op: str) -> str:
+def _int8_reason(view: View, op: str) -> str:
     if view.flow is None:
         return ""
     setup = view.record.setup

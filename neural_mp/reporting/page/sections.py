@@ -54,7 +54,7 @@ def run_section(view: View) -> Element:
     return card(
         "Run",
         None,
-        _phases(view),
+        _draw_phases(view),
         facts(pairs),
         scrolling(settings, "Settings", "middle after") if rows else None,
     )
@@ -76,7 +76,7 @@ def runtimes_section(view: View) -> Element | None:
     )
 
 
-def _phases(view: View) -> list[Element]:
+def _draw_phases(view: View) -> list[Element]:
     if view.report is None:
         tried = sum(trial.seconds for trial in view.trials)
         return [
@@ -134,7 +134,7 @@ def map_section(view: View) -> Element:
     colours = {"precision": "precision", "noise": "quantization noise"}
     if view.output_nsr:
         colours["output_noise"] = "output noise"
-    if _times(view):
+    if _has_op_times(view):
         colours |= {"time": "time", "gain": "gain over FP32"}
     select = element(
         "select", [element("option", label, value=v) for v, label in colours.items()], id="colour"
@@ -173,7 +173,7 @@ def map_section(view: View) -> Element:
                 "div",
                 element("label", "boxes ", element("select", id="fold"), id="folds", hidden=True),
                 element("label", "colour by ", select),
-                _search("find", "find an op", "Find an op"),
+                _search_input("find", "find an op", "Find an op"),
                 element("button", "Show the result", id="back", hidden=True),
                 class_="tools",
             ),
@@ -200,7 +200,9 @@ def ops_section() -> Element:
         element(
             "div",
             element("h2", "Ops"),
-            element("div", _search("filter", "name, type or reason", "Filter ops"), class_="tools"),
+            element(
+                "div", _search_input("filter", "name, type or reason", "Filter ops"), class_="tools"
+            ),
             class_="head",
         ),
         scrolling(element("table", id="ops"), "Table of ops"),
@@ -224,12 +226,12 @@ def stage_noise_section(view: View) -> Element | None:
     )
 
 
-def _times(view: View) -> bool:
+def _has_op_times(view: View) -> bool:
     timed = view.ending is not None and bool(view.ending.baseline_times)
     return timed or bool(view.record.measured.times.ops)
 
 
-def _search(name: str, hint: str, label: str) -> Element:
+def _search_input(name: str, hint: str, label: str) -> Element:
     return element("input", type="search", id=name, placeholder=hint, aria_label=label)
 
 
@@ -240,7 +242,7 @@ _MOST = 24
 
 def noise_section(view: View, wide: bool) -> Element:
     """Return a chart of the decisions with the highest degradation, `wide` for a full page."""
-    rows = [row for row in map(_row, view.sensitivities) if row.parts]
+    rows = [row for row in map(_decision_row, view.sensitivities) if row.parts]
     if not rows:
         return card(
             "Sensitivity", None, none("No quantization noise was measured: no op can run in INT8.")
@@ -264,29 +266,28 @@ def noise_section(view: View, wide: bool) -> Element:
     )
 
 
-def _row(row: Sensitivity) -> Row:
-    """Return a decision: noise without corrections, actual noise, and output noise."""
+def _decision_row(row: Sensitivity) -> Row:
+    """Show noise without corrections, actual noise, and output noise."""
     kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
     suffix = f" after {row.correction.replace('_', ' ')}" if row.correction else ""
     gain = f", {formatting.seconds(row.seconds_gained)} saved" if row.seconds_gained else ""
     behind = f"in {row.runs_in}: {row.reason}{gain}"
     parts, notes = [], []
-    if _is_shown(row.noise) and row.correction:
+    if _fits_log_axis(row.noise) and row.correction:
         parts.append(Part(row.noise, "was", f"{row.name}: {percent(row.noise)} before correction"))
         notes.append(f"{percent(row.noise)} →")
     now = row.corrected_noise if row.correction else row.noise
-    if _is_shown(now):
+    if _fits_log_axis(now):
         tooltip = f"{row.name}: quantization noise {percent(now)}{suffix}; {behind}"
         parts.append(Part(now, kind, tooltip))
         notes.append(percent(now))
     linked, out = len(parts), row.output_nsr
-    if _is_shown(out):
+    if _fits_log_axis(out):
         tooltip = f"{row.name}: output noise {percent(out)}{suffix}; {behind}"
         parts.append(Part(out, "output-noise", tooltip, shape="diamond"))
         notes = notes or [percent(out)]
     return Row(row.name, parts, " ".join(notes), linked)
 
 
-def _is_shown(value: float | None) -> TypeGuard[float]:
-    """Whether a logarithmic axis can show a value."""
+def _fits_log_axis(value: float | None) -> TypeGuard[float]:
     return value is not None and isfinite(value) and value > 0

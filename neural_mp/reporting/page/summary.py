@@ -50,7 +50,7 @@ def tiles(view: View) -> Element:
     """Return tiles of the verdict and four figures."""
     title, detail, kind = verdict(view)
     report = view.report
-    figures = _figures(report) if report else _figures_so_far(view)
+    figures = _figure_texts(report) if report else _figures_so_far(view)
     return element(
         "section",
         tile("Verdict", title, detail, precision_bar(view, small=True), kind=f"verdict {kind}"),
@@ -72,42 +72,42 @@ def tile(what: str, big: str, explanation: Child, *more: Child, kind: str = "") 
     )
 
 
-def _figures(report: Report) -> list[tuple[str, str, Child]]:
+def _figure_texts(report: Report) -> list[tuple[str, str, Child]]:
     name, baseline, result = formatting.time_of(report)
     speed = f"; {formatting.times(report.speedup)}" if report.speedup else ""
     return [
-        (_capitalized(name), result, f"{report.source_name} {baseline}{speed}"),
-        _accuracy(report),
-        _bytes("Weights", report, report.baseline_size, report.size),
-        _bytes("Memory footprint", report, report.baseline_footprint, report.footprint),
+        (_capitalize_first(name), result, f"{report.source_name} {baseline}{speed}"),
+        _accuracy_texts(report),
+        _bytes_texts("Weights", report, report.baseline_size, report.size),
+        _bytes_texts("Memory footprint", report, report.baseline_footprint, report.footprint),
     ]
 
 
-def _accuracy(report: Report) -> tuple[str, str, Child]:
+def _accuracy_texts(report: Report) -> tuple[str, str, Child]:
     metrics = [
         element(
             "div",
             f"{name} {formatting.number(m.value)}; "
-            f"{report.source_name} {formatting.number(m.baseline)}{_goal(m.target)}",
+            f"{report.source_name} {formatting.number(m.baseline)}{_format_target(m.target)}",
         )
         for name, m in report.metrics.items()
     ]
-    title = "Metrics" if metrics else _capitalized(report.metric or "accuracy")
+    title = "Metrics" if metrics else _capitalize_first(report.metric or "accuracy")
     if report.accuracy is None:
         if report.output_sqnr_db is None:
             return title, "not checked", ""
         explanation = f"SQNR of the outputs, compared with {report.source_name}"
         return title, f"{report.output_sqnr_db:.1f} dB", explanation
     baseline = formatting.number(report.baseline_accuracy)
-    explanation = f"{report.source_name} {baseline}{_goal(report.target)}"
+    explanation = f"{report.source_name} {baseline}{_format_target(report.target)}"
     return title, formatting.number(report.accuracy), metrics or explanation
 
 
-def _goal(target: float | None) -> str:
+def _format_target(target: float | None) -> str:
     return "" if target is None else f"; target {formatting.number(target)}"
 
 
-def _bytes(
+def _bytes_texts(
     what: str, report: Report, baseline: float | None, result: float | None
 ) -> tuple[str, str, Child]:
     fraction = f"; {result / baseline:.0%}" if baseline and result is not None else ""
@@ -130,28 +130,28 @@ def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
             speed or ("" if best else "no trial has met the target"),
         ),
         (
-            f"{_capitalized(view.metric)}, {so_far}",
+            f"{_capitalize_first(view.metric)}, {so_far}",
             formatting.number(best.accuracy if best else None),
             base,
         ),
         (
             f"Weights, {so_far}",
             formatting.size(objectives.get("modelsize")),
-            _fraction(view, objectives.get("relative_modelsize")),
+            _format_fraction(view, objectives.get("relative_modelsize")),
         ),
         (
             f"Memory footprint, {so_far}",
             formatting.size(objectives.get("footprint")),
-            _fraction(view, objectives.get("relative_footprint")),
+            _format_fraction(view, objectives.get("relative_footprint")),
         ),
     ]
 
 
-def _capitalized(text: str) -> str:
+def _capitalize_first(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _fraction(view: View, value: float | None) -> str:
+def _format_fraction(view: View, value: float | None) -> str:
     return f"{value:.0%} of {view.source}" if value else ""
 
 

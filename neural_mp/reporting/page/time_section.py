@@ -40,18 +40,17 @@ def time_section(view: View) -> Element:
     return element(
         "section",
         element("h2", "Time by op"),
-        _spent(view),
+        _time_bars(view),
         element("h2", low_words(view), class_="second"),
         element("p", what, class_="lead"),
         precision_bar(view),
         _by_type(view),
-        _ineligible(view),
+        _ineligible_contractions(view),
         class_="card",
     )
 
 
-def _ineligible(view: View) -> Element | None:
-    """Return the contractions ineligible for a requested precision, and the reasons."""
+def _ineligible_contractions(view: View) -> Element | None:
     reasons = view.report.ineligible if view.report else ()
     if not reasons:
         return None
@@ -79,14 +78,14 @@ def time_by_type(view: View, times: Mapping[str, float]) -> dict[str, float]:
     return dict(totals)
 
 
-def _spent(view: View) -> list[Child]:
+def _time_bars(view: View) -> list[Child]:
     ending = view.ending
     if ending is None or not ending.baseline_times:
         why = "the run is unfinished" if ending is None else "the framework does not time ops"
         return [none(f"The ops of the result were not timed: {why}.")]
     timed = {view.source: ending.baseline_times, "result": ending.result_times}
     sums = {title: time_by_type(view, times) for title, times in timed.items() if times}
-    colours = _colours(sums, sums[view.source])
+    colours = _colours_by_type(sums, sums[view.source])
     longest = max(sum(by.values()) for by in sums.values())
     sampled = ""
     if ending.timed_samples is not None:
@@ -96,7 +95,7 @@ def _spent(view: View) -> list[Child]:
         )
     scale = f"Both bars have the same scale.{sampled}"
     drawn: list[Child] = [element("p", scale, class_="lead")]
-    drawn += [_bar(title, by, colours, longest) for title, by in sums.items()]
+    drawn += [_draw_bar(title, by, colours, longest) for title, by in sums.items()]
     rest = any(kind not in colours and kind != CONVERSIONS for by in sums.values() for kind in by)
     keys = [(colour, kind) for kind, colour in colours.items()]
     keys += [("k5", OTHER)] if rest else []
@@ -115,7 +114,7 @@ def _spent(view: View) -> list[Child]:
     return drawn
 
 
-def _colours(
+def _colours_by_type(
     sums: Mapping[str, Mapping[str, float]], baseline: Mapping[str, float]
 ) -> dict[str, str]:
     """Return op type → CSS class, for the types with the longest time in the given model."""
@@ -125,30 +124,30 @@ def _colours(
     return {kind: f"k{index}" for index, kind in enumerate(ordered[:_SHOWN])}
 
 
-def _bar(
+def _draw_bar(
     title: str, by: Mapping[str, float], colours: Mapping[str, str], longest: float
 ) -> list[Element]:
     heading = f"{title}: {formatting.seconds(sum(by.values()))}"
-    parts = _parts(title, by, colours)
+    parts = _bar_parts(title, by, colours)
     return [
         element("p", heading, class_="lead bar-title"),
         *both(lambda narrow: stacked(parts, narrow, longest)),
     ]
 
 
-def _parts(title: str, by: Mapping[str, float], colours: Mapping[str, str]) -> list[Part]:
+def _bar_parts(title: str, by: Mapping[str, float], colours: Mapping[str, str]) -> list[Part]:
     whole = sum(by.values()) or 1.0
 
-    def part(label: str, seconds: float, kind: str) -> Part:
+    def build_part(label: str, seconds: float, kind: str) -> Part:
         tooltip = f"{title}, {label}: {formatting.seconds(seconds)}, {seconds / whole:.0%}"
         return Part(seconds, kind, tooltip, label)
 
-    parts = [part(kind, by[kind], colour) for kind, colour in colours.items() if by.get(kind)]
+    parts = [build_part(kind, by[kind], colour) for kind, colour in colours.items() if by.get(kind)]
     rest = sum(s for kind, s in by.items() if kind not in colours and kind != CONVERSIONS)
     if rest:
-        parts.append(part(OTHER, rest, "k5"))
+        parts.append(build_part(OTHER, rest, "k5"))
     if by.get(CONVERSIONS):
-        parts.append(part(CONVERSIONS, by[CONVERSIONS], "kc"))
+        parts.append(build_part(CONVERSIONS, by[CONVERSIONS], "kc"))
     return parts
 
 
@@ -235,7 +234,9 @@ def conversions_section(view: View) -> Element | None:
         [
             name(c.source),
             c.kind,
-            element("span", ", ".join(c.readers[:3]), _more(len(c.readers) - 3), class_="names"),
+            element(
+                "span", ", ".join(c.readers[:3]), _format_more(len(c.readers) - 3), class_="names"
+            ),
             formatting.seconds(c.seconds),
         ]
         for c in conversions[:_MOST_CONVERSIONS]
@@ -253,5 +254,5 @@ def conversions_section(view: View) -> Element | None:
     )
 
 
-def _more(count: int) -> str | None:
+def _format_more(count: int) -> str | None:
     return f" and {count} more" if count > 0 else None

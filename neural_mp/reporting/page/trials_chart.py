@@ -52,10 +52,10 @@ def trials_chart(view: View, narrow: bool, chosen: bool = True) -> Element:
     If `chosen`, the page's script can select trials.
     """
     frame = _Frame.of(view, narrow)
-    parts: list[Child] = [frame.grid(), frame.target_line(), _front(view, frame)]
+    parts: list[Child] = [frame.grid(), frame.target_line(), _draw_pareto_front(view, frame)]
     last = sorted(view.drawn, key=lambda trial: trial is view.best)
-    parts.extend(_point(view, trial, frame, chosen) for trial in last)
-    parts.append(_baseline(view, frame))
+    parts.extend(_draw_trial(view, trial, frame, chosen) for trial in last)
+    parts.append(_draw_baseline(view, frame))
     label = f"Trials: {view.metric} against time per batch"
     return picture(frame.width, frame.height, label, parts)
 
@@ -90,7 +90,7 @@ class _Frame:
         right = width - ((54 if narrow else 72) if aside else 12)
         fractions = [time_fraction(trial) or 0.0 for trial in timed]
         time = Scale(0.0, max([*fractions, 1.0]) * 1.06, 52 if narrow else 74, right)
-        worst, best = _reach(view, timed, aside)
+        worst, best = _accuracy_range(view, timed, aside)
         pad = (best - worst) * 0.07
         hidden = any(_is_worse(view, t.accuracy, worst) for t in (*timed, *aside))
         foot = height - _FOOT - (22 if hidden else 0)
@@ -156,7 +156,9 @@ class _Frame:
         ]
 
 
-def _reach(view: View, timed: Sequence[Trial], aside: Sequence[Trial]) -> tuple[float, float]:
+def _accuracy_range(
+    view: View, timed: Sequence[Trial], aside: Sequence[Trial]
+) -> tuple[float, float]:
     """Return the worst and the best accuracy shown to scale."""
     base, target = view.baseline_accuracy, view.target
     step = abs((base or 0.0) - target) if target is not None and base is not None else 0.0
@@ -180,8 +182,7 @@ def _is_worse(view: View, accuracy: float | None, limit: float) -> bool:
     return accuracy < limit if view.higher_is_better else accuracy > limit
 
 
-def _front(view: View, frame: _Frame) -> Element | None:
-    """Return the Pareto front of the trials as steps."""
+def _draw_pareto_front(view: View, frame: _Frame) -> Element | None:
     met = [trial for trial in view.drawn if trial.met and time_fraction(trial)]
     points = sorted(frame.place(trial) for trial in met)
     steps: list[tuple[float, float]] = []
@@ -195,7 +196,7 @@ def _front(view: View, frame: _Frame) -> Element | None:
     return element("path", d="M" + "L".join(f"{x:g},{y:g}" for x, y in steps), class_="front")
 
 
-def _baseline(view: View, frame: _Frame) -> Element | None:
+def _draw_baseline(view: View, frame: _Frame) -> Element | None:
     base = view.baseline_accuracy
     if base is None:
         return None
@@ -217,7 +218,7 @@ def described(trial: Trial, metric: str) -> str:
     return f"trial {trial.number + 1} {_SAID[trial.outcome]}: {', '.join(parts)}{error}"
 
 
-def _point(view: View, trial: Trial, frame: _Frame, chosen: bool) -> Element:
+def _draw_trial(view: View, trial: Trial, frame: _Frame, chosen: bool) -> Element:
     best = trial is view.best
     kind = f"trial {trial.outcome.value}{' chosen' if best else ''}"
     shape = "star" if best else SHAPES[trial.outcome]

@@ -49,7 +49,7 @@ def trials_section(view: View) -> Element:
         f"Higher is more {better}, further left is faster. Select a trial to show its plan on "
         "the map.",
         both(lambda narrow: trials_chart(view, narrow)) if drawn else None,
-        _legend(view) if drawn else None,
+        _draw_legend(view) if drawn else None,
         [
             element("p", described(trial, view.metric), class_="lead after")
             for trial in failed[:_MOST]
@@ -58,7 +58,7 @@ def trials_section(view: View) -> Element:
     )
 
 
-def _legend(view: View) -> Element:
+def _draw_legend(view: View) -> Element:
     remaining = set(Outcome)
     shown = []
     for shape, kind, label, outcomes in _MARKS:
@@ -88,17 +88,17 @@ def finalists_section(view: View) -> Element | None:
     timed = [trial for trial in finalists if time_fraction(trial)]
     if not timed:
         return None
-    rows = [_finalist(view, trial) for trial in timed]
+    rows = [_finalist_row(view, trial) for trial in timed]
     first = {trial.number: trial for trial in view.record.trials}
     predicted = view.ending.predicted if view.ending else {}
     changed = [
         [
             f"trial {t.number + 1}",
             formatting.number(t.accuracy),
-            _fraction(first.get(t.number)),
-            _fraction(t),
+            _format_time_fraction(first.get(t.number)),
+            _format_time_fraction(t),
             formatting.seconds(t.objectives.get("performance")),
-            _percent(predicted.get(t.number)),
+            _format_percent(predicted.get(t.number)),
         ]
         for t in timed
     ]
@@ -112,15 +112,15 @@ def finalists_section(view: View) -> Element | None:
     )
 
 
-def _fraction(trial: Trial | None) -> str:
-    return _percent(time_fraction(trial) if trial else None)
+def _format_time_fraction(trial: Trial | None) -> str:
+    return _format_percent(time_fraction(trial) if trial else None)
 
 
-def _percent(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
-def _finalist(view: View, trial: Trial) -> Row:
+def _finalist_row(view: View, trial: Trial) -> Row:
     fraction = time_fraction(trial) or 0.0
     low = trial.objectives.get("relative_latency_low", fraction)
     high = trial.objectives.get("relative_latency_high", fraction)

@@ -102,18 +102,23 @@ class Batches:
             )
         self._source = BatchCache(source, name, most) if isinstance(source, Iterator) else source
         self._first = self._given = None
-        self._last: Callable[[], Any] = _nothing
+        self._last: Callable[[], Any] = _empty_reference
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without process-local parts."""
-        return {**self.__dict__, "_last": _nothing, "_given": None, "_first": None, "raised": None}
+        return {
+            **self.__dict__,
+            "_last": _empty_reference,
+            "_given": None,
+            "_first": None,
+            "raised": None,
+        }
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._track(self._limited, 0)
+        yield from self._track_batches(self._limit_batches, 0)
         self.pass_length = self.position
 
-    def _track(self, produce: Callable[[], Iterable[Any]], offset: int) -> Iterator[Any]:
-        """Yield batches, and track their number."""
+    def _track_batches(self, produce: Callable[[], Iterable[Any]], offset: int) -> Iterator[Any]:
         self.position, started = offset, time.monotonic()
         batches = self._call_user(lambda: self._new_iterator(produce))
         while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
@@ -167,27 +172,27 @@ class Batches:
                 f"{type(batches).__name__} again; give a list, a loader, or a function that "
                 f"returns a new {type(batches).__name__}"
             )
-        self._last = _reference(batches)
+        self._last = _weak_reference(batches)
         return batches
 
-    def _slice(self, part: slice) -> Iterator[Any]:
+    def _read_slice(self, part: slice) -> Iterator[Any]:
         """Yield a slice of the batches, if possible without reading the others."""
 
-        def produce() -> Iterable[Any]:
+        def produce_slice() -> Iterable[Any]:
             batches = part_of(self._source, slice(part.start, stop))
             if batches is None:
-                return itertools.islice(self._limited(), part.start, stop)
+                return itertools.islice(self._limit_batches(), part.start, stop)
             return batches
 
         stop = part.stop if self.most is None else min(self.most, part.stop or self.most)
 
-        return self._track(produce, part.start or 0)
+        return self._track_batches(produce_slice, part.start or 0)
 
-    def _limited(self) -> Iterable[Any]:
-        batches = self._iterable()
+    def _limit_batches(self) -> Iterable[Any]:
+        batches = self._source_iterable()
         return batches if self.most is None else itertools.islice(batches, self.most)
 
-    def _iterable(self) -> Iterable[Any]:
+    def _source_iterable(self) -> Iterable[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
             try:
                 produced = self._source()
@@ -205,10 +210,9 @@ class Batches:
             return produced
         if isinstance(self._source, Iterable):
             return self._source
-        return (self._source[index] for index in range(self._length()))
+        return (self._source[index] for index in range(self._count_batches()))
 
-    def _length(self) -> int:
-        """Return the number of indexable batches; raise `DataError` if it is not a count."""
+    def _count_batches(self) -> int:
         try:
             return len(self._source)
         except (TypeError, ValueError) as error:
@@ -227,7 +231,7 @@ class Batches:
         Raises:
             DataError: a batch holds no labels.
         """
-        for batch in self if part is None else self._slice(part):
+        for batch in self if part is None else self._read_slice(part):
             yield labelled_pair(batch, self.name, self.label_key)
 
     @property
@@ -313,12 +317,11 @@ class Batches:
             if isinstance(error, passed) or error is self.raised:
                 raise
             raise DataError(
-                f"the model does not run on {place_of(self.name, self.position)}{self._sizes()}: "
-                f"{type(error).__name__}: {message_of(error)}"
+                f"the model does not run on {place_of(self.name, self.position)}"
+                f"{self._describe_shapes()}: {type(error).__name__}: {message_of(error)}"
             ) from error
 
-    def _sizes(self) -> str:
-        """Describe the shapes of the latest batch, and of the first if different."""
+    def _describe_shapes(self) -> str:
         latest, first = (
             shape_words(inputs_of_batch(batch, self.reading))
             for batch in (self._given, self._first)
@@ -334,11 +337,11 @@ class Batches:
             DataError: the model does not run on the first batch.
         """
 
-        def attempt(first: FirstBatch) -> None:
+        def try_model(first: FirstBatch) -> None:
             with self.blamed():
                 model(first.inputs)
 
-        self.bound(attempt)
+        self.bound(try_model)
         return self
 
     def __len__(self) -> int:
@@ -359,7 +362,7 @@ class Batches:
     def shuffled(self) -> bool:
         """Whether order or content of batches varies between passes, judged by the first batch."""
         if self._shuffled is None:
-            self._first_digest = _digest(next(iter(self)))
+            self._first_digest = _digest_value(next(iter(self)))
             self._shuffled = self.first_batch_differs()
         return self._shuffled
 
@@ -370,11 +373,11 @@ class Batches:
 
     def first_batch_differs(self) -> bool:
         """Whether the first batch differs from that of an earlier pass or another process."""
-        return _digest(next(iter(self))) != self._first_digest
+        return _digest_value(next(iter(self))) != self._first_digest
 
     def fingerprint(self) -> str:
         """Return a digest of the first batches and the length; of the length alone if shuffled."""
-        batches = [_digest(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
+        batches = [_digest_value(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
         self._first_digest = batches[0]
         self._shuffled = self.first_batch_differs()
         if self._shuffled:
@@ -382,11 +385,11 @@ class Batches:
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
 
 
-def _nothing() -> None:
+def _empty_reference() -> None:
     """Stand for the reference to a previous pass before the first one."""
 
 
-def _reference(batches: Iterator[Any]) -> Callable[[], Any]:
+def _weak_reference(batches: Iterator[Any]) -> Callable[[], Any]:
     """Return a weak reference to an iterator, or a strong one if not supported."""
     try:
         return weakref.ref(batches)
@@ -394,7 +397,7 @@ def _reference(batches: Iterator[Any]) -> Callable[[], Any]:
         return lambda: batches
 
 
-def _digest(value: object) -> str:
+def _digest_value(value: object) -> str:
     digest = DataDigest()
     digest.feed(value)
     return digest.hexdigest()[:16]
@@ -414,7 +417,7 @@ def part_of(source: Any, part: slice) -> Iterable[Any] | None:
     # Subclasses with their own iterator may yield other batches.
     if isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__:
         return source.part(part.start or 0, part.stop)
-    return _torch_part(source, part)
+    return _slice_torch_loader(source, part)
 
 
 def _is_indexed(source: object) -> bool:
@@ -429,8 +432,7 @@ def _is_indexed(source: object) -> bool:
     )
 
 
-def _torch_part(source: Any, part: slice) -> Iterable[Any] | None:
-    """Return a PyTorch loader of the slice's samples only."""
+def _slice_torch_loader(source: Any, part: slice) -> Iterable[Any] | None:
     torch: Any = sys.modules.get("torch")  # imported, if `source` is a loader
     if torch is None or type(source) is not torch.utils.data.DataLoader:
         return None

@@ -193,19 +193,19 @@ def _against_all_odds(
     sign = 1.0 if criterion.prefers_higher else -1.0
     theirs = np.asarray(baseline.values) * (-sign / unit)  # as losses, like the criterion
     ours = np.asarray(candidate.values) * (-sign / unit)
-    scores, sizes = _batches(theirs, np.asarray(baseline.samples))
+    scores, sizes = _batch_scores(theirs, np.asarray(baseline.samples))
     scores = scores[sizes >= np.median(sizes) / 2]  # a short last batch has the largest variance
     with np.errstate(invalid="ignore"):  # Inf - Inf is NaN: an undefined value
         worse = ours - theirs[:count]
-    losses, sizes = _batches(worse, np.asarray(candidate.samples))
+    losses, sizes = _batch_scores(worse, np.asarray(candidate.samples))
     total = baseline.samples[-1]
     tolerated = (criterion.tolerance + 1e-9) * total  # same slack as the criterion
     if _log_wealth(losses, sizes, tolerated, total, scores) < -math.log(rate):
         return False
-    return looks_shuffled(scores) and looks_shuffled(losses) and not _falls(losses)
+    return looks_shuffled(scores) and looks_shuffled(losses) and not _tends_to_fall(losses)
 
 
-def _falls(values: Array) -> bool:
+def _tends_to_fall(values: Array) -> bool:
     """Whether numbers tend to fall from batch to batch: the loss may not persist."""
     if _is_constant(values):
         return False
@@ -217,7 +217,7 @@ def _is_constant(values: Sequence[float] | Array) -> bool:
     return bool(np.ptp(values) <= ROUNDING * np.max(np.abs(values)))
 
 
-def _batches(running: Array, samples: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
+def _batch_scores(running: Array, samples: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
     """Return scores and sizes of batches; those without value or samples join the next."""
     defined = np.isfinite(running)
     running, samples = running[defined], samples[defined]

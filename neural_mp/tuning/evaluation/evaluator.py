@@ -202,28 +202,28 @@ class Evaluator:
         has_running_values = not self.aggregation.require_all and all(
             getattr(metric, "running", False) for metric, _ in self.metrics
         )
-        batches = self._updated_metrics(model, deadline, reference)
+        batches = self._update_metrics(model, deadline, reference)
         for number, inputs in enumerate(batches, start=1):
             if number == 1:
                 self.resets.updated(self.metrics)
             unseen += batch_size_of(inputs)
             if has_running_values and is_check_due(number, self.batch_count):
-                self.running = self.running.then(self._so_far(), unseen)
+                self.running = self.running.then(self._running_accuracy(), unseen)
                 unseen = 0
                 if will_miss(self.running):
                     raise TargetOutOfReachError(self.running.values[-1])
         self._check_contents()
-        accuracy = self._accuracy()
+        accuracy = self._current_accuracy()
         if has_running_values and unseen:  # end with the accuracy on all data
             self.running = self.running.then(accuracy, unseen)
         return accuracy
 
-    def _updated_metrics(
+    def _update_metrics(
         self, model: AnyModel, deadline: Deadline, reference: AnyModel, part: slice | None = None
     ) -> Iterator[Any]:
         """Update the metrics batch by batch, yielding the inputs of each batch after that."""
         assert self.batches is not None
-        self._reset()
+        self._reset_metrics()
         if callable(reset := getattr(self.postprocess, "reset", None)):
             call_user(reset, form="postprocess.reset()", kind=MetricError)
         pairs, memory = self.batches.pairs(part), MemoryGuard(self.batches.name)
@@ -238,14 +238,14 @@ class Evaluator:
             batch = MetricBatch(model(inputs), labels, f"batch {number} of {self.batches.name}")
             if model is reference:
                 batch.check(is_first=number == 1)
-            for metric, name, judged in self._judged(batch, inputs, reference):
+            for metric, name, judged in self._batch_per_metric(batch, inputs, reference):
                 judged.update(metric.update, name)
             self.on_batch()
             deadline.check()
             memory.check(number)
             yield inputs
 
-    def _judged(
+    def _batch_per_metric(
         self, given: MetricBatch, inputs: Any, reference: AnyModel
     ) -> Iterator[tuple[Metric, str, MetricBatch]]:
         """Yield each metric with its name and its form of a batch."""
@@ -265,13 +265,13 @@ class Evaluator:
         """Raise `MetricError` if `reset` does not clear every metric; called after a pass."""
         if self.eval_func is not None or self.batches is None:
             return
-        self._reset()
+        self._reset_metrics()
         if self.resets.suspects:
             inputs, labels = self.batches.first_pair
             batch = MetricBatch(model(inputs), labels, f"batch 1 of {self.batches.name}")
-            self.resets.check_suspects(self._judged(batch, inputs, model))
+            self.resets.check_suspects(self._batch_per_metric(batch, inputs, model))
 
-    def _reset(self) -> None:
+    def _reset_metrics(self) -> None:
         for name, (metric, _) in zip(self.names, self.metrics, strict=True):
             call_user(metric.reset, form=f"{name}.reset()", kind=MetricError)
         self.resets.cleared(self.metrics)
@@ -292,7 +292,7 @@ class Evaluator:
             raise NotShardableError(
                 "the first batch of the evaluation data differs between processes"
             )
-        for _ in self._updated_metrics(model, deadline, reference, part):
+        for _ in self._update_metrics(model, deadline, reference, part):
             pass
         import cloudpickle
 
@@ -311,7 +311,7 @@ class Evaluator:
     def merge_shards(self, parts: Sequence[bytes]) -> float:
         """Return the accuracy, possibly NaN, from the `states` of all shards in order."""
         self.values, self.running = {}, RunningValues()
-        self._reset()
+        self._reset_metrics()
         self.contents = PassContents()
         for part in parts:
             shard_metrics, contents = call_user(pickle.loads, part)
@@ -319,12 +319,12 @@ class Evaluator:
             for (metric, _), shard_metric in zip(self.metrics, shard_metrics, strict=True):
                 call_user(metric.merge, shard_metric)  # type: ignore[attr-defined]
         self._check_contents()
-        accuracy = self._accuracy()
+        accuracy = self._current_accuracy()
         self.evaluations += 1
         return accuracy
 
-    def _accuracy(self) -> float:
-        return self._scored(self._results())
+    def _current_accuracy(self) -> float:
+        return self._scored(self._metric_results())
 
     @property
     def names(self) -> list[str]:
@@ -335,8 +335,7 @@ class Evaluator:
             names = [f"{name} {index}" for index, name in enumerate(names, start=1)]
         return names
 
-    def _results(self) -> dict[str, Any]:
-        """Return name → current result of the metric."""
+    def _metric_results(self) -> dict[str, Any]:
         return {
             name: call_user(metric.result, form=f"{name}.result()", kind=MetricError)
             for name, (metric, _) in zip(self.names, self.metrics, strict=True)
@@ -362,10 +361,10 @@ class Evaluator:
         weights = [1.0] if self.eval_func else [weight for _, weight in self.metrics]
         return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
 
-    def _so_far(self) -> float:
+    def _running_accuracy(self) -> float:
         """Return the running accuracy; NaN if not yet defined."""
         try:
-            results = self._results()
+            results = self._metric_results()
             if any(isinstance(result, Mapping) for result in results.values()):
                 return math.nan  # the score is a loss against a baseline
             return self._scored(results)

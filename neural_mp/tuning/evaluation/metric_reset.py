@@ -53,7 +53,7 @@ class ResetWatch:
         """Handle a reset of all metrics."""
         if self._is_done:
             return
-        states = [_state(metric) for metric, _ in metrics]
+        states = [_metric_state(metric) for metric, _ in metrics]
         if not self._changed:
             self._clear = states
             return
@@ -68,7 +68,7 @@ class ResetWatch:
         """Handle the first update of all metrics after a reset."""
         if self._is_done:
             return
-        states = [_state(metric) for metric, _ in metrics]
+        states = [_metric_state(metric) for metric, _ in metrics]
         self._changed = [
             frozenset(name for name, value in current.items() if cleared.get(name) != value)
             for cleared, current in zip(self._clear, states, strict=True)
@@ -85,18 +85,18 @@ class ResetWatch:
                 check_reset(metric, name, batch)
 
 
-def _state(metric: Metric) -> State:
+def _metric_state(metric: Metric) -> State:
     """Return attribute → comparable state, of a metric and of the classes of the user's code."""
     room = [_MOST_VALUES]
     state: State = {}
     for kind in reversed(type(metric).__mro__):
         if kind is not object:
-            state |= {name: _comparable(value, room) for name, value in vars(kind).items()}
+            state |= {name: _summarize_value(value, room) for name, value in vars(kind).items()}
     own = getattr(metric, "__dict__", {})
-    return state | {name: _comparable(value, room) for name, value in own.items()}
+    return state | {name: _summarize_value(value, room) for name, value in own.items()}
 
 
-def _comparable(value: Any, room: list[int], depth: int = 0) -> Hashable:
+def _summarize_value(value: Any, room: list[int], depth: int = 0) -> Hashable:
     """Return a summary of a value; of large or deep values, a part."""
     room[0] -= 1
     if value is None or isinstance(value, int | float | complex | str | bytes):
@@ -116,7 +116,7 @@ def _comparable(value: Any, room: list[int], depth: int = 0) -> Hashable:
         parts = list(value)
     else:
         parts = list(getattr(value, "__dict__", {}).items())
-    summary = [_comparable(part, room, depth + 1) for part in parts[:_MOST_PARTS]]
+    summary = [_summarize_value(part, room, depth + 1) for part in parts[:_MOST_PARTS]]
     return len(parts), tuple(summary)
 
 
@@ -138,32 +138,31 @@ def check_reset(metric: Metric, name: str, batch: MetricBatch) -> None:
         MetricError: the results differ.
     """
     try:
-        first = _result_after(metric, name, batch)
-        if not _alike(first, _result(metric, name)):
+        first = _result_after_batch(metric, name, batch)
+        if not _are_values_close(first, _metric_result(metric, name)):
             return  # random
-        _update(metric, name, _reordered(batch))
-        again = _result_after(metric, name, batch)
+        _update_metric(metric, name, _rotate_labels(batch))
+        again = _result_after_batch(metric, name, batch)
     except (UserCodeError, MetricError, DataError) as error:
         if isinstance(error, UserCodeError) and not isinstance(error.error, Exception):
             raise  # must end the process
         logger.debug("%s cannot be evaluated on one batch", name, exc_info=True)
         return
-    if not _alike(first, again):
+    if not _are_values_close(first, again):
         raise MetricError(
-            f"{name}.reset() must clear the metric, got {_shown(first)} and then {_shown(again)} "
-            f"for the same batch, each after reset(); set all counts and sums to their initial "
-            f"values in reset"
+            f"{name}.reset() must clear the metric, got {_format_values(first)} and then "
+            f"{_format_values(again)} for the same batch, each after reset(); set all counts and "
+            f"sums to their initial values in reset"
         )
 
 
-def _result_after(metric: Metric, name: str, batch: MetricBatch) -> Values:
-    """Return the result of a metric after `reset` and a batch."""
+def _result_after_batch(metric: Metric, name: str, batch: MetricBatch) -> Values:
     call_user(metric.reset)
-    _update(metric, name, batch)
-    return _result(metric, name)
+    _update_metric(metric, name, batch)
+    return _metric_result(metric, name)
 
 
-def _update(metric: Metric, name: str, batch: MetricBatch) -> None:
+def _update_metric(metric: Metric, name: str, batch: MetricBatch) -> None:
     try:
         # An update may change its arguments in place.
         predictions, labels = copy.deepcopy((batch.predictions, batch.labels))
@@ -173,13 +172,13 @@ def _update(metric: Metric, name: str, batch: MetricBatch) -> None:
     replace(batch, predictions=predictions, labels=labels).update(metric.update, name)
 
 
-def _result(metric: Metric, name: str) -> Values:
+def _metric_result(metric: Metric, name: str) -> Values:
     result = call_user(metric.result)
     values: Mapping[str, Any] = result if isinstance(result, Mapping) else {"": result}
     return {key: as_scalar(value, name) for key, value in values.items()}
 
 
-def _reordered(batch: MetricBatch) -> MetricBatch:
+def _rotate_labels(batch: MetricBatch) -> MetricBatch:
     """Return the batch with each label moved to the next sample, if labels can be indexed."""
     labels = batch.labels
     try:
@@ -193,7 +192,7 @@ def _reordered(batch: MetricBatch) -> MetricBatch:
     return replace(batch, labels=labels)
 
 
-def _alike(first: Values, second: Values) -> bool:
+def _are_values_close(first: Values, second: Values) -> bool:
     """Whether two results are equal up to rounding; NaN equals NaN."""
     return first.keys() == second.keys() and all(
         math.isclose(value, second[name], rel_tol=_ROUNDING, abs_tol=_ROUNDING)
@@ -202,6 +201,5 @@ def _alike(first: Values, second: Values) -> bool:
     )
 
 
-def _shown(values: Values) -> str:
-    """Return the values as text, with their names if there are several."""
+def _format_values(values: Values) -> str:
     return ", ".join(f"{name} {value:.6g}".strip() for name, value in values.items())

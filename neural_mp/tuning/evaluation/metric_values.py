@@ -76,18 +76,18 @@ class MetricBatch:
         try:
             call_user(update, self.predictions, self.labels, form=form, kind=MetricError)
         except UserCodeError as failure:
-            doubt = self._doubt() if type(failure.error) in _OF_THE_FORM else ""
+            doubt = self._describe_mismatch() if type(failure.error) in _OF_THE_FORM else ""
             if doubt:
                 raise DataError(
                     f"{self.place} {doubt}, and {name}.update raised {failure}"
                 ) from failure.error
             raise
 
-    def _doubt(self) -> str:
+    def _describe_mismatch(self) -> str:
         """Return the signs that predictions and labels do not match, or an empty string."""
         if self.labels is None:
             return f"has labels None and predictions {shape_words(self.predictions)}"
-        counts = [_first_axis(value) for value in (self.predictions, self.labels)]
+        counts = [_sample_count(value) for value in (self.predictions, self.labels)]
         if None not in counts and counts[0] != counts[1]:
             return (
                 f"has predictions {shape_words(self.predictions)} and labels "
@@ -96,7 +96,7 @@ class MetricBatch:
         return ""
 
 
-def _first_axis(value: object) -> int | None:
+def _sample_count(value: object) -> int | None:
     """Return the number of samples in an array; None if `value` is not an array of samples."""
     if isinstance(value, list) and value and all(isinstance(v, int | float) for v in value):
         return len(value)
@@ -104,7 +104,7 @@ def _first_axis(value: object) -> int | None:
     return int(shape[0]) if len(shape) else None
 
 
-def _higher(name: str) -> bool:
+def _always_higher(name: str) -> bool:
     return True
 
 
@@ -130,7 +130,7 @@ class MetricAggregation:
     require_all: bool = False
     criterion: AccuracyCriterion = AccuracyCriterion()
     higher: Mapping[str, bool] = field(default_factory=dict)
-    direction: Callable[[str], bool] = _higher
+    direction: Callable[[str], bool] = _always_higher
     baseline: Mapping[str, float] = field(default_factory=dict)
 
     def with_baseline(self, values: Mapping[str, float], require_all: bool) -> MetricAggregation:

@@ -72,21 +72,23 @@ class TextLosses:
         changes = np.array(self.sums) - np.array(baseline.sums)
         rest = changes - changes.sum() / counts.sum() * counts
         lengths = {1, round(texts ** (1 / 3)), texts // _LEAST_BLOCKS}
-        margin = np.sqrt(2) * max(_deviation(rest, length) for length in lengths) / counts.sum()
+        margin = (
+            np.sqrt(2) * max(_block_sum_quantile(rest, length) for length in lengths) / counts.sum()
+        )
         bound = float(np.sum(self.sums) / counts.sum() + margin)
         return bound if np.isfinite(bound) else None
 
 
-def _deviation(rest: Floats, length: int) -> float:
+def _block_sum_quantile(rest: Floats, length: int) -> float:
     """Return the 99 % quantile of the sum of as many values, from blocks of `length` neighbours."""
     blocks = len(rest) // length
     # Values left over join the last block.
     sums = np.add.reduceat(rest, np.arange(0, blocks * length, length))
     spread = np.square(sums).sum() * blocks / (blocks - 1)
-    return float(_student(blocks - 1) * np.sqrt(spread))
+    return float(_student_quantile(blocks - 1) * np.sqrt(spread))
 
 
-def _student(freedom: int) -> float:
+def _student_quantile(freedom: int) -> float:
     """Return the quantile of Student's t (Abramowitz and Stegun, 26.7.5)."""
     z = _QUANTILE
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

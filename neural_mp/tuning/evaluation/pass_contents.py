@@ -54,7 +54,7 @@ class PassContents:
         size = batch_size_of(inputs)
         if labels is None:
             return self + PassContents(size, largest_batch=size)
-        hashed = _sample_hashes(labels)
+        hashed = _hash_samples(labels)
         if hashed is None:
             return self + PassContents(size, None, largest_batch=size)
         hashes, shapes = hashed
@@ -108,7 +108,7 @@ class PassContents:
         dropped = max(self.largest_batch, baseline.largest_batch) - 1
         if not drops_last:
             dropped = min(dropped, int(self.samples * _MAX_EXCHANGED))
-        if self._exchanged(baseline) > dropped:
+        if self._count_changed_labels(baseline) > dropped:
             raise _other_data(name, f"{self.samples} samples with labels other than the baseline's")
 
         return (
@@ -118,7 +118,7 @@ class PassContents:
             f"shuffle evaluation data"
         )
 
-    def _exchanged(self, other: PassContents) -> float:
+    def _count_changed_labels(self, other: PassContents) -> float:
         """Return the least number of samples with other labels; infinity if unknown."""
         if not self.histogram or len(self.histogram) != len(other.histogram):
             return math.inf
@@ -138,25 +138,25 @@ def _other_data(name: str, change: str) -> DataError:
     )
 
 
-def _sample_hashes(labels: Any) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
+def _hash_samples(labels: Any) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
     """Return a hash per sample, and the shapes of a sample's labels; None if unavailable."""
     if isinstance(labels, Mapping | tuple):
-        return _combined(list(labels.values()) if isinstance(labels, Mapping) else labels)
+        return _hash_parts(list(labels.values()) if isinstance(labels, Mapping) else labels)
     if isinstance(labels, list) and not all(isinstance(label, int | float) for label in labels):
-        return _digested(labels)
+        return _hash_objects(labels)
     try:
         array = as_numpy(labels)
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return None  # e.g. ragged or sparse tensors
     rows = array.reshape(1) if array.ndim == 0 else array
     if rows.dtype.kind not in _NUMBERS:
-        return _digested(rows.tolist())
-    return _row_hashes(rows), (rows.shape[1:],)
+        return _hash_objects(rows.tolist())
+    return _hash_rows(rows), (rows.shape[1:],)
 
 
-def _combined(parts: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
+def _hash_parts(parts: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
     """Return the hashes of samples whose labels have several parts, e.g. of several outputs."""
-    hashed = [_sample_hashes(part) for part in parts if part is not None]
+    hashed = [_hash_samples(part) for part in parts if part is not None]
     available = [pair for pair in hashed if pair is not None]
     if (
         not available
@@ -166,11 +166,11 @@ def _combined(parts: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]
         return None
     hashes, shapes = available[0]
     for part_hashes, more in available[1:]:
-        hashes, shapes = _mixed(hashes * _PART_FACTOR + part_hashes), (*shapes, *more)
+        hashes, shapes = _mix_bits(hashes * _PART_FACTOR + part_hashes), (*shapes, *more)
     return hashes, shapes
 
 
-def _digested(samples: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
+def _hash_objects(samples: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
     """Return the hashes of samples whose labels form no array, e.g. boxes or texts."""
     digests = [digest_of(sample) for sample in samples]
     if None in digests:
@@ -178,7 +178,7 @@ def _digested(samples: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ..
     return np.array([int(str(digest)[:16], 16) for digest in digests], np.uint64), ()
 
 
-def _row_hashes(rows: np.ndarray) -> Hashes:
+def _hash_rows(rows: np.ndarray) -> Hashes:
     """Return a hash of each row: a random projection of its 64-bit words, with their bits mixed."""
     if not rows.size:
         return np.zeros(len(rows), np.uint64)
@@ -186,17 +186,17 @@ def _row_hashes(rows: np.ndarray) -> Hashes:
     width = -(-plain.shape[1] // 8)
     padded = np.zeros((len(rows), width * 8), np.uint8)
     padded[:, : plain.shape[1]] = plain
-    return _mixed(padded.view(np.uint64) @ _projection(width))
+    return _mix_bits(padded.view(np.uint64) @ _projection_factors(width))
 
 
 @lru_cache(maxsize=4)
-def _projection(width: int) -> Hashes:
+def _projection_factors(width: int) -> Hashes:
     """Return odd factors, so that a change of one word always changes the hash."""
     drawn = np.random.default_rng(0).integers(0, 1 << 63, width, np.uint64)
     return drawn * np.uint64(2) + np.uint64(1)
 
 
-def _mixed(values: Hashes) -> Hashes:
+def _mix_bits(values: Hashes) -> Hashes:
     """Return the values with their bits mixed by SplitMix64, so that sums of hashes differ."""
     values = values + _PART_FACTOR
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -96,36 +96,40 @@ class PlanEvaluator:
         started = time.perf_counter()
         model: AnyModel | None = None
 
-        def assessed(outcome: Outcome, accuracy: float | None, error: str | None) -> PlanEvaluation:
+        def build_evaluation(
+            outcome: Outcome, accuracy: float | None, error: str | None
+        ) -> PlanEvaluation:
             values = {} if outcome is Outcome.FAILED else self.evaluator.values
             seconds = time.perf_counter() - started
-            bound = self._bound() if outcome in (Outcome.MET, Outcome.MISSED) else None
+            bound = self._accuracy_bound() if outcome in (Outcome.MET, Outcome.MISSED) else None
             return PlanEvaluation(outcome, accuracy, error, seconds, values, bound=bound)
 
         try:
             model = self.converted(plan, deadline)
             self.model.check_fusions(model, self.inputs)
-            accuracy, passes = self._accuracy(model, deadline)
+            accuracy, passes = self._mean_accuracy(model, deadline)
         except TargetOutOfReachError as lost:
-            return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
+            return build_evaluation(
+                Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)
+            ), model
         except (DeadlineExceededError, UserCodeError, MetricError, DataError):
             raise
         except Exception as error:
             # Frameworks raise arbitrary errors, and a failed plan must not end the search.
             logger.debug("Evaluating a plan failed", exc_info=True)
-            return assessed(Outcome.FAILED, None, described(error)), model
-        judged = self._judged(accuracy, lambda: self._origin_of_nan(model), passes)
-        return assessed(*judged), model
+            return build_evaluation(Outcome.FAILED, None, described(error)), model
+        judged = self._judge_accuracy(accuracy, lambda: self._origin_of_nan(model), passes)
+        return build_evaluation(*judged), model
 
-    def _accuracy(self, model: AnyModel, deadline: Deadline) -> tuple[float, int]:
+    def _mean_accuracy(self, model: AnyModel, deadline: Deadline) -> tuple[float, int]:
         """Return the accuracy of a candidate, and the number of passes of which it is the mean."""
         evaluator = self.evaluator
 
-        def evaluate() -> tuple[float, Mapping[str, float]]:
+        def evaluate_model() -> tuple[float, Mapping[str, float]]:
             accuracy = evaluator(model, deadline, self._stops_when(), self.model)
             return accuracy, dict(evaluator.values)
 
-        result = evaluator.spread.repeated(evaluate, self.criterion, self.baseline)
+        result = evaluator.spread.repeated(evaluate_model, self.criterion, self.baseline)
         evaluator.values = result.values
         return result.mean, len(result.passes)
 
@@ -160,10 +164,12 @@ class PlanEvaluator:
         accuracy = self.evaluator.merge_shards([shard.states for shard in shards])
         nodes = ", ".join(dict.fromkeys(shard.node for shard in shards))
         seconds = max(shard.seconds for shard in shards)
-        judged = self._judged(accuracy, lambda: shards[0].origin)
-        return PlanEvaluation(*judged, seconds, self.evaluator.values, nodes, self._bound())
+        judged = self._judge_accuracy(accuracy, lambda: shards[0].origin)
+        return PlanEvaluation(
+            *judged, seconds, self.evaluator.values, nodes, self._accuracy_bound()
+        )
 
-    def _judged(
+    def _judge_accuracy(
         self, accuracy: float, origin_of_nan: Callable[[], str | None], passes: int = 1
     ) -> tuple[Outcome, float | None, str | None]:
         """Return outcome, comparable accuracy and error for an accuracy on all data."""
@@ -172,7 +178,7 @@ class PlanEvaluator:
             error = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
             return Outcome.MISSED, None, error
         spread = self.evaluator.spread
-        on_others = self._bound()
+        on_others = self._accuracy_bound()
         if self.criterion.met(self.baseline, accuracy) and on_others is not None:
             if self.criterion.met(self.baseline, on_others):
                 return Outcome.MET, accuracy, None
@@ -186,7 +192,7 @@ class PlanEvaluator:
             return Outcome.MISSED, accuracy, error
         return Outcome.MISSED, accuracy, origin_of_nan()
 
-    def _bound(self) -> float | None:
+    def _accuracy_bound(self) -> float | None:
         """Return the confidence bound of the latest accuracy on other texts; None if unknown."""
         evaluator = self.evaluator
         texts = metric_of_texts(evaluator.metrics) if evaluator.eval_func is None else None

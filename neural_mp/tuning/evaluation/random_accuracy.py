@@ -114,15 +114,15 @@ def repeat_baseline(first: Pass, evaluate: Callable[[], Pass]) -> RepeatedAccura
 
 def is_random(model: Callable[[Any], Any], inputs: Any) -> bool:
     """Whether two runs of a model on the same inputs return different outputs."""
-    first, second = (_arrays(model(inputs)) for _ in range(2))
-    return len(first) != len(second) or any(map(_differ, first, second))
+    first, second = (_output_arrays(model(inputs)) for _ in range(2))
+    return len(first) != len(second) or any(map(_arrays_differ, first, second))
 
 
-def _arrays(outputs: Any) -> list[np.ndarray]:
+def _output_arrays(outputs: Any) -> list[np.ndarray]:
     return [as_numpy(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "shape")]
 
 
-def _differ(first: np.ndarray, second: np.ndarray) -> bool:
+def _arrays_differ(first: np.ndarray, second: np.ndarray) -> bool:
     if first.shape != second.shape:
         return True
     if first.dtype.kind != "f":

@@ -50,10 +50,10 @@ class WorkerException:
     by_user: bool = False
 
     def __reduce__(self) -> tuple[Callable[..., WorkerException], tuple[RemoteException, bool]]:
-        return _raised, (dump_exception(self.error), self.by_user)
+        return _worker_exception, (dump_exception(self.error), self.by_user)
 
 
-def _raised(error: RemoteException, by_user: bool) -> WorkerException:
+def _worker_exception(error: RemoteException, by_user: bool) -> WorkerException:
     return WorkerException(error.load(), by_user)
 
 
@@ -99,7 +99,9 @@ class WorkerPayload:
         model = plan_evaluator.model
         copied = model.adaptor.to_picklable(model.held)
         adaptor: Any = None if copied is None else model.adaptor
-        evaluator = replace(plan_evaluator.evaluator, on_batch=_do_nothing, warn=logger.warning)
+        evaluator = replace(
+            plan_evaluator.evaluator, on_batch=_ignore_progress, warn=logger.warning
+        )
         sendable = replace(model, adaptor=adaptor, held=copied)
         bare = replace(plan_evaluator, model=sendable, evaluator=evaluator)
         try:
@@ -128,7 +130,7 @@ class Worker:
         """Evaluate a plan or shard within `seconds`, including model loading; 0 sets no limit."""
         deadline = Deadline(seconds, time.monotonic())
         try:
-            plan_evaluator = self._made()
+            plan_evaluator = self._load_evaluator()
             with plan_evaluator.model.adaptor.threads(self._threads):
                 if isinstance(task, Shard):
                     return plan_evaluator.evaluate_shard(task, deadline)
@@ -138,7 +140,7 @@ class Worker:
         except (DeadlineExceededError, NeuralMPError, KeyboardInterrupt) as error:
             return WorkerException(error)
 
-    def _made(self) -> PlanEvaluator:
+    def _load_evaluator(self) -> PlanEvaluator:
         if self._assessor is None:
             import cloudpickle
 
@@ -213,7 +215,7 @@ class Executor(ABC):
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         self.work, self.workers, self.warn = work, workers, warn
         self.threads = workers.threads or 1
-        self.arrived: Callable[[ResolvedPlan, PlanEvaluation], None] = _keep_nothing
+        self.arrived: Callable[[ResolvedPlan, PlanEvaluation], None] = _ignore_evaluation
 
     @property
     def capacity(self) -> int:
@@ -254,9 +256,9 @@ class Executor(ABC):
         """Stop the processes, even if busy."""
 
 
-def _do_nothing() -> None:
+def _ignore_progress() -> None:
     """Ignore progress in workers."""
 
 
-def _keep_nothing(_plan: ResolvedPlan, _assessment: PlanEvaluation) -> None:
+def _ignore_evaluation(_plan: ResolvedPlan, _assessment: PlanEvaluation) -> None:
     """Ignore evaluations without a history."""

@@ -46,14 +46,14 @@ def exit_with_parent(parent: int) -> None:
     Uses the kernel if supported, since code that never releases the interpreter would block a
     thread. A thread checks as well, for systems other than Linux.
     """
-    ask = _kernel()
+    ask = _parent_death_request()
     if ask is not None:
         ask()
         _ask_in_forks(ask)
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 
-def _kernel() -> Callable[[], object] | None:
+def _parent_death_request() -> Callable[[], object] | None:
     """Return a call that has the kernel kill this process with its parent, or None."""
     if not sys.platform.startswith("linux"):
         return None
@@ -65,19 +65,19 @@ def _ask_in_forks(ask: Callable[[], object]) -> None:
     """Make forked processes, e.g. data loaders, exit with this process as well."""
     by_main_thread = False
 
-    def note() -> None:
+    def note_thread() -> None:
         nonlocal by_main_thread
         by_main_thread = threading.current_thread() is threading.main_thread()
 
-    def begin() -> None:
+    def request_kill() -> None:
         # The kernel reacts to the end of the forking thread, which may precede that of the process.
         if by_main_thread:
             ask()
 
-    os.register_at_fork(before=note, after_in_child=begin)
+    os.register_at_fork(before=note_thread, after_in_child=request_kill)
 
 
-def _watch(parent: int) -> None:
+def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_CHECK_INTERVAL_SECONDS)
     os._exit(1)
@@ -96,7 +96,7 @@ def _start_worker(kind: type, sent: bytes, threads: int, parent: int) -> None:
     _worker = Worker(kind, sent, threads)
 
 
-def _evaluate(task: Task, seconds: float) -> Answer:
+def _evaluate_task(task: Task, seconds: float) -> Answer:
     assert _worker is not None
     return _worker(task, seconds)
 
@@ -165,11 +165,11 @@ class LocalExecutor(QueuedExecutor):
     def start(self, slot: int, task: Task, seconds: float) -> futures.Future[Answer]:
         """Send a plan or shard to a process, starting it if necessary."""
         if self._pools[slot] is None:
-            self._pools[slot] = self._started()
-        future: futures.Future[Answer] = self._pools[slot].submit(_evaluate, task, seconds)
+            self._pools[slot] = self._start_pool()
+        future: futures.Future[Answer] = self._pools[slot].submit(_evaluate_task, task, seconds)
         return future
 
-    def _started(self) -> Any:
+    def _start_pool(self) -> Any:
         import loky
 
         return loky.ProcessPoolExecutor(
@@ -185,7 +185,7 @@ class LocalExecutor(QueuedExecutor):
 
     def stop(self, slot: int, handle: futures.Future[Answer]) -> None:
         """Kill a process and its children."""
-        self._end(slot, at_once=True)
+        self._end_pool(slot, at_once=True)
 
     def answer(self, slot: int, handle: futures.Future[Answer], ticket: PendingTask) -> Answer:
         """Return the answer of a process, or that it crashed."""
@@ -194,7 +194,7 @@ class LocalExecutor(QueuedExecutor):
         try:
             return handle.result()
         except BrokenProcessPool as error:
-            self._end(slot, at_once=True)
+            self._end_pool(slot, at_once=True)
             killed = isinstance(error, TerminatedWorkerError)
             return crashed(platform.node()) if killed else WorkerException(error)
         except Exception as error:
@@ -206,8 +206,8 @@ class LocalExecutor(QueuedExecutor):
         """Stop the processes, even if busy."""
         for slot in self.places():
             if self._pools[slot] is not None:
-                self._end(slot, at_once=bool(self.busy))
+                self._end_pool(slot, at_once=bool(self.busy))
 
-    def _end(self, slot: int, at_once: bool) -> None:
+    def _end_pool(self, slot: int, at_once: bool) -> None:
         self._pools[slot].shutdown(wait=True, kill_workers=at_once)
         self._pools[slot] = None

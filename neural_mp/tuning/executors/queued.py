@@ -147,7 +147,7 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         while ticket.answer is None:
             if not self._open:
                 raise TuningError("no worker is left to evaluate plans")
-            for finished in self._collected(self._patience()):
+            for finished in self._collected(self._seconds_until_late()):
                 if isinstance(finished.answer, PlanEvaluation) and not isinstance(
                     finished.task, Shard
                 ):
@@ -156,7 +156,7 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
             self._hand_out()
         return taken(ticket.answer)
 
-    def _patience(self) -> float | None:
+    def _seconds_until_late(self) -> float | None:
         """Return the seconds until the first running task is late; None without deadlines."""
         limits = [ticket.until for _, ticket in self._open.values() if ticket.until]
         return max(0.0, min(limits) + _GRACE - time.monotonic()) if limits else None

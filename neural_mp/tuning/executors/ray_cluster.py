@@ -39,7 +39,9 @@ _HEALTH_CHECK_SECONDS = 30.0
 _kept: dict[str, Worker] = {}
 
 
-def _evaluate(key: str, kind: type, sent: Any, threads: int, task: Task, seconds: float) -> Answer:
+def _evaluate_task(
+    key: str, kind: type, sent: Any, threads: int, task: Task, seconds: float
+) -> Answer:
     """Evaluate a task in a node's process; `sent` is in the node's store, without a copy."""
     if key not in _kept:
         _kept.clear()
@@ -47,7 +49,7 @@ def _evaluate(key: str, kind: type, sent: Any, threads: int, task: Task, seconds
     return _kept[key](task, seconds)
 
 
-def _health_check() -> None:
+def _check_health() -> None:
     """Do nothing: a health check."""
 
 
@@ -93,7 +95,7 @@ class RayExecutor(QueuedExecutor):
     def start(self, slot: Slot, task: Task, seconds: float) -> Any:
         """Send a plan or shard to a node."""
         # No retries by Ray, which cannot distinguish crashes due to the plan; `answer` can.
-        run = remote(_evaluate, slot[0], self.threads, max_retries=0)
+        run = remote(_evaluate_task, slot[0], self.threads, max_retries=0)
         key = self._sent.hex()
         return run.remote(key, self.work.kind, self._sent, self.threads, task, seconds)
 
@@ -134,7 +136,7 @@ class RayExecutor(QueuedExecutor):
         import ray
 
         try:
-            check = remote(_health_check, node, cpus=0, max_retries=0).remote()
+            check = remote(_check_health, node, cpus=0, max_retries=0).remote()
             ray.get(check, timeout=_HEALTH_CHECK_SECONDS)
         except ray.exceptions.RayError:
             return False

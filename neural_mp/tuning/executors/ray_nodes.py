@@ -77,7 +77,7 @@ def traits_of(kind: type[Adaptor[Any]]) -> NumericalTraits:
     return NumericalTraits.here(kind)
 
 
-def _introduce(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTraits]:
+def _report_traits(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTraits]:
     return platform.node(), traits()
 
 
@@ -127,7 +127,7 @@ class ClusterNodes:
         #: Node → its display name; empty for rejected nodes.
         self._names: dict[str, str] = {}
         self._refused: list[str] = []
-        self._own = _join(address_of(workers))
+        self._own = _join_cluster(address_of(workers))
 
     def slots(self) -> list[Slot]:
         """Return all slots of live matching nodes, one slot of each node first."""
@@ -138,7 +138,7 @@ class ClusterNodes:
             name: int(node["Resources"].get("CPU", 0)) // self.threads
             for name, node in alive.items()
         }
-        self._introduce([name for name in alive if room[name] and name not in self._names])
+        self._query_traits([name for name in alive if room[name] and name not in self._names])
         slots = [
             (name, slot) for name in alive if self._names.get(name) for slot in range(room[name])
         ]
@@ -154,12 +154,14 @@ class ClusterNodes:
         why = "; ".join(self._refused) or f"no node has {counted(self.threads, 'CPU')}"
         return TuningError(f"no node of the Ray cluster can {action}: {why}")
 
-    def _introduce(self, nodes: list[str]) -> None:
+    def _query_traits(self, nodes: list[str]) -> None:
         """Query the traits of nodes, and warn of those that differ from this machine."""
         import ray
 
         local, done = self._traits(), []
-        queries = {remote(_introduce, node, cpus=0).remote(self._traits): node for node in nodes}
+        queries = {
+            remote(_report_traits, node, cpus=0).remote(self._traits): node for node in nodes
+        }
         if queries:
             done, _ = ray.wait(list(queries), num_returns=len(queries), timeout=_TRAITS_SECONDS)
         for reference, node in queries.items():
@@ -173,16 +175,18 @@ class ClusterNodes:
                 # Nodes without a package raise arbitrary import errors.
                 logger.debug("A node did not report its traits", exc_info=True)
                 reason = next(iter(str(getattr(error, "cause", error)).splitlines()), "no reason")
-                self._refuse(f"node {short} of the Ray cluster is excluded: {reason}")
+                self._record_refusal(f"node {short} of the Ray cluster is excluded: {reason}")
                 continue
             differences = local.differences(traits)
             if differences:
                 reason = "; ".join(differences)
-                self._refuse(f"node {short} ({host}) of the Ray cluster is excluded: {reason}")
+                self._record_refusal(
+                    f"node {short} ({host}) of the Ray cluster is excluded: {reason}"
+                )
             else:
                 self._names[node] = f"{host} {short}"
 
-    def _refuse(self, message: str) -> None:
+    def _record_refusal(self, message: str) -> None:
         self._refused.append(message)
         self._warn(message)
 
@@ -203,7 +207,7 @@ def remote(subject: Any, node: str, cpus: int, **options: Any) -> Any:
     return ray.remote(num_cpus=cpus, scheduling_strategy=affinity, **options)(subject)
 
 
-def _join(address: str) -> bool:
+def _join_cluster(address: str) -> bool:
     """Connect to the cluster; return False if already connected."""
     import ray
 

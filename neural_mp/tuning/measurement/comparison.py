@@ -218,10 +218,10 @@ class _Run:
     @classmethod
     def of(cls, a: AnyModel, b: AnyModel, rescaled: frozenset[str]) -> _Run:
         """Return a comparison of the ops that both models have."""
-        if _origin(a) != _origin(b):
+        if _source_framework(a) != _source_framework(b):
             raise ComparisonError(
-                f"both models must be of one framework, got {_origin(a)} (A) and {_origin(b)} "
-                f"(B); {_SAME_ORIGIN}"
+                f"both models must be of one framework, got {_source_framework(a)} (A) and "
+                f"{_source_framework(b)} (B); {_SAME_ORIGIN}"
             )
         lhs, rhs = a.observable_ops, b.observable_ops
         ops = [op for op in lhs if op.name in rhs]
@@ -233,8 +233,8 @@ class _Run:
             )
         compared = {op.name: op for op in ops if op.name not in rescaled}
         left_out = {
-            "are fused into another op in B": _missing(lhs, rhs),
-            "are fused into another op in A": _missing(rhs, lhs),
+            "are fused into another op in B": _missing_ops(lhs, rhs),
+            "are fused into another op in A": _missing_ops(rhs, lhs),
             "are rescaled by a correction": tuple(op.name for op in ops if op.name in rescaled),
         }
         whole = lhs if len(lhs) >= len(rhs) else rhs
@@ -275,18 +275,20 @@ class _Run:
         covered = {*differences, *(name for names in self.left_out.values() for name in names)}
         silent = tuple(op.name for op in self.graph if op.name not in covered)
         left_out = {**self.left_out, "have no floating-point results, or did not run": silent}
-        fused = _fused_into(self.graph, differences)
-        layers = tuple(self._layer(op, differences, fused.get(op.name, ())) for op in graph)
+        fused = _group_fused_ops(self.graph, differences)
+        layers = tuple(
+            self._layer_difference(op, differences, fused.get(op.name, ())) for op in graph
+        )
         return Comparison(
             tuple(sums.difference(name) for name, sums in self.outputs.items()),
             layers,
-            _first(layers),
+            _first_deviating(layers),
             {reason: names for reason, names in left_out.items() if names},
             self.batches,
             self.samples,
         )
 
-    def _layer(
+    def _layer_difference(
         self, op: Op, differences: Mapping[str, Difference], fused: Iterable[Op]
     ) -> LayerDifference:
         own = differences[op.name]
@@ -319,14 +321,14 @@ def _laid_out_like(lhs: Array, rhs: Array) -> Array:
     return min(fitting, key=lambda layout: float(np.nansum(np.square(layout - lhs))))
 
 
-def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
+def _first_deviating(layers: Iterable[LayerDifference]) -> LayerDifference | None:
     """Return the first op that differs; see `Comparison.first`."""
     clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
     low = (layer for layer in clear if layer.sqnr < MIN_SQNR_DB)
     return next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
 
 
-def _fused_into(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
+def _group_fused_ops(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
     """Return compared op → preceding ops that were not compared and lead to this op only."""
     last: dict[str, str] = {}
     for op in reversed(tuple(graph)):
@@ -341,12 +343,12 @@ def _fused_into(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]
     return fused
 
 
-def _origin(model: AnyModel) -> str:
+def _source_framework(model: AnyModel) -> str:
     """Return the framework that a model comes from; in another runtime, names may be lost."""
     return model.adaptor.framework if model.boundary is None else model.boundary.framework
 
 
-def _missing(lhs: OpGraph, rhs: OpGraph) -> tuple[str, ...]:
+def _missing_ops(lhs: OpGraph, rhs: OpGraph) -> tuple[str, ...]:
     return tuple(op.name for op in lhs if op.name not in rhs)
 
 

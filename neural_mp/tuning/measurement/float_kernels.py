@@ -48,8 +48,8 @@ def with_faster_kernels(
     if not is_latency_only(job.objectives) or job.measurement.streams is not None:
         return selection
     with log.phase("kernels", "Timing FP32 kernels"), job.measurement.limited([job.model]):
-        plan = _planned(job, model, selection.plan)
-        candidate = None if plan is None else _running(job, model, plan)
+        plan = _plan_kernels(job, model, selection.plan)
+        candidate = None if plan is None else _convert_and_run(job, model, plan)
     if plan is None or candidate is None:
         return selection
     with log.phase("measure", "Measuring FP32 kernels"):
@@ -62,7 +62,7 @@ def with_faster_kernels(
     if not _equal_but_for_rounding(job, selection.model, candidate):
         if not plan.has_low_precision:
             return selection
-        accuracy = None if baseline is None else _accuracy(job, candidate, log, deadline)
+        accuracy = None if baseline is None else _measure_accuracy(job, candidate, log, deadline)
         if baseline is not None and (
             accuracy is None
             or not job.evaluator.spread.met(job.settings.criterion, baseline, accuracy)
@@ -77,7 +77,9 @@ def with_faster_kernels(
     return replace(selection, model=candidate, plan=plan, speed=speed, trial=trial)
 
 
-def _planned(job: TuningJob, model: AnyTunableModel, selected: ResolvedPlan) -> ResolvedPlan | None:
+def _plan_kernels(
+    job: TuningJob, model: AnyTunableModel, selected: ResolvedPlan
+) -> ResolvedPlan | None:
     """Return the plan with faster kernels for its FP32 ops; None if there are none."""
     ops = [
         op
@@ -91,7 +93,7 @@ def _planned(job: TuningJob, model: AnyTunableModel, selected: ResolvedPlan) -> 
     return job.space.resolve(selected.plan.replacing(forms))
 
 
-def _running(job: TuningJob, model: AnyTunableModel, plan: ResolvedPlan) -> AnyModel | None:
+def _convert_and_run(job: TuningJob, model: AnyTunableModel, plan: ResolvedPlan) -> AnyModel | None:
     """Return the model of a plan; None if the model does not run."""
     try:
         candidate = model.converted(plan)
@@ -109,7 +111,9 @@ def _equal_but_for_rounding(job: TuningJob, selected: AnyModel, candidate: AnyMo
     return sqnr_db is not None and sqnr_db >= _FP32_ROUNDING_DB
 
 
-def _accuracy(job: TuningJob, candidate: AnyModel, log: RunLog, deadline: Deadline) -> float | None:
+def _measure_accuracy(
+    job: TuningJob, candidate: AnyModel, log: RunLog, deadline: Deadline
+) -> float | None:
     """Return the accuracy of a candidate; None if the time limit passed."""
     with log.phase("evaluate", "Evaluating FP32 kernels", job.evaluator.batch_count):
         try:

@@ -138,12 +138,12 @@ class Measurement:
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
         """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
-        return [uncontended(seconds) for seconds in self._timed(models, longer)]
+        return [uncontended(seconds) for seconds in self._time_models(models, longer)]
 
     def fastest_of(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
         """Return seconds per batch of the fastest of few interleaved rounds."""
         brief = replace(self, warmup=1, iterations=rounds)
-        return [min(seconds) for seconds in brief._timed(models)]
+        return [min(seconds) for seconds in brief._time_models(models)]
 
     def rounds(
         self,
@@ -163,11 +163,11 @@ class Measurement:
                 if the verdict `is_clear`. Further rounds of slow models are made only until then.
         """
         judged = is_latency_only(self.objectives) and len(models) > 1
-        return self._timed(models, longer, self._decides if judged else None, earlier)
+        return self._time_models(models, longer, self._all_decided if judged else None, earlier)
 
     def interleaved(self, models: Sequence[AnyModel]) -> list[list[float]]:
         """Return seconds per batch of models of any framework in every interleaved round."""
-        return self._timed(models)
+        return self._time_models(models)
 
     def contest(self, models: Sequence[AnyModel]) -> list[list[float]]:
         """Return seconds per batch of models of any framework in every interleaved round.
@@ -176,13 +176,13 @@ class Measurement:
         `min_speedup` or not, beyond noise, or until the time limit.
         """
 
-        def decides(rounds: list[list[float]]) -> bool:
+        def is_last_decided(rounds: list[list[float]]) -> bool:
             *references, last = rounds
             return all(self._is_decided(seconds, last) for seconds in references)
 
-        return self._timed(models, decides=decides)
+        return self._time_models(models, decides=is_last_decided)
 
-    def _timed(
+    def _time_models(
         self,
         models: Sequence[AnyModel],
         longer: int = 1,
@@ -201,7 +201,7 @@ class Measurement:
             seconds = interleaved_rounds(
                 runs,
                 warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
-                iterations=_rounds_of(self.iterations * longer, calls),
+                iterations=_count_rounds(self.iterations * longer, calls),
                 least_seconds=_LEAST_SECONDS * longer,
                 time_limit=self.time_limit * longer,
                 block_seconds=_BLOCK_SECONDS,
@@ -221,7 +221,7 @@ class Measurement:
     ) -> list[list[float]]:
         """Return the seconds per token in rounds, as many as the longer calls had."""
         seconds = {
-            rows: replace(self, inputs=with_tokens(self.inputs, rows), workload=None)._timed(
+            rows: replace(self, inputs=with_tokens(self.inputs, rows), workload=None)._time_models(
                 models, longer
             )
             for rows in workload.rows
@@ -238,7 +238,7 @@ class Measurement:
             for model_rounds in rounds
         ]
 
-    def _threads(self, adaptor: Adaptor[Any]) -> int | None:
+    def _threads_per_call(self, adaptor: Adaptor[Any]) -> int | None:
         """Return the threads of a call: those of all streams if the runtime divides them."""
         if self.streams is None or adaptor.streams is not None:
             return self.threads
@@ -250,7 +250,7 @@ class Measurement:
         adaptors = {model.adaptor.framework: model.adaptor for model in models}
         with ExitStack() as limits:
             for adaptor in adaptors.values():
-                limits.enter_context(adaptor.threads(self._threads(adaptor)))
+                limits.enter_context(adaptor.threads(self._threads_per_call(adaptor)))
             yield
 
     def is_clear(self, rounds: Sequence[Sequence[float]]) -> bool:
@@ -274,7 +274,7 @@ class Measurement:
         """Whether every run of a model gains far more over every run of FP32 than required."""
         return _CLEAR_RATIO * max(candidate) < min(baseline) / self.min_speedup
 
-    def _decides(self, rounds: list[list[float]]) -> bool:
+    def _all_decided(self, rounds: list[list[float]]) -> bool:
         """Whether each model's relative latency is clearly on one side of the required one."""
         baseline, *candidates = rounds
         return all(self._is_decided(baseline, seconds) for seconds in candidates)
@@ -296,8 +296,7 @@ def size_figures(baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
     return {"modelsize": size, "relative_modelsize": size / (baseline.size or 1)}
 
 
-def _rounds_of(iterations: int, calls: int) -> int:
-    """Return the number of rounds of several calls each."""
+def _count_rounds(iterations: int, calls: int) -> int:
     return iterations if calls == 1 else max(min(iterations, _LEAST_BURSTS), iterations // calls)
 
 
@@ -362,10 +361,10 @@ def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -
         return None
     best = min(trial.relative_cost(objectives) for trial in met)
     tied = [trial for trial in met if trial.relative_cost(objectives) <= best * _TIE_RATIO]
-    return min(tied, key=lambda trial: (_bits(trial), trial.number))
+    return min(tied, key=lambda trial: (_total_bits(trial), trial.number))
 
 
-def _bits(trial: Trial) -> int:
+def _total_bits(trial: Trial) -> int:
     return sum(config.precision.bits for config in trial.plan.values())
 
 

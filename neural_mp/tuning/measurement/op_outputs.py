@@ -37,15 +37,15 @@ class ChunkedOutputs:
         """Yield the outputs of the ops in both models, for one batch."""
         samples = batch_size_of(inputs)
         if not self._samples:
-            yield from self._measured(inputs)
+            yield from self._measure_chunks(inputs)
         else:
             if samples > self._samples or not self._groups:
-                self._pack(samples)
+                self._divide_into_chunks(samples)
             for group in self._groups:
                 yield from self._run(group, inputs)
         self._samples = max(self._samples, samples)
 
-    def _measured(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
+    def _measure_chunks(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
         """Yield all outputs, in chunks that fit if no op exceeds the largest output so far."""
         start, count = 0, _AT_FIRST
         while start < len(self._ops):
@@ -57,8 +57,7 @@ class ChunkedOutputs:
             count = max(1, HELD_BYTES // max(self._bytes.values(), default=1))
         self._made.clear()
 
-    def _pack(self, samples: int) -> None:
-        """Divide the ops into chunks for batches of `samples` samples."""
+    def _divide_into_chunks(self, samples: int) -> None:
         # Sizes of outputs are assumed proportional to the number of samples.
         ratio = samples / self._samples
         self._bytes = {op: int(size * ratio) for op, size in self._bytes.items()}
@@ -77,14 +76,14 @@ class ChunkedOutputs:
     def _run(
         self, group: tuple[str, ...], inputs: object
     ) -> Iterator[tuple[str, OpOutput, OpOutput]]:
-        first, second = self._functions(group)
+        first, second = self._output_functions(group)
         values = dict(first(inputs))
         second_values = dict(second(inputs))
         for op in group:
             if op in values and op in second_values:
                 yield op, values.pop(op), second_values.pop(op)
 
-    def _functions(self, group: tuple[str, ...]) -> tuple[_Values, _Values]:
+    def _output_functions(self, group: tuple[str, ...]) -> tuple[_Values, _Values]:
         if group not in self._made:
             weights = sum(model.size for model in self._models)
             if (len(self._made) + 1) * weights > KEPT_BYTES or not self._groups:

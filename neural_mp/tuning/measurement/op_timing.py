@@ -207,7 +207,7 @@ def conversions_of(
     """
     conversions = []
     for name in (*graph.inputs, *(op.name for op in graph)):
-        for kind, readers in _converted_for(graph, flow, name).items():
+        for kind, readers in _conversion_consumers(graph, flow, name).items():
             durations = [
                 value
                 for key, value in seconds.items()
@@ -219,7 +219,9 @@ def conversions_of(
     return tuple(conversions)
 
 
-def _converted_for(graph: OpGraph, flow: QuantizationFlow, name: str) -> dict[str, list[str]]:
+def _conversion_consumers(
+    graph: OpGraph, flow: QuantizationFlow, name: str
+) -> dict[str, list[str]]:
     """Return kind of conversion → the consumers of a tensor converted so."""
     consumers: dict[str, list[str]] = {}
     written = flow.effective.get(name, Precision.FP32)
@@ -291,10 +293,10 @@ def seconds_per_element() -> float:
     """Return the seconds per element to read float32 and write INT8 on this machine."""
     values = np.zeros(_MANY_VALUES, np.float32)
 
-    def run() -> None:
+    def cast_values() -> None:
         values.astype(np.uint8)
 
-    return interleaved_medians([run], iterations=7)[0] / _MANY_VALUES
+    return interleaved_medians([cast_values], iterations=7)[0] / _MANY_VALUES
 
 
 #: Minimum number of rounds, and seconds after which no round starts, for one shape of layer.
@@ -313,14 +315,14 @@ def form_times(model: AnyTunableModel, workload: Workload) -> dict[str, _Times]:
     alike: defaultdict[tuple[Hashable, frozenset[str]], list[str]] = defaultdict(list)
     for op, shape in model.layer_shapes.items():
         if op in tunable:
-            alike[shape, frozenset(_configs(model, op))].append(op)
+            alike[shape, frozenset(_config_by_form(model, op))].append(op)
     times: dict[str, _Times] = {}
     for ops in alike.values():
         times |= dict.fromkeys(ops, _times_of(model, ops[0], workload))
     return times
 
 
-def _configs(model: AnyTunableModel, op: str) -> Mapping[str, OpConfig]:
+def _config_by_form(model: AnyTunableModel, op: str) -> Mapping[str, OpConfig]:
     """Return the forms of an op with a configuration of each, the least corrected one."""
     choices = sorted(model.space.choices(op), key=_number_of_corrections, reverse=True)
     return {form: config for config in choices if (form := form_of(config)) is not None}
@@ -333,7 +335,7 @@ def _number_of_corrections(config: OpConfig) -> int:
 
 def _times_of(model: AnyTunableModel, op: str, workload: Workload) -> _Times:
     models: dict[str, AnyModel] = {}
-    for form, config in _configs(model, op).items():
+    for form, config in _config_by_form(model, op).items():
         plan = model.space.fp32_plan().replacing({op: config})
         models[form] = model.converted(model.space.resolve(plan))
     times: _Times = {form: {} for form in models}

@@ -86,17 +86,19 @@ def settled(
     """
     if not job.alternatives:
         return Settlement(job, selection)
-    result, fp32, alternatives = _timed(job, selection, log)
-    settlement = Settlement(_with_speeds(job, result, [fp32, *alternatives]), selection)
+    result, fp32, alternatives = _time_runtimes(job, selection, log)
+    settlement = Settlement(_with_runtime_speeds(job, result, [fp32, *alternatives]), selection)
     is_tuned = result is not fp32
     if not is_latency_only(job.objectives) or (is_tuned and not job.claims_speed(selection.plan)):
         return settlement
     winner = (
-        _faster_than_plan(job, result, alternatives) if is_tuned else _fastest(fp32, alternatives)
+        _faster_than_plan(job, result, alternatives)
+        if is_tuned
+        else _faster_runtime(fp32, alternatives)
     )
     if winner is None:
         return settlement
-    accuracy = None if baseline is None else _accuracy(job, winner.model, log, deadline)
+    accuracy = None if baseline is None else _measure_accuracy(job, winner.model, log, deadline)
     if baseline is not None and (
         accuracy is None or not job.evaluator.spread.met(job.settings.criterion, baseline, accuracy)
     ):
@@ -111,8 +113,10 @@ def settled(
         f"FP32 in {winner.framework} runs at {winner.over(result)} the speed of {what}; the result "
         f"is the FP32 model in {winner.framework}"
     )
-    rejected = _beaten(selection.trial, winner, result)
-    moved = _moved(_with_speeds(job, winner, [fp32, *alternatives]), winner, result)
+    rejected = _mark_as_slow(selection.trial, winner, result)
+    moved = _switch_runtime(
+        _with_runtime_speeds(job, winner, [fp32, *alternatives]), winner, result
+    )
     return Settlement(
         moved,
         _in_fp32(moved, selection, winner, rejected),
@@ -126,15 +130,15 @@ def speeds_over_runtimes(job: TuningJob, selection: Selection, log: RunLog) -> T
     """Return the job with the speed of a result over FP32 in every runtime; warn if slower."""
     if not job.alternatives:
         return job
-    result, fp32, alternatives = _timed(job, selection, log)
+    result, fp32, alternatives = _time_runtimes(job, selection, log)
     for alternative in alternatives:
         speed = result.over(alternative)
         if speed.high < 1:
             log.warn(f"the result runs at {speed} the speed of FP32 in {alternative.framework}")
-    return _with_speeds(job, result, [fp32, *alternatives])
+    return _with_runtime_speeds(job, result, [fp32, *alternatives])
 
 
-def _timed(
+def _time_runtimes(
     job: TuningJob, selection: Selection, log: RunLog
 ) -> tuple[_Timed, _Timed, list[_Timed]]:
     """Return the selection, FP32 in its runtime and in the others, timed in interleaved rounds."""
@@ -154,25 +158,27 @@ def _faster_than_plan(
     beaten_by = [
         alternative for alternative in alternatives if result.over(alternative).value < least
     ]
-    return _preferring_source(beaten_by, beaten_by) if beaten_by else None
+    return _prefer_source(beaten_by, beaten_by) if beaten_by else None
 
 
-def _fastest(fp32: _Timed, alternatives: Sequence[_Timed]) -> _Timed | None:
+def _faster_runtime(fp32: _Timed, alternatives: Sequence[_Timed]) -> _Timed | None:
     """Return FP32 in another runtime if faster than in the searched one; None if not."""
     best = min(alternatives, key=lambda timed: uncontended(timed.rounds))
     pool = [best] if best.over(fp32).low > 1 else [fp32]
-    winner = _preferring_source(pool, [fp32, *alternatives])
+    winner = _prefer_source(pool, [fp32, *alternatives])
     return None if winner is fp32 else winner
 
 
-def _preferring_source(pool: Sequence[_Timed], every: Sequence[_Timed]) -> _Timed:
+def _prefer_source(pool: Sequence[_Timed], every: Sequence[_Timed]) -> _Timed:
     """Return the fastest, or the source if the fastest gains too little over the source."""
     winner = min(pool, key=lambda timed: uncontended(timed.rounds))
     source = next((timed for timed in every if timed.is_source), winner)
     return winner if winner.over(source).low >= MIN_RUNTIME_SPEEDUP else source
 
 
-def _accuracy(job: TuningJob, model: AnyModel, log: RunLog, deadline: Deadline) -> float | None:
+def _measure_accuracy(
+    job: TuningJob, model: AnyModel, log: RunLog, deadline: Deadline
+) -> float | None:
     """Return the accuracy of FP32 in another runtime; None if the time limit passed."""
     title = f"Evaluating FP32 in {model.adaptor.framework}"
     with log.phase("baseline", title, job.evaluator.batch_count):
@@ -182,7 +188,7 @@ def _accuracy(job: TuningJob, model: AnyModel, log: RunLog, deadline: Deadline) 
             return None
 
 
-def _beaten(trial: Trial | None, winner: _Timed, result: _Timed) -> Trial | None:
+def _mark_as_slow(trial: Trial | None, winner: _Timed, result: _Timed) -> Trial | None:
     """Return a trial with its latency relative to FP32 in another runtime, and too slow."""
     if trial is None:
         return None
@@ -206,7 +212,7 @@ def _in_fp32(
     )
 
 
-def _moved(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJob:
+def _switch_runtime(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJob:
     """Return the job with the FP32 model of another runtime than that of the result before."""
     adaptor, precisions = winner.model.adaptor, job.settings.precisions
     space = adaptor.space(winner.model.held, job.description.hardware).restricted_to(precisions)
@@ -226,15 +232,14 @@ def _moved(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJob:
     return replace(job, model=winner.model.in_space(space), runtimes=figures)
 
 
-def _with_speeds(job: TuningJob, result: _Timed, references: Sequence[_Timed]) -> TuningJob:
-    """Return the job whose figures have the speed of the result over FP32 in each runtime."""
+def _with_runtime_speeds(job: TuningJob, result: _Timed, references: Sequence[_Timed]) -> TuningJob:
     speeds = {
         reference.framework: result.over(reference)
         for reference in references
         if reference is not result
     }
 
-    def figures(runtime: RuntimeFigures) -> RuntimeFigures:
+    def with_speed(runtime: RuntimeFigures) -> RuntimeFigures:
         speed = speeds.get(runtime.framework)
         if speed is None:
             return runtime
@@ -245,4 +250,4 @@ def _with_speeds(job: TuningJob, result: _Timed, references: Sequence[_Timed]) -
             result_speedup_high=speed.high,
         )
 
-    return replace(job, runtimes=tuple(map(figures, job.runtimes)))
+    return replace(job, runtimes=tuple(map(with_speed, job.runtimes)))

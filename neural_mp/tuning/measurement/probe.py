@@ -127,8 +127,10 @@ class MeasuringProbe(Probe):
     def output_noise(self, plan: PrecisionPlan, unit: str | None = None) -> float | None:
         """See the base class."""
         resolved = self.job.space.resolve(plan)
-        key = f"noise {_digest([resolved])}"
-        noise = self._kept(key, optional(number), lambda: self._noise(resolved), of=_NOISE)
+        key = f"noise {_digest_plans([resolved])}"
+        noise = self._recall_or_measure(
+            key, optional(number), lambda: self._noise(resolved), of=_NOISE
+        )
         if unit is not None and noise is not None:
             self.run_cache.put(f"{OUTPUT_NSR}{corrections_in(resolved.plan)}: {unit}", noise)
         return noise
@@ -151,7 +153,7 @@ class MeasuringProbe(Probe):
         """See the base class."""
         if Objective.PERFORMANCE not in self.job.objectives:
             return OpTimings()
-        stored = self._kept(TIMES, optional(checked(OpTimings.from_dict)), self._times)
+        stored = self._recall_or_measure(TIMES, optional(checked(OpTimings.from_dict)), self._times)
         cached, reason = self.run_cache.get(_UNTIMED, string)
         if not cached or reason is None:
             reason = self.untimed or ("" if stored else "the time limit does not suffice")
@@ -166,16 +168,18 @@ class MeasuringProbe(Probe):
             return None
         kind, untimed = optional(checked(OpTimings.from_dict)), self.untimed
 
-        def measure() -> dict[str, Any] | None:
-            timings = self._timed_in(lambda: {resolved: self.model.converted(resolved)}, True)
+        def measure_times() -> dict[str, Any] | None:
+            timings = self._time_ops(lambda: {resolved: self.model.converted(resolved)}, True)
             return None if timings is None else updated(previous, timings).to_dict()
 
-        timings = self._kept(f"times within {_digest([resolved])}", kind, measure)
+        timings = self._recall_or_measure(
+            f"times within {_digest_plans([resolved])}", kind, measure_times
+        )
         self.untimed = untimed  # `untimed` refers to `times()`
         return None if timings is None else OpTimings.from_dict(timings)
 
     def _times(self) -> dict[str, Any] | None:
-        times = self._timed_in(self._lowered_models)
+        times = self._time_ops(self._lowered_models)
         return None if times is None else times.to_dict()
 
     def _lowered_models(self) -> dict[ResolvedPlan, AnyModel]:
@@ -188,10 +192,10 @@ class MeasuringProbe(Probe):
                     self.untimed = f"the time limit does not suffice from {precision} on"
                     break
                 plan = all_in(precision, self.job.space)
-                models[plan] = self._converted(plan)
+                models[plan] = self._convert_plan(plan)
         return models
 
-    def _timed_in(
+    def _time_ops(
         self, lowered: Callable[[], Mapping[ResolvedPlan, AnyModel]], in_place: bool = False
     ) -> OpTimings | None:
         """Return the times of ops in FP32 and in some models; None if they cannot be timed."""
@@ -207,7 +211,9 @@ class MeasuringProbe(Probe):
         passes = effort.passes if needed * 2 * effort.passes <= self.allowance else 1
         try:
             fp32 = all_in(Precision.FP32, space)
-            reference, *candidates = self._profiled(lambda: {fp32: self.model, **lowered()}, passes)
+            reference, *candidates = self._profile_models(
+                lambda: {fp32: self.model, **lowered()}, passes
+            )
         except Exception as error:
             # Frameworks raise arbitrary errors; times are then estimated.
             logger.debug("Timing ops failed", exc_info=True)
@@ -216,22 +222,22 @@ class MeasuringProbe(Probe):
         per_element = seconds_per_element() * measurement.batch_size
         elements = self.model.observations.elements
         times = times_of(space, reference, candidates, per_element, elements, in_place)
-        return times if in_place else self._with_conversions(times, passes)
+        return times if in_place else self._with_conversion_times(times, passes)
 
-    def _with_conversions(self, times: OpTimings, passes: int) -> OpTimings:
+    def _with_conversion_times(self, times: OpTimings, passes: int) -> OpTimings:
         """Return times with those of single conversions, if these decide on the fastest plan."""
         plan = weights_in_int8(self.job.space) if loses_in_int8(times) else None
         if plan is None or not plan.has_low_precision:
             return times
         try:
-            (mixed,) = self._profiled(lambda: {plan: self._converted(plan)}, passes)
+            (mixed,) = self._profile_models(lambda: {plan: self._convert_plan(plan)}, passes)
         except Exception:
             # Frameworks raise arbitrary errors; conversions are then estimated.
             logger.debug("Timing conversions failed", exc_info=True)
             return times
         return with_conversions(self.job.space, times, mixed, self.model.observations.elements)
 
-    def _profiled(
+    def _profile_models(
         self, models: Callable[[], Mapping[ResolvedPlan, AnyModel]], passes: int
     ) -> list[Timed]:
         """Return models, made for the threads of the measurement, with the times of their ops."""
@@ -247,9 +253,11 @@ class MeasuringProbe(Probe):
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
         """See the base class."""
         resolved = [self.job.space.resolve(without_reconstruction(plan)) for plan in plans]
-        key = f"latencies {_digest(resolved)}"
+        key = f"latencies {_digest_plans(resolved)}"
         kind = optional(list_of(optional(number)))
-        seconds = self._kept(key, kind, lambda: self._latencies(resolved), len(resolved))
+        seconds = self._recall_or_measure(
+            key, kind, lambda: self._latencies(resolved), len(resolved)
+        )
         return None if seconds is None else [float("inf") if s is None else s for s in seconds]
 
     def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
@@ -259,11 +267,11 @@ class MeasuringProbe(Probe):
                 return None
             models.append(self._converted_or_none(plan))
         sound = [model for model in models if model is not None]
-        longer = self._affordable(sound, started)
+        longer = self._affordable_multiple(sound, started)
         seconds = iter(self.job.measurement.side_by_side(sound, longer) if sound else [])
         return [None if model is None else next(seconds) for model in models]
 
-    def _affordable(self, models: Sequence[AnyModel], started: float) -> int:
+    def _affordable_multiple(self, models: Sequence[AnyModel], started: float) -> int:
         """Return the multiple of the usual rounds for which half of the time left suffices.
 
         The other half is for the plans that the strategy measures next.
@@ -314,9 +322,9 @@ class MeasuringProbe(Probe):
         self, key: str, kind: Validator[dict[str, T]], measure: Callable[[], dict[str, T]]
     ) -> dict[str, T]:
         """Return a stored measurement, or make and store one that strategies cannot go without."""
-        cached, value = self._recalled(key, kind)
+        cached, value = self._recall_value(key, kind)
         if not cached or value is None:
-            with self._counted():
+            with self._count_time():
                 value = measure()
             self._shared.put(key, value)
             self.run_cache.put(key, value)
@@ -325,7 +333,7 @@ class MeasuringProbe(Probe):
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """Return a model that runs, or None: the plan's trial will report the reason."""
         try:
-            model = self._converted(plan)
+            model = self._convert_plan(plan)
             model(self.job.measurement.inputs)
         except Exception:
             # Frameworks raise arbitrary errors.
@@ -333,14 +341,14 @@ class MeasuringProbe(Probe):
             return None
         return model
 
-    def _converted(self, plan: ResolvedPlan) -> AnyModel:
+    def _convert_plan(self, plan: ResolvedPlan) -> AnyModel:
         if self.converted is None:
             return self.model.converted(plan)
         if plan not in self.converted:
             self.converted[plan] = self.model.converted(plan)
         return self.converted[plan]
 
-    def _kept(
+    def _recall_or_measure(
         self,
         key: str,
         kind: Validator[T],
@@ -349,11 +357,11 @@ class MeasuringProbe(Probe):
         of: str = TIMES,
     ) -> T | None:
         """Return a cached value, or measure it if there is time for `plans` plans."""
-        cached, recalled = self._recalled(key, kind)
+        cached, recalled = self._recall_value(key, kind)
         if cached:
             return recalled
         spent = self.spent[of]
-        with self._counted(of):
+        with self._count_time(of):
             value = measure() if self._has_time(time.process_time(), plans, of) else None
         # Op timings run several models several times: no estimate for one plan.
         if key != TIMES:
@@ -363,7 +371,7 @@ class MeasuringProbe(Probe):
         self.run_cache.put(key, value)
         return kind(value)
 
-    def _recalled(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
+    def _recall_value(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Return whether this run or an earlier one has a cached result, and the result."""
         looked, value = self.run_cache.get(key, kind)
         if not looked:
@@ -386,8 +394,7 @@ class MeasuringProbe(Probe):
         return digest_of([self.job.measurement.inputs, [] if first is None else first])
 
     @contextmanager
-    def _counted(self, of: str = TIMES) -> Iterator[None]:
-        """Count the time spent in this context."""
+    def _count_time(self, of: str = TIMES) -> Iterator[None]:
         started, clock = time.process_time(), time.perf_counter()
         yield
         self.spent[of] += time.process_time() - started
@@ -401,7 +408,7 @@ class MeasuringProbe(Probe):
         return passed + plans * self._longest < self.allowance
 
 
-def _digest(plans: Sequence[ResolvedPlan]) -> str:
+def _digest_plans(plans: Sequence[ResolvedPlan]) -> str:
     text = json.dumps([plan.plan.to_dict() for plan in plans], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

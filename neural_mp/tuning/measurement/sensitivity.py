@@ -127,11 +127,11 @@ def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> Sensi
         if record.ending is None and record.trials:
             plan = record.trials[-1].plan
     flow = record.setup.followed(plan)
-    rows = (*_tensors(record, plan, flow), *_ops(record, plan, flow))
+    rows = (*_tensor_sensitivities(record, plan, flow), *_op_sensitivities(record, plan, flow))
     return SensitivityReport(tuple(sorted(rows, key=lambda row: row.sort_key, reverse=True)))
 
 
-def _tensors(
+def _tensor_sensitivities(
     record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow
 ) -> Iterator[Sensitivity]:
     observations, corrections = record.observations, best_corrections(record.observations)
@@ -140,7 +140,7 @@ def _tensors(
         name, correction = tensor.name, corrections.get(tensor.name)
         output_nsr = record.measured.output_nsr.get(name, {})
         readers = tensor.consumers
-        gained, least, most = _gained(record.measured.times, readers, (Precision.INT8,))
+        gained, least, most = _saved_seconds(record.measured.times, readers, (Precision.INT8,))
         yield Sensitivity(
             name,
             "tensor",
@@ -153,12 +153,12 @@ def _tensors(
             gained,
             least,
             most,
-            Precision.INT8.value if name in quantized else _others(flow, readers),
+            Precision.INT8.value if name in quantized else _other_precision(flow, readers),
             _why_tensor(record, plan, flow, tensor, name in quantized),
         )
 
 
-def _others(flow: QuantizationFlow, ops: Sequence[str]) -> str:
+def _other_precision(flow: QuantizationFlow, ops: Sequence[str]) -> str:
     """Return the precisions of ops that do not read a tensor in INT8."""
     precisions = {flow.effective[op] for op in ops} - {Precision.INT8}
     return min(precisions, key=lambda p: p.bits).value if precisions else Precision.FP32.value
@@ -175,7 +175,7 @@ def _why_tensor(
         name for op in tensor.consumers if op in plan for name in plan[op].corrections
     )
     if quantized:
-        learned = _learned_errors(record.measured.layer_errors, plan, tensor.consumers)
+        learned = _describe_learned_errors(record.measured.layer_errors, plan, tensor.consumers)
         return f"corrected: {', '.join(corrections)}{learned}" if corrections else BY_PLAN
     setup = record.setup
     reasons = (
@@ -186,7 +186,7 @@ def _why_tensor(
     return next(reasons, "no consumer reads the tensor in INT8")
 
 
-def _learned_errors(
+def _describe_learned_errors(
     errors: Mapping[str, Mapping[str, float]], plan: PrecisionPlan, readers: Sequence[str]
 ) -> str:
     """Return the errors of layers before and after learning, as the end of a sentence."""
@@ -198,7 +198,9 @@ def _learned_errors(
     return f"; relative error of results: {', '.join(changes)}" if changes else ""
 
 
-def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iterator[Sensitivity]:
+def _op_sensitivities(
+    record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow
+) -> Iterator[Sensitivity]:
     """Yield the tunable ops that read no quantizable tensor."""
     setup = record.setup
     consumers = {op for tensor in setup.tensors for op in tensor.consumers}
@@ -211,7 +213,7 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
         reason = BY_PLAN if op in plan else "follows adjacent ops"
         if runs is Precision.FP32:
             reason = why_int8(setup.graph, setup.capabilities, plan, flow, op)
-        gained, least, most = _gained(record.measured.times, (op,), low)
+        gained, least, most = _saved_seconds(record.measured.times, (op,), low)
         yield Sensitivity(
             op,
             "op",
@@ -225,7 +227,7 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
         )
 
 
-def _gained(
+def _saved_seconds(
     times: OpTimings, ops: Sequence[str], low: Sequence[Precision]
 ) -> tuple[float, float, float] | tuple[None, None, None]:
     """Return the seconds saved by ops in the first of these precisions that was timed.
@@ -257,12 +259,12 @@ def measured_sensitivities(
         DataError: the model does not run on the data.
     """
     try:
-        return _measured(job, log, most)
+        return _measure_sensitivities(job, log, most)
     finally:
         log.listener.close()
 
 
-def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityReport:
+def _measure_sensitivities(job: TuningJob, log: RunLog, most: int | None) -> SensitivityReport:
     model = calibrated(job, log, Deadline())
     job, space = job.in_space(model.space), model.space
     cache = RunCache()
@@ -271,7 +273,7 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
         times = probe.times()
     corrections = best_corrections(model.observations)
     fastest = space.fastest_plan()
-    units = _units(space, model.observations.nsr)[:most]
+    units = _measured_units(space, model.observations.nsr)[:most]
     with log.phase("noise", "Measuring output noise", len(units)):
         for name, ops in units:
             isolated = PrecisionPlan({op: fastest[op] if op in ops else FP32 for op in fastest})
@@ -283,7 +285,9 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
     return sensitivities(record, space.resolve(with_corrections(fastest, space, corrections)).plan)
 
 
-def _units(space: TuningSpace, noise: Mapping[str, float]) -> list[tuple[str, frozenset[str]]]:
+def _measured_units(
+    space: TuningSpace, noise: Mapping[str, float]
+) -> list[tuple[str, frozenset[str]]]:
     """Return the units to measure alone, with their ops; noisiest first."""
     tensors = sorted(space.tensors, key=lambda tensor: -noise.get(tensor.name, 0.0))
     consumers = {op for tensor in tensors for op in tensor.consumers}

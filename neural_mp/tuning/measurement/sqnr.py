@@ -75,10 +75,10 @@ def mean_nsr(reference: list[Any], outputs: list[Any]) -> float:
 
     Mean over the outputs, so that outputs with large values do not dominate.
     """
-    return _mean_of(output_nsrs(reference, outputs))
+    return _mean_signal_nsr(output_nsrs(reference, outputs))
 
 
-def _mean_of(nsrs: Iterable[float]) -> float:
+def _mean_signal_nsr(nsrs: Iterable[float]) -> float:
     """Return the mean of the NSRs of signals, or 1e9 if one is that bad; 0 without a signal."""
     signals = [nsr for nsr in nsrs if not math.isnan(nsr)]
     return MAX_NSR if MAX_NSR in signals else float(np.mean(signals)) if signals else 0.0
@@ -161,7 +161,7 @@ class OutputNoise:
         Infinite without differences; None if the outputs hold no floating-point numbers.
         """
         for inputs in batches:
-            expected, actual = self._outputs(inputs)
+            expected, actual = self._output_pair(inputs)
             if not expected:
                 return None
             if any(array.size for array in expected):  # an empty batch has neither noise nor signal
@@ -169,18 +169,18 @@ class OutputNoise:
         if not self._nsrs:
             return None
         if self._alone and len(self.seconds[0]) < _LEAST_FP32_RUNS:
-            self._round(self._first)
+            self._run_round(self._first)
         self._time_cold_again()
         if self.measurement is not None:
-            self._confirm(self.measurement)
-        return _fidelity_of(self._nsrs)
+            self._count_isolated_runs(self.measurement)
+        return _mean_fidelity(self._nsrs)
 
-    def _outputs(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _output_pair(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the outputs of both models; FP32 runs if these or its time are not known."""
         is_timed = self._is_timed(inputs)
         cached = None if is_timed and not self._is_far_faster() else self.kept.of(inputs)
         if cached is None:
-            expected, actual = self._round(inputs)
+            expected, actual = self._run_round(inputs)
             return expected.outputs, actual.outputs
         actual = TimedRun.of(self.candidate, inputs)
         if is_timed:
@@ -198,7 +198,7 @@ class OutputNoise:
             return False
         return self.measurement.is_far_faster([min(baseline)], [min(candidate + self._alone)])
 
-    def _round(self, inputs: Any) -> tuple[TimedRun, TimedRun]:
+    def _run_round(self, inputs: Any) -> tuple[TimedRun, TimedRun]:
         """Run both models, which begin in turn."""
         earlier, self.earlier = self.earlier, None
         if earlier is not None and earlier.is_on(inputs):
@@ -226,7 +226,7 @@ class OutputNoise:
             if seconds and seconds[0] > _COLD * max([*seconds[1:], *more], default=0.0):
                 seconds[0] = TimedRun.of(model, self._first).seconds
 
-    def _confirm(self, measurement: Measurement) -> None:
+    def _count_isolated_runs(self, measurement: Measurement) -> None:
         """Count the runs of the candidate without FP32 if further ones make the verdict clear.
 
         They take less time than further rounds. In doubt, only rounds count.
@@ -242,13 +242,12 @@ class OutputNoise:
             isolated.append(TimedRun.of(self.candidate, self._first).seconds)
 
 
-def _fidelity_of(nsrs: list[list[float]]) -> Fidelity:
-    """Return the means over batches of the NSRs of each output."""
-    mean = decibels(float(np.mean([_mean_of(batch) for batch in nsrs])))
+def _mean_fidelity(nsrs: list[list[float]]) -> Fidelity:
+    mean = decibels(float(np.mean([_mean_signal_nsr(batch) for batch in nsrs])))
     if len({len(batch) for batch in nsrs}) > 1:
         return Fidelity(mean)
     outputs = zip(*nsrs, strict=True)
-    return Fidelity(mean, tuple(decibels(_mean_of(output)) for output in outputs))
+    return Fidelity(mean, tuple(decibels(_mean_signal_nsr(output)) for output in outputs))
 
 
 def output_sqnr_db(

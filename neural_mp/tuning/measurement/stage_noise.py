@@ -52,11 +52,11 @@ def stage_noise(
             stage: compare_models(job.model, staged, few.inputs(), rescaled)
             for stage, staged in models.items()
         }
-    return _noise(plan, comparisons)
+    return _stage_noise(plan, comparisons)
 
 
-def _noise(plan: ResolvedPlan, comparisons: dict[Stage, Comparison]) -> StageNoise:
-    by_stage = {stage.value: _by_op(comparison) for stage, comparison in comparisons.items()}
+def _stage_noise(plan: ResolvedPlan, comparisons: dict[Stage, Comparison]) -> StageNoise:
+    by_stage = {stage.value: _nsr_by_op(comparison) for stage, comparison in comparisons.items()}
     outputs = {
         stage.value: max((output.noise for output in comparison.outputs), default=0.0)
         for stage, comparison in comparisons.items()
@@ -69,8 +69,7 @@ def _noise(plan: ResolvedPlan, comparisons: dict[Stage, Comparison]) -> StageNoi
     return StageNoise({op: by for op, by in ops.items() if by}, outputs, samples)
 
 
-def _by_op(comparison: Comparison) -> dict[str, float]:
-    """Return op → NSR of the result of its kernel."""
+def _nsr_by_op(comparison: Comparison) -> dict[str, float]:
     return {
         name: layer.noise
         for layer in comparison.layers

@@ -176,7 +176,7 @@ def test_the_channel_that_is_added_to_an_image_changes_no_result(batch, monkeypa
 
     net = Branches()
     with monkeypatch.context() as patched:
-        patched.setattr(lowering, "_holds_rgb", lambda node: False)
+        patched.setattr(lowering, "_quantizes_rgb", lambda node: False)
         reference = converted(net)
     padded, x = converted(net), torch.randn(batch, 3, 11, 6) * 3
     assert kernels.quantize_rgb in targets_of(padded)

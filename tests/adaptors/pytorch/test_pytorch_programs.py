@@ -67,7 +67,7 @@ def test_threads_get_the_same_results(graph):
 
 def test_without_an_interpreter_the_result_is_the_same(graph, monkeypatch):
     x = torch.randn(2, 3, 12, 12)
-    monkeypatch.setattr(programs, "_has_interpreter", lambda: False)
+    monkeypatch.setattr(programs, "_can_run_programs", lambda: False)
     with torch.no_grad():
         direct = DirectGraph(graph)
         assert torch.equal(direct(x), graph(x))

@@ -66,7 +66,7 @@ def without_products(monkeypatch, net, precisions):
     """Return the graph with the convolutions and products that the net has."""
     with monkeypatch.context() as patched:
         patched.setattr(lowering, "call_pixel_products", lambda module: None)
-        patched.setattr(lowering, "_gated", lambda product: None)
+        patched.setattr(lowering, "_gated_operands", lambda product: None)
         return converted(net, precisions)
 
 

@@ -51,7 +51,7 @@ def weight_noise(
     specs = {op: specs_of(space, op) for op in space.tunable_ops if op in weights}
     corrected = corrected or CorrectedWeights(adaptor, model)
     corrected.of({op: [s for s in op_specs if s.corrections] for op, op_specs in specs.items()})
-    samples = list(_samples(batches))
+    samples = list(_first_samples(batches))
     scores: dict[str, dict[str, float]] = {}
     sizes = {op: weights[op].nbytes * len(op_specs) for op, op_specs in specs.items()}
     for part in portions(sizes, _CHANGE_BYTES):
@@ -62,11 +62,11 @@ def weight_noise(
             }
             for op in part
         }
-        scores |= _scores(gradients, model, samples, changes)
+        scores |= _score_changes(gradients, model, samples, changes)
     return scores
 
 
-def _scores(
+def _score_changes(
     gradients: Gradients[M],
     model: M,
     samples: Iterable[Any],
@@ -79,13 +79,13 @@ def _scores(
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
     predictions, random = 0, np.random.default_rng(0)
 
-    def drawn(outputs: Sequence[Array], are_logits: bool) -> list[Array]:
+    def draw_direction(outputs: Sequence[Array], are_logits: bool) -> list[Array]:
         nonlocal predictions
         predictions += sum(y.size // y.shape[-1] for y in outputs) if are_logits else 1
         return direction(outputs, are_logits, random)
 
     for sample in samples:
-        entries = gradients.weight_gradients(model, sample, list(changes), drawn)
+        entries = gradients.weight_gradients(model, sample, list(changes), draw_direction)
         for op, gradient in entries.items():
             for text, change in changes[op].items():
                 sums[op, text] += float(np.vdot(gradient, change)) ** 2
@@ -131,7 +131,7 @@ def _of_drawn_class(logits: Array, random: np.random.Generator) -> Array:
     return gradient.astype(np.float32)
 
 
-def _samples(batches: Iterable[Any]) -> Iterator[Any]:
+def _first_samples(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the first samples of batches, each as a batch of one."""
     remaining = FISHER_SAMPLES
     for batch in batches:

@@ -83,11 +83,13 @@ def corrections_from(
     `with_weights` is as in `GroupedWeights`.
     """
 
-    def weights(model: M) -> Mapping[str, Array]:
+    def layer_weights(model: M) -> Mapping[str, Array]:
         layers = inputs.layers(model)
         return _Read({op: layer.weight for op, layer in layers.items()})
 
-    def moments(model: M, batches: Iterable[Any], ops: Collection[str]) -> dict[str, InputMoments]:
+    def measure_moments(
+        model: M, batches: Iterable[Any], ops: Collection[str]
+    ) -> dict[str, InputMoments]:
         layers = inputs.layers(model)
         sources = {op: layers[op].read for op in ops}
         tensors = {tensor for tensor in sources.values() if tensor is not None}
@@ -101,7 +103,7 @@ def corrections_from(
             op: tensor_moments[tensor] for op, tensor in sources.items() if tensor in tensor_moments
         }
 
-    return GroupedWeights(weights, moments, with_weights, GroupParameters.ZERO_POINTS)
+    return GroupedWeights(layer_weights, measure_moments, with_weights, GroupParameters.ZERO_POINTS)
 
 
 @dataclass(frozen=True)

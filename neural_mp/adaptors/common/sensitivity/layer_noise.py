@@ -51,15 +51,15 @@ def layer_noise(
     corrected = corrected or CorrectedWeights(adaptor, model)
     corrected.of({op: [s for s in op_specs if s.corrections] for op, op_specs in specs.items()})
     tensors = {layer.read for layer in layers.values() if layer.read is not None}
-    rows = _sampled(offered.values(model, batches, tensors)) if tensors else {}
+    rows = _sample_rows(offered.values(model, batches, tensors)) if tensors else {}
     return {
-        op: dict(_scores(op, layer, rows.get(layer.read or ""), specs[op], corrected))
+        op: dict(_score_specs(op, layer, rows.get(layer.read or ""), specs[op], corrected))
         for op, layer in layers.items()
         if layer.read is None or layer.read in rows
     }
 
 
-def _sampled(values: Iterable[tuple[str, Array]]) -> dict[str, Floats]:
+def _sample_rows(values: Iterable[tuple[str, Array]]) -> dict[str, Floats]:
     """Return tensor → evenly spread rows [rows, inputs] of its values."""
     parts: dict[str, list[Floats]] = {}
     counts: dict[str, int] = {}
@@ -76,7 +76,7 @@ def _sampled(values: Iterable[tuple[str, Array]]) -> dict[str, Floats]:
     return {name: np.concatenate(rows) for name, rows in parts.items()}
 
 
-def _scores(
+def _score_specs(
     op: str,
     layer: StoredLayer,
     rows: Floats | None,
@@ -91,15 +91,14 @@ def _scores(
         if rows is None:
             output = corrected.rounded(op, weight, spec)
         else:
-            output = _result(rows, op, weight, spec, corrected)
+            output = _kernel_output(rows, op, weight, spec, corrected)
         error = output - truth
         yield str(spec), float(np.vdot(error, error)) / signal
 
 
-def _result(
+def _kernel_output(
     rows: Floats, op: str, weight: Floats, spec: QuantSpec, corrected: CorrectedWeights[Any]
 ) -> Floats:
-    """Return the result of a product as its kernel computes it."""
     if spec.inputs is not KernelInputs.INT8:
         return rows @ corrected.rounded(op, weight, spec).T
     size = input_group(spec, weight.shape[1])

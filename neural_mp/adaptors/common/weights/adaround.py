@@ -138,7 +138,7 @@ def reconstructed_layer(
         scales: whether the scales are learned.
     """
     best = grid.nearest(weight, grid.full(weight))
-    for candidate in _ways(weight, grid, error, options, rounding, scales):
+    for candidate in _candidate_roundings(weight, grid, error, options, rounding, scales):
         least, errors = (
             grid.pooled(error.of(best.floats())),
             grid.pooled(error.of(candidate.floats())),
@@ -151,7 +151,7 @@ def reconstructed_layer(
     return best
 
 
-def _ways(
+def _candidate_roundings(
     weight: Floats,
     grid: WeightGrid,
     error: LayerError,
@@ -161,16 +161,16 @@ def _ways(
 ) -> Iterator[RoundedLayer]:
     chosen = grid.full(weight)
     if scales:
-        chosen = _best_scales(weight, grid, error)
-        yield _fitted(grid.nearest(weight, chosen), grid, error)
+        chosen = _search_scales(weight, grid, error)
+        yield _fit_scales(grid.nearest(weight, chosen), grid, error)
     if rounding:
-        learned = _learned(weight, grid, chosen, error, options)
+        learned = _learn_codes(weight, grid, chosen, error, options)
         yield learned
         if scales:
-            yield _fitted(learned, grid, error)
+            yield _fit_scales(learned, grid, error)
 
 
-def _best_scales(weight: Floats, grid: WeightGrid, error: LayerError) -> Floats:
+def _search_scales(weight: Floats, grid: WeightGrid, error: LayerError) -> Floats:
     """Return the scales of the ranges with the least error, rounded to nearest."""
     full = grid.full(weight)
     best, least = full, grid.pooled(error.of(grid.nearest(weight, full).floats()))
@@ -184,7 +184,7 @@ def _best_scales(weight: Floats, grid: WeightGrid, error: LayerError) -> Floats:
     return best
 
 
-def _fitted(rounded: RoundedLayer, grid: WeightGrid, error: LayerError) -> RoundedLayer:
+def _fit_scales(rounded: RoundedLayer, grid: WeightGrid, error: LayerError) -> RoundedLayer:
     """Return the codes with the scales of least error.
 
     A kernel derives the scale from the largest weight, which must therefore keep the largest code.
@@ -198,7 +198,7 @@ def _fitted(rounded: RoundedLayer, grid: WeightGrid, error: LayerError) -> Round
     return RoundedLayer(codes, np.where(is_valid, fitted, rounded.scales).astype(np.float32))
 
 
-def _learned(
+def _learn_codes(
     weight: Floats, grid: WeightGrid, scales: Floats, error: LayerError, options: LearnOptions
 ) -> RoundedLayer:
     """Return a weight whose codes are each one of the two next to it."""
@@ -212,14 +212,13 @@ def _learned(
     else:
         nearest = error.of(grid.nearest(weight, scales).floats())
         nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
-        codes = _descended(position, choice, nearest[..., None], options)
+        codes = _descend_codes(position, choice, nearest[..., None], options)
     return RoundedLayer(settled(codes, choice), scales)
 
 
-def _descended(
+def _descend_codes(
     position: Floats, choice: CodeChoice, nearest: Floats, options: LearnOptions
 ) -> Floats:
-    """Return codes chosen by descent, given the errors of rounding to nearest."""
     low, is_free, scales = choice.low, choice.is_free, choice.scales
     up = (position - low) * is_free
     stretched = np.clip((up - _GAMMA) / (_ZETA - _GAMMA), 1e-6, 1 - 1e-6)
@@ -235,7 +234,7 @@ def _descended(
         raw = sigmoid * (_ZETA - _GAMMA) + _GAMMA
         up = np.clip(raw, 0, 1)
         gradient = 2 * slope * choice.gradient(low + up * is_free)
-        exponent = _exponent(step / steps)
+        exponent = _penalty_exponent(step / steps)
         if exponent is not None:
             off = 2 * up - 1
             gradient -= (
@@ -267,7 +266,7 @@ def _operations_per_step(weight: Floats) -> float:
     return 2.0 * weight.size * weight.shape[-1]
 
 
-def _exponent(passed: float) -> float | None:
+def _penalty_exponent(passed: float) -> float | None:
     """Return the exponent of the penalty after a part of the steps; None without a penalty."""
     if passed < _FREE_STEPS:
         return None
@@ -323,22 +322,22 @@ def compensated(weight: Floats, choice: CodeChoice) -> Floats:
         change = ((lost[:, order] @ upper.T) @ upper).T
         columns = np.ascontiguousarray(weight[group].T[order]) + change
         low, free = (array[group].T[order] for array in (choice.low, choice.is_free))
-        group_codes = _by_columns(columns, low, low + free, choice.scales[group, :, 0], factor)
+        group_codes = _round_columns(columns, low, low + free, choice.scales[group, :, 0], factor)
         codes[group, :, order] = group_codes
     return codes
 
 
-def _by_columns(
+def _round_columns(
     columns: Floats, low: Floats, high: Floats, scales: Floats, factor: InverseFactor
 ) -> Floats:
     """Return the codes [inputs, outputs] of columns, in order; the columns are overwritten."""
     codes = np.empty_like(columns)
 
-    def rounded(index: int, column: Floats) -> Floats:
+    def round_column(index: int, column: Floats) -> Floats:
         codes[index] = np.clip(np.rint(column / scales), low[index], high[index])
         return codes[index] * scales
 
-    compensate(columns, factor, _BLOCK, rounded)
+    compensate(columns, factor, _BLOCK, round_column)
     return codes
 
 
@@ -347,12 +346,12 @@ def settled(codes: Floats, choice: CodeChoice) -> Floats:
     codes, gradient = codes.copy(), choice.gradient(codes)
     for _ in range(SWEEPS):
         blocks = range(0, codes.shape[2], _BLOCK)
-        if not sum(_sweep(codes, gradient, choice, first) for first in blocks):
+        if not sum(_sweep_block(codes, gradient, choice, first) for first in blocks):
             break
     return codes
 
 
-def _sweep(codes: Floats, gradient: Floats, choice: CodeChoice, first: int) -> bool:
+def _sweep_block(codes: Floats, gradient: Floats, choice: CodeChoice, first: int) -> bool:
     """Change codes of a block of columns and the gradient; return whether a code has changed."""
     last = min(first + _BLOCK, codes.shape[2])
     products, scales = choice.products, choice.scales[..., 0]

@@ -79,7 +79,7 @@ class LearnedRounding:
     def __post_init__(self) -> None:
         factors = self.start.input_factors
         scaled = self.weight if factors is None else self.weight / factors
-        self._scaled = self._grouped(scaled)
+        self._scaled = self._group_values(scaled)
         bits, scales = self.quantizer.bits, self.start.scales
         self._is_symmetric = self.quantizer.spec.scheme is Scheme.SYMMETRIC
         lowest = middle_code(bits) - self._is_symmetric
@@ -89,15 +89,15 @@ class LearnedRounding:
         self.low_factor, self.high_factor = np.ones_like(scales), np.ones_like(scales)
         self._grid = scales, self.start.offsets
         # A code that is not the nearest one stays: the shift leads past the threshold.
-        codes = self._grouped(self.start.codes.astype(np.float32))
-        positions = np.clip(self._positions(), 0, max_code(bits))
+        codes = self._group_values(self.start.codes.astype(np.float32))
+        positions = np.clip(self._unrounded_codes(), 0, max_code(bits))
         away = np.sign(codes - np.rint(positions))
         shifted = codes - np.float32(_PAST_THRESHOLD) * away - positions
         self.shift = np.where(away == 0, np.float32(0), shifted)
 
     def rounded(self) -> GroupedWeight:
         """Return the weight as rounded now."""
-        codes = np.clip(np.rint(self._positions()), 0, max_code(self.quantizer.bits))
+        codes = np.clip(np.rint(self._unrounded_codes()), 0, max_code(self.quantizer.bits))
         flat = codes.astype(np.uint8).reshape(len(codes), -1)[:, : self.weight.shape[1]]
         factors = self.start.input_factors
         return self.quantizer.weight(np.ascontiguousarray(flat), *self._grid, factors)
@@ -107,14 +107,16 @@ class LearnedRounding:
         if self.start.input_factors is not None:
             gradient = gradient * self.start.input_factors
         most = max_code(self.quantizer.bits)
-        along, positions = self._grouped(gradient), self._positions()
+        along, positions = self._group_values(gradient), self._unrounded_codes()
         codes = np.rint(positions)
         above, below = codes > most, codes < 0
         inside = np.where(above | below, np.float32(0), along)
         # Where nothing is clipped, the change by the scale is that of the rounding error.
         error = np.clip(codes, 0, most) - (positions - self.shift)
         by_scale = np.einsum("ogi,ogi->og", inside, error)
-        self._narrow(by_scale, (along * above).sum(axis=2), (along * below).sum(axis=2), rate)
+        self._update_ranges(
+            by_scale, (along * above).sum(axis=2), (along * below).sum(axis=2), rate
+        )
         np.sign(inside, out=inside)
         inside *= np.float32(rate)
         self.shift -= inside
@@ -122,7 +124,9 @@ class LearnedRounding:
             self._low * self.low_factor, self._high * self.high_factor
         )
 
-    def _narrow(self, by_scale: Floats, by_high: Floats, by_low: Floats, rate: float) -> None:
+    def _update_ranges(
+        self, by_scale: Floats, by_high: Floats, by_low: Floats, rate: float
+    ) -> None:
         """Move the ends of the ranges, given the gradients by scale and by clipped values."""
         bits = self.quantizer.bits
         if self._is_symmetric:
@@ -135,15 +139,14 @@ class LearnedRounding:
             factor -= np.float32(rate) * np.sign(gradient)
             np.clip(factor, *_FACTORS, out=factor)
 
-    def _positions(self) -> Floats:
-        """Return the codes before rounding."""
+    def _unrounded_codes(self) -> Floats:
         scales, offsets = (values[..., None] for values in self._grid)
         positions: Floats = (self._scaled - offsets) / scales
         positions += self.shift
         positions += middle_code(self.quantizer.bits)
         return positions
 
-    def _grouped(self, values: Array) -> Floats:
+    def _group_values(self, values: Array) -> Floats:
         return np.asarray(in_groups(values, self.quantizer.group_size), np.float32)
 
 

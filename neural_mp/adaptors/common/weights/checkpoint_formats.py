@@ -81,7 +81,9 @@ def compressed_tensors(
     for form in dict.fromkeys(layer.form for layer in layers.values()):
         bits, size, is_symmetric = form
         groups[f"group_{len(groups)}"] = {
-            "targets": [_exactly(name) for name, layer in layers.items() if layer.form == form],
+            "targets": [
+                _exact_pattern(name) for name, layer in layers.items() if layer.form == form
+            ],
             "weights": {
                 "num_bits": bits,
                 "type": "int",
@@ -158,7 +160,7 @@ FORMATS: Mapping[
 }
 
 
-def _exactly(name: str) -> str:
+def _exact_pattern(name: str) -> str:
     return f"re:^{re.escape(name)}$"
 
 
@@ -202,26 +204,29 @@ def integer_layers(
     return layers, used
 
 
-def _compressed_tensors(
+def _read_compressed_tensors(
     quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]
 ) -> IntegerLayer:
-    outputs, inputs = (int(size) for size in _needed(layer, "weight_shape"))
-    packed = _needed(layer, "weight_packed")
-    bits = _bits(inputs, packed.shape[1])
+    outputs, inputs = (int(size) for size in _required_array(layer, "weight_shape"))
+    packed = _required_array(layer, "weight_packed")
+    bits = _bits_per_code(inputs, packed.shape[1])
     codes = unpacked_words(packed, bits, inputs)
-    scales = _needed(layer, "weight_scale").astype(np.float32)
+    scales = _required_array(layer, "weight_scale").astype(np.float32)
     zeros = layer.get("weight_zero_point")
     if zeros is None:
         zero_points = np.full(scales.shape, middle_code(bits), np.uint8)
     else:
         zero_points = unpacked_words(np.ascontiguousarray(zeros.T), bits, outputs).T
-    return _checked(codes, scales, zero_points, bits)
+    return _validated_layer(codes, scales, zero_points, bits)
 
 
-def _gptq(
+def _read_gptq(
     quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]
 ) -> IntegerLayer:
-    packed, scales = _needed(layer, "qweight"), _needed(layer, "scales").astype(np.float32).T
+    packed, scales = (
+        _required_array(layer, "qweight"),
+        _required_array(layer, "scales").astype(np.float32).T,
+    )
     bits = int(quantization["bits"])
     if bits not in _BITS:
         raise ValueError(f"bits must be one of {', '.join(map(str, _BITS))}, got {bits}")
@@ -229,14 +234,16 @@ def _gptq(
     order = layer.get("g_idx")
     groups = scales.shape[1]
     if order is not None and len(order) != inputs:
-        bits = _bits(len(order), packed.shape[0])
+        bits = _bits_per_code(len(order), packed.shape[0])
         inputs = len(order)
     codes = unpacked_words(np.ascontiguousarray(packed.T), bits, inputs)
-    zeros = unpacked_words(np.ascontiguousarray(_needed(layer, "qzeros")), bits, scales.shape[0])
+    zeros = unpacked_words(
+        np.ascontiguousarray(_required_array(layer, "qzeros")), bits, scales.shape[0]
+    )
     # The first version stores zero points less one.
     shift = 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
     zero_points = (zeros.T + np.uint8(shift)).astype(np.uint8)
-    layer_found = _checked(codes, scales, zero_points, bits)
+    layer_found = _validated_layer(codes, scales, zero_points, bits)
     if order is None or (order == np.arange(inputs) // (inputs // groups)).all():
         return layer_found
     if order.min() < 0 or order.max() >= groups:
@@ -244,25 +251,31 @@ def _gptq(
     return replace(layer_found, groups=order.astype(np.int64))
 
 
-def _awq(quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]) -> IntegerLayer:
+def _read_awq(
+    quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]
+) -> IntegerLayer:
     version, bits = str(quantization.get("version", "gemm")), int(quantization.get("bits", 4))
     if version != "gemm" or bits != 4:
         raise ValueError(f"version must be gemm with 4 bits, got {version!r} with {bits} bits")
-    scales = _needed(layer, "scales").astype(np.float32)
+    scales = _required_array(layer, "scales").astype(np.float32)
     outputs = scales.shape[1]
     codes, zeros = (
-        unpacked_words(_needed(layer, name), bits, outputs)[:, _interleaved(outputs)]
+        unpacked_words(_required_array(layer, name), bits, outputs)[
+            :, _interleaved_columns(outputs)
+        ]
         for name in ("qweight", "qzeros")
     )
-    return _checked(np.ascontiguousarray(codes.T), scales.T, np.ascontiguousarray(zeros.T), bits)
+    return _validated_layer(
+        np.ascontiguousarray(codes.T), scales.T, np.ascontiguousarray(zeros.T), bits
+    )
 
 
-def _interleaved(outputs: int) -> NDArray[np.int64]:
+def _interleaved_columns(outputs: int) -> NDArray[np.int64]:
     """Return the column of each output where every word has its even outputs first."""
     return (np.arange(0, outputs, 8)[:, None] + np.argsort(_AWQ_ORDER)).ravel()
 
 
-def _checked(
+def _validated_layer(
     codes: NDArray[np.uint8],
     scales: NDArray[np.float32],
     zero_points: NDArray[np.uint8],
@@ -280,14 +293,14 @@ def _checked(
     return IntegerLayer(codes, np.ascontiguousarray(scales), zero_points, bits, symmetric)
 
 
-def _needed(layer: Mapping[str, NDArray[Any] | None], name: str) -> NDArray[Any]:
+def _required_array(layer: Mapping[str, NDArray[Any] | None], name: str) -> NDArray[Any]:
     array = layer.get(name)
     if array is None:
         raise ValueError(f"{name} is missing")
     return array
 
 
-def _bits(codes: int, words: int) -> int:
+def _bits_per_code(codes: int, words: int) -> int:
     """Return the bits per code, from the number of codes and of words in a row."""
     fitting = [bits for bits in _BITS if -(-codes // (32 // bits)) == words]
     if not fitting:
@@ -312,12 +325,12 @@ _READERS: Mapping[
     CheckpointFormat.COMPRESSED_TENSORS.value: (
         ".weight_packed",
         ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
-        _compressed_tensors,
+        _read_compressed_tensors,
     ),
     CheckpointFormat.GPTQ.value: (
         ".qweight",
         ("qweight", "qzeros", "scales", "g_idx"),
-        _gptq,
+        _read_gptq,
     ),
-    "awq": (".qweight", ("qweight", "qzeros", "scales"), _awq),
+    "awq": (".qweight", ("qweight", "qzeros", "scales"), _read_awq),
 }

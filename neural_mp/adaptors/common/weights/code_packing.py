@@ -39,14 +39,14 @@ def packed(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.u
     return result
 
 
-def _single_bits(bits: int, order: BitOrder) -> tuple[NDArray[np.uint8], Literal["big", "little"]]:
+def _bit_shifts(bits: int, order: BitOrder) -> tuple[NDArray[np.uint8], Literal["big", "little"]]:
     """Return the shifts of a code's bits, the first one first, and numpy's name of the order."""
     shifts = np.arange(bits, dtype=np.uint8)
     return (shifts[::-1], "big") if order is BitOrder.UPPER_FIRST else (shifts, "little")
 
 
 def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
-    shifts, bit_order = _single_bits(bits, order)
+    shifts, bit_order = _bit_shifts(bits, order)
     rows = codes.reshape(-1, codes.shape[-1])
     result = np.empty((len(rows), -(-rows.shape[1] * bits // 8)), np.uint8)
     for part in row_parts(rows.shape):  # a byte per bit of them is made
@@ -76,7 +76,7 @@ def unpacked(
 def _unpacked_bits(
     stored: NDArray[np.uint8], bits: int, columns: int, order: BitOrder
 ) -> NDArray[np.uint8]:
-    shifts, bit_order = _single_bits(bits, order)
+    shifts, bit_order = _bit_shifts(bits, order)
     rows = stored.reshape(-1, stored.shape[-1])
     codes = np.empty((len(rows), columns), np.uint8)
     for part in row_parts(codes.shape):

@@ -129,7 +129,7 @@ class CorrectedWeights(Generic[M]):
         learned = {op: spec for op, spec in specs.items() if spec.is_learned}
         unlearned = {op: [spec] for op, spec in specs.items() if not spec.is_learned}
         weights = self.of(unlearned)
-        return {op: weights[op, spec] for op, (spec,) in unlearned.items()} | self._learned_in(
+        return {op: weights[op, spec] for op, (spec,) in unlearned.items()} | self._learn_weights(
             learned
         )
 
@@ -146,11 +146,11 @@ class CorrectedWeights(Generic[M]):
         }
         missing = {op: specs for op, specs in missing.items() if specs}
         unlearned = {op: [s for s in specs if not s.is_learned] for op, specs in missing.items()}
-        self._make({op: specs for op, specs in unlearned.items() if specs})
-        for together in _levels(
+        self._make_weights({op: specs for op, specs in unlearned.items() if specs})
+        for together in _specs_by_level(
             {op: [s for s in specs if s.is_learned] for op, specs in missing.items()}
         ):
-            for op, weight in self._learned_in(together).items():
+            for op, weight in self._learn_weights(together).items():
                 self._made[op, together[op]] = weight
         return self._made
 
@@ -169,7 +169,7 @@ class CorrectedWeights(Generic[M]):
             return self.grouped(op, weight, spec).floats()
         return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
 
-    def _learned_in(self, specs: _Specs) -> _Made:
+    def _learn_weights(self, specs: _Specs) -> _Made:
         """Return op → its weight, learned together."""
         key = frozenset(specs.items())
         if specs and key not in self._learned:
@@ -177,7 +177,7 @@ class CorrectedWeights(Generic[M]):
             learned: _Made = {}
             if self._offered.blocks is not None:
                 learned = self._learned_blocks(self._offered.blocks, specs)
-            self._make({op: [spec] for op, spec in specs.items() if op not in learned})
+            self._make_weights({op: [spec] for op, spec in specs.items() if op not in learned})
             remaining = {op: self._made.pop((op, specs[op])) for op in specs if op not in learned}
             self._learned[key] = learned | remaining
         return self._learned.get(key, {})
@@ -187,19 +187,19 @@ class CorrectedWeights(Generic[M]):
         learned: _Made = {}
         previous: list[str] = []
 
-        def earlier(ops: Collection[str]) -> _Made | None:
+        def earlier_weights(ops: Collection[str]) -> _Made | None:
             previous.extend(f"{op} {specs[op]}" for op in ops)
             part = {op: specs[op] for op in ops}
             return self._kept_or_ended(part, "\n".join(previous))
 
-        def start(op: str, moments: InputMoments | None) -> GroupedWeight:
-            return self._corrected(op, specs[op].unlearned, moments)
+        def initial_weight(op: str, moments: InputMoments | None) -> GroupedWeight:
+            return self._correct_weight(op, specs[op].unlearned, moments)
 
         quantizers = {op: self.quantizer(spec) for op, spec in specs.items()}
-        arguments = quantizers, self.options.learning, earlier, start
+        arguments = quantizers, self.options.learning, earlier_weights, initial_weight
         for weights in blocks.learned(self.model, self.batches, *arguments):
-            context = self._context("\n".join(previous))
-            self._keep(weights, {op: specs[op] for op in weights}, context)
+            context = self._current_context("\n".join(previous))
+            self._store_weights(weights, {op: specs[op] for op in weights}, context)
             learned |= self._held(weights)
         return learned
 
@@ -221,7 +221,7 @@ class CorrectedWeights(Generic[M]):
                     f"give calibration data, or set the weight to {str(spec.uncorrected)!r}"
                 )
 
-    def _make(self, missing: Mapping[str, Collection[QuantSpec]]) -> None:
+    def _make_weights(self, missing: Mapping[str, Collection[QuantSpec]]) -> None:
         """Make weights that are corrected by themselves."""
         self._check_data(missing)
         observed = {
@@ -229,21 +229,27 @@ class CorrectedWeights(Generic[M]):
         }
         for op in missing.keys() - observed.keys():
             for spec in missing[op]:
-                self._made[op, spec] = self._holder.hold(self._corrected(op, spec, None))
-        for moments in self._moments(observed):
+                self._made[op, spec] = self._holder.hold(self._correct_weight(op, spec, None))
+        for moments in self._observe_moments(observed):
             remaining = dict(moments)
             del moments  # so that those of each layer end with its last weight
             ops = list(remaining)
             for op in ops:
                 op_moments = remaining.pop(op)
                 for spec in observed[op]:
-                    self._made[op, spec] = self._holder.hold(self._corrected(op, spec, op_moments))
+                    self._made[op, spec] = self._holder.hold(
+                        self._correct_weight(op, spec, op_moments)
+                    )
                 del op_moments  # or else those of the last layer stay beside the next block's
             FREED.now()
-            for spec_of in _levels({op: observed[op] for op in ops}):
-                self._keep({op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of)
+            for spec_of in _specs_by_level({op: observed[op] for op in ops}):
+                self._store_weights(
+                    {op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of
+                )
 
-    def _corrected(self, op: str, spec: QuantSpec, moments: InputMoments | None) -> GroupedWeight:
+    def _correct_weight(
+        self, op: str, spec: QuantSpec, moments: InputMoments | None
+    ) -> GroupedWeight:
         quantizer = self.quantizer(spec)
         factors = self._common_factors(op, quantizer, moments, self._weights)
         learning = self.options.learning
@@ -273,7 +279,7 @@ class CorrectedWeights(Generic[M]):
             self._factors[key] = awq_factors(readers, quantizer, moments)
         return self._factors[key]
 
-    def _moments(
+    def _observe_moments(
         self, observed: Mapping[str, Collection[QuantSpec]]
     ) -> Iterator[Mapping[str, InputMoments | None]]:
         """Yield the moments of ops that are not kept, of one block or portion at a time."""
@@ -282,7 +288,7 @@ class CorrectedWeights(Generic[M]):
             assert self.batches is not None
 
             def is_kept(ops: Collection[str]) -> bool:
-                return self._recall({op: observed[op] for op in ops})
+                return self._recall_weights({op: observed[op] for op in ops})
 
             yield from self._offered.blocks.moments(self.model, self.batches, remaining, is_kept)
             remaining = [
@@ -290,7 +296,7 @@ class CorrectedWeights(Generic[M]):
             ]
         sizes = {op: 4 * self._weights[op].shape[1] ** 2 for op in remaining}
         for part in portions(sizes, _MOMENT_BYTES):
-            if self._recall({op: observed[op] for op in part}):
+            if self._recall_weights({op: observed[op] for op in part}):
                 continue
             assert self.batches is not None
             moments = self._offered.input_moments(self.model, self.batches(), part)
@@ -303,18 +309,18 @@ class CorrectedWeights(Generic[M]):
                 )
             yield {op: moments.pop(op, None) for op in part}
 
-    def _recall(self, observed: Mapping[str, Collection[QuantSpec]]) -> bool:
+    def _recall_weights(self, observed: Mapping[str, Collection[QuantSpec]]) -> bool:
         """Take the weights of some ops from the kept ones; return whether all are kept."""
         weights: dict[tuple[str, QuantSpec], GroupedWeight] = {}
-        for specs in _levels(observed):
-            stored = self._kept(specs)
+        for specs in _specs_by_level(observed):
+            stored = self._stored_weights(specs)
             if stored is None:
                 return False
             weights |= {(op, specs[op]): weight for op, weight in self._held(stored).items()}
         self._made.update(weights)
         return True
 
-    def _kept(self, specs: _Specs, context: str = "") -> _Made | None:
+    def _stored_weights(self, specs: _Specs, context: str = "") -> _Made | None:
         if self._store is None:
             return None
         weights = {op: self._weights[op] for op in specs}
@@ -322,7 +328,10 @@ class CorrectedWeights(Generic[M]):
 
     def _kept_or_ended(self, specs: _Specs, context: str) -> _Made | None:
         """Return kept weights of a context; see `CorrectionOptions.resumes`."""
-        candidates = (self._kept(specs, variant) for variant in reversed(self._contexts(context)))
+        candidates = (
+            self._stored_weights(specs, variant)
+            for variant in reversed(self._accepted_contexts(context))
+        )
         return next((weights for weights in candidates if weights is not None), None)
 
     def _held(self, weights: Mapping[str, GroupedWeight]) -> _Made:
@@ -332,7 +341,9 @@ class CorrectedWeights(Generic[M]):
     def _holder(self) -> GroupHolder:
         return GroupHolder(self.options.folder)
 
-    def _keep(self, weights: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
+    def _store_weights(
+        self, weights: Mapping[str, GroupedWeight], specs: _Specs, context: str = ""
+    ) -> None:
         if self._store is not None:
             self._store.put(weights, specs, context)
 
@@ -341,7 +352,7 @@ class CorrectedWeights(Generic[M]):
     ) -> Mapping[str, GroupedWeight] | None:
         """Return op → the weight that was kept for a context, as codes; None if none was."""
         if context not in self._reconstructed and self._store is not None:
-            for variant in self._contexts(context):
+            for variant in self._accepted_contexts(context):
                 stored = self._store.get(weights, specs, variant)
                 if stored is not None:
                     self._reconstructed[context] = stored
@@ -352,13 +363,13 @@ class CorrectedWeights(Generic[M]):
     ) -> None:
         """Keep the weights of a context for later conversions and resumed runs."""
         self._reconstructed[context] = dict(weights)
-        self._keep(weights, dict(specs), self._context(context))
+        self._store_weights(weights, dict(specs), self._current_context(context))
 
-    def _context(self, context: str) -> str:
+    def _current_context(self, context: str) -> str:
         """Return the context of weights that were learned just now."""
         return context + _ENDED if self.options.learning.limit.ends() else context
 
-    def _contexts(self, context: str) -> list[str]:
+    def _accepted_contexts(self, context: str) -> list[str]:
         """Return the contexts that weights are taken from, the last first."""
         return [context + _ENDED, context] if self.options.resumes else [context]
 
@@ -377,7 +388,7 @@ class CorrectedWeights(Generic[M]):
         return WeightStore(self.options.folder, hashlib.sha256(key.encode()).hexdigest())
 
 
-def _levels(requested: Mapping[str, Collection[QuantSpec]]) -> Iterator[_Specs]:
+def _specs_by_level(requested: Mapping[str, Collection[QuantSpec]]) -> Iterator[_Specs]:
     """Yield op → its first quantization, its second one, and so on."""
     for level in zip_longest(*requested.values()):
         yield {op: spec for op, spec in zip(requested, level, strict=True) if spec is not None}

@@ -125,17 +125,17 @@ def score_corrections(
         group = next((network.groups[op] for op in tensor.consumers if op in network.groups), None)
         if channels is None or group is None or not set(tensor.consumers) <= set(group.consumers):
             continue
-        in_memory, stats = network.holding(group), _channel_stats(group, observations)
+        in_memory, stats = network.holding(group), _merged_channel_stats(group, observations)
         for correction in RESCALING:
             factors = in_memory.factors(group, correction, stats)
             if factors is not None and len(factors) == len(channels.low):
                 consumers = {name: weight_limit_of(space, name) for name in group.consumers}
-                nsr = _noise(in_memory, consumers, factors, channels)
+                nsr = _rescaling_noise(in_memory, consumers, factors, channels)
                 corrected.setdefault(tensor.name, {})[correction] = nsr
     return replace(observations, corrected_nsr=corrected)
 
 
-def _noise(
+def _rescaling_noise(
     network: _Network, consumers: Mapping[str, int], factors: Array, channels: ChannelStats
 ) -> float:
     """Return the NSR of a rescaled tensor plus that of the weights that compensate for it.
@@ -184,8 +184,8 @@ def apply_corrections(
         return model, observations
     network = _Network.of(adaptor, model, space.graph)
     changes: dict[str, LayerRescale] = {}
-    for group, correction in _rescaled(network, configs).items():
-        channels = _channel_stats(group, observations)
+    for group, correction in _rescaled_groups(network, configs).items():
+        channels = _merged_channel_stats(group, observations)
         factors = network.factors(group, correction, channels)
         if factors is None or channels is None or len(factors) != len(channels.low):
             raise PlanError(
@@ -193,23 +193,23 @@ def apply_corrections(
                 f"statistics that match {group.producer!r}; calibrate with the same model, or "
                 f"remove the correction"
             )
-        _change(changes, group.producer, outputs=1 / factors)
+        _update_rescale(changes, group.producer, outputs=1 / factors)
         for consumer in group.consumers:
-            _change(changes, consumer, inputs=factors)
+            _update_rescale(changes, consumer, inputs=factors)
         observations = _rescaled_observations(observations, group, factors, channels)
     for op, config in configs.items():
         if "bias_correction" in config.corrections and not config.is_reconstructed:
             layer = network.layers.get(op)
-            mean = _mean_read(network, space.graph, op, observations)
+            mean = _input_channel_means(network, space.graph, op, observations)
             shift = None
             if layer is not None and layer.inputs is not None and mean is not None:
-                shift = _correction(layer, changes.get(op), mean, weight_qmax(config.weight))
+                shift = _lost_mean(layer, changes.get(op), mean, weight_qmax(config.weight))
             if shift is None:
                 raise PlanError(
                     f"correction 'bias_correction' of op {op!r} requires channel statistics of its "
                     f"input; calibrate again, or remove the correction"
                 )
-            _change(changes, op, shift=shift)
+            _update_rescale(changes, op, shift=shift)
     return (adaptor.corrections or _NONE).with_layer_params(model, changes), observations
 
 
@@ -221,11 +221,11 @@ def rescaled_ops(
     if not configs:
         return frozenset()
     network = _Network.of(adaptor, model, graph)
-    groups = _rescaled(network, {op: configs[op] for op in configs if op in network.groups})
+    groups = _rescaled_groups(network, {op: configs[op] for op in configs if op in network.groups})
     return frozenset(name for group in groups for name in (group.producer, *group.tensors))
 
 
-def _rescaled(network: _Network, configs: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
+def _rescaled_groups(network: _Network, configs: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
     """Return scaling group → its correction: the first in the configs of its consumers."""
     corrections: dict[ScalingGroup, str] = {}
     for op, config in configs.items():
@@ -241,8 +241,7 @@ def _rescaled(network: _Network, configs: Mapping[str, OpConfig]) -> dict[Scalin
     return corrections
 
 
-def _channel_stats(group: ScalingGroup, observations: Observations) -> ChannelStats | None:
-    """Return the channel statistics of the consumers' input, merged over recorded tensors."""
+def _merged_channel_stats(group: ScalingGroup, observations: Observations) -> ChannelStats | None:
     stats = [observations.channels[name] for name in group.tensors if name in observations.channels]
     if not stats or len({len(channels.low) for channels in stats}) > 1:
         return None
@@ -254,7 +253,7 @@ def _channel_stats(group: ScalingGroup, observations: Observations) -> ChannelSt
     return ChannelStats(*(tuple(values) for values in merged))
 
 
-def _change(changes: dict[str, LayerRescale], op: str, **parts: Array) -> None:
+def _update_rescale(changes: dict[str, LayerRescale], op: str, **parts: Array) -> None:
     changes[op] = replace(changes.get(op, LayerRescale()), **parts)
 
 
@@ -282,7 +281,7 @@ def _rescaled_observations(
     return replace(observations, ranges=ranges, channels=channels)
 
 
-def _mean_read(
+def _input_channel_means(
     network: _Network, graph: OpGraph, op: str, observations: Observations
 ) -> Array | None:
     """Return the mean of every input channel of an op, looked up past quantize-agnostic ops."""
@@ -294,7 +293,7 @@ def _mean_read(
     return np.asarray(observations.channels[name].mean)
 
 
-def _correction(
+def _lost_mean(
     layer: LayerParams, change: LayerRescale | None, mean: Array, limit: int
 ) -> Array | None:
     """Return the mean result lost by rounding the weight (Nagel et al., section 4.2).

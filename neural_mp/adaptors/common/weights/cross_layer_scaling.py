@@ -207,9 +207,9 @@ def find_scaling_groups(
             consumers = graph.consumers(tensor)
             is_valid = bool(consumers) and tensor not in outputs
             for op in consumers:
-                if _undoes(layers.get(op.name), layer) and op.inputs == (tensor,):
+                if _shares_channels(layers.get(op.name), layer) and op.inputs == (tensor,):
                     readers[op.name] = None
-                elif through_products and _multiplies(op, kinds.get(op.type), tensor):
+                elif through_products and _multiplies_tensor(op, kinds.get(op.type), tensor):
                     waiting.append(op.name)
                 elif op.name in preserving or is_homogeneous(op, kinds.get(op.type), layer.pooled):
                     waiting.append(op.name)
@@ -220,12 +220,12 @@ def find_scaling_groups(
             yield ScalingGroup(producer, tuple(readers), tuple(tensors))
 
 
-def _undoes(consumer: LayerParams | None, producer: LayerParams) -> bool:
+def _shares_channels(consumer: LayerParams | None, producer: LayerParams) -> bool:
     """Whether the input channels of one layer are the output channels of another."""
     return consumer is not None and consumer.inputs is not None and consumer.axis == producer.axis
 
 
-def _multiplies(op: Op, kind: str | None, tensor: str) -> bool:
+def _multiplies_tensor(op: Op, kind: str | None, tensor: str) -> bool:
     """Whether an op multiplies a tensor by another computed one."""
     return kind == "mul" and len(op.inputs) == 2 and op.inputs.count(tensor) == 1
 

@@ -59,7 +59,7 @@ def fold_factors(
             continue
         weight = folded.get(group.producer)
         if weight is not None:
-            if _parameters(adaptor) is not GroupParameters.ZERO_POINTS:
+            if _group_parameters(adaptor) is not GroupParameters.ZERO_POINTS:
                 continue  # rows of bfloat16 parameters would be rounded again
             folded[group.producer] = weight.with_scaled_outputs(factors)
         changes[group.producer] = LayerRescale(outputs=factors)
@@ -71,7 +71,7 @@ def fold_factors(
     return offered.with_layer_params(model, changes), folded
 
 
-def _parameters(adaptor: Framework[Any]) -> GroupParameters | None:
+def _group_parameters(adaptor: Framework[Any]) -> GroupParameters | None:
     offered = adaptor.grouped_weights
     return None if offered is None else offered.parameters
 

@@ -298,7 +298,7 @@ class Quantizer:
             scales = np.maximum(np.maximum(high, -low) / limit, _MIN_SCALE)
             return self.exact(scales), np.zeros_like(scales)
         scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
-        return scales, self._whole_steps(low / scales + middle_code(self.bits), scales)
+        return scales, self._zero_point_offsets(low / scales + middle_code(self.bits), scales)
 
     def free_offsets(self, values: Array, scales: Floats) -> Floats:
         """Round offsets that need not be whole steps.
@@ -323,7 +323,7 @@ class Quantizer:
         whole = self.parameters is GroupParameters.ZERO_POINTS
         return whole or self.bits >= _LEAST_BITS_WITH_ZERO
 
-    def _whole_steps(self, steps: Array, scales: Floats) -> Floats:
+    def _zero_point_offsets(self, steps: Array, scales: Floats) -> Floats:
         """Return the offsets of the zero points nearest to middle - steps."""
         middle = middle_code(self.bits)
         whole = np.clip(np.rint(steps), middle - max_code(self.bits), middle)

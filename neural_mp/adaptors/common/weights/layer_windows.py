@@ -34,7 +34,7 @@ class Window:
         """Return a view [samples, channels, positions…, taps…] of values [samples, channels, …]."""
         spans = [step * (count - 1) + 1 for step, count in zip(self.dilations, taps, strict=True)]
         pads = self.pads or [
-            self._same(size, stride, span)
+            self._same_padding(size, stride, span)
             for size, stride, span in zip(values.shape[2:], self.strides, spans, strict=True)
         ]
         padded = np.pad(values, ((0, 0), (0, 0), *pads))
@@ -44,7 +44,7 @@ class Window:
         windows: Array = view[(slice(None), slice(None), *(slice(None, None, s) for s in steps))]
         return windows
 
-    def _same(self, size: int, stride: int, span: int) -> tuple[int, int]:
+    def _same_padding(self, size: int, stride: int, span: int) -> tuple[int, int]:
         total = max((-(-size // stride) - 1) * stride + span - size, 0)
         leading = total - total // 2 if self.odd_before else total // 2
         return leading, total - leading
@@ -73,17 +73,17 @@ def window_rows(
     moved = np.moveaxis(values, axis, 1) if values.ndim > 1 else values.reshape(1, -1)
     if window is None:
         flat = np.moveaxis(moved, 1, -1).reshape(-1, moved.shape[1])
-        chosen = flat[_chosen(len(flat), most, seed)]
+        chosen = flat[_choose_positions(len(flat), most, seed)]
         return np.asarray(chosen[None], np.float32)
     view = window.over(moved, taps)
     positions = view.shape[0], *view.shape[2 : 2 + len(taps)]
-    picked = np.unravel_index(_chosen(int(np.prod(positions)), most, seed), positions)
+    picked = np.unravel_index(_choose_positions(int(np.prod(positions)), most, seed), positions)
     rows = np.moveaxis(view, 1, 1 + len(taps))[picked]  # [rows, channels, taps…]
     shaped = np.asarray(rows, np.float32).reshape(len(rows), groups, -1)
     return np.ascontiguousarray(shaped.swapaxes(0, 1))
 
 
-def _chosen(count: int, most: int, seed: int) -> NDArray[np.intp]:
+def _choose_positions(count: int, most: int, seed: int) -> NDArray[np.intp]:
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng([seed, count]).choice(count, most, replace=False))

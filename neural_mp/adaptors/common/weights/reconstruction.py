@@ -94,7 +94,7 @@ def reconstructable_in_minutes(
     if adaptor.corrections is None:
         return frozenset()
     layers = adaptor.corrections.layer_params(model)
-    costs = {op: _operations(layers[op], options) for op in reconstructable(adaptor, model)}
+    costs = {op: _count_operations(layers[op], options) for op in reconstructable(adaptor, model)}
     ordered = sorted(costs, key=lambda op: (costs[op], op))
     sums = accumulate(costs[op] for op in ordered)
     return frozenset(
@@ -102,13 +102,12 @@ def reconstructable_in_minutes(
     )
 
 
-def _operations(layer: LayerParams, options: LearnOptions) -> float:
-    """Return the number of operations to sum up the moments of a layer and to learn its weight."""
-    weight = _matrix(layer)
-    return operations_of(weight, options) + 2.0 * _rows(weight) * _moment_count(layer)
+def _count_operations(layer: LayerParams, options: LearnOptions) -> float:
+    weight = _weight_matrix(layer)
+    return operations_of(weight, options) + 2.0 * _count_rows(weight) * _count_moments(layer)
 
 
-def _rows(weight: Floats) -> int:
+def _count_rows(weight: Floats) -> int:
     """Return the number of rows of all samples that the moments are taken of."""
     return max(_LEAST_ROWS, _ROWS_PER_INPUT * weight.shape[2])
 
@@ -155,8 +154,8 @@ class _Reconstruction(Generic[M]):
             if config.precision is not Precision.INT8 or in_groups or layer is None:
                 continue
             if layer.inputs is not None:
-                weight, grid = _matrix(layer), _grid(config)
-                self.rounded[op] = _change(layer, grid.nearest(weight, grid.full(weight)))
+                weight, grid = _weight_matrix(layer), _weight_grid(config)
+                self.rounded[op] = _layer_rescale(layer, grid.nearest(weight, grid.full(weight)))
 
     @property
     def offered(self) -> Corrections[M]:
@@ -184,50 +183,60 @@ class _Reconstruction(Generic[M]):
     def stages(self, ops: Collection[str]) -> Iterator[list[str]]:
         """Yield the layers of each pass, in the order of the graph."""
         ordered = [op.name for op in self.given.graph if op.name in ops]
-        sizes = {op: _FLOAT * _moment_count(self.layers[op]) for op in ordered}
+        sizes = {op: _FLOAT * _count_moments(self.layers[op]) for op in ordered}
         count = -(-len(ordered) // _PASSES)
         for part in portions(sizes, _MOMENT_BYTES):
             yield from (part[first : first + count] for first in range(0, len(part), count))
 
     def stage(self, ops: list[str]) -> dict[str, LayerRescale]:
         """Return the rounded weights of the layers of a pass, and take them for further passes."""
-        context = self._context(ops)
-        weights = {op: _matrix(self.layers[op]) for op in ops}
-        learned = self.corrected.reconstructed(_flat(weights), _specs(weights), context)
+        context = self._pass_context(ops)
+        weights = {op: _weight_matrix(self.layers[op]) for op in ops}
+        learned = self.corrected.reconstructed(
+            _flatten_weights(weights), _stored_specs(weights), context
+        )
         if learned is None:
-            learned = self._learned(ops, weights)
-            self.corrected.keep_reconstructed(learned, _specs(weights), context)
+            learned = self._learn_pass(ops, weights)
+            self.corrected.keep_reconstructed(learned, _stored_specs(weights), context)
         changes = {
-            op: _change(self.layers[op], _restored(weights[op], learned[op]), learned[op].offsets)
+            op: _layer_rescale(
+                self.layers[op], _from_grouped_weight(weights[op], learned[op]), learned[op].offsets
+            )
             for op in ops
         }
         self.rounded.update(changes)
         return changes
 
-    def _learned(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, GroupedWeight]:
+    def _learn_pass(
+        self, ops: list[str], weights: Mapping[str, Floats]
+    ) -> dict[str, GroupedWeight]:
         """Return the learned weights of a pass; rounded to nearest from the time limit on."""
         started = time.perf_counter()
         limit = self.corrected.options.learning.limit
-        sums = {} if limit.ends() else self._sums(ops, weights)
+        sums = {} if limit.ends() else self._sum_moments(ops, weights)
         reading = (time.perf_counter() - started) / len(ops)
         learned = {}
         for op in ops:
             if limit.ends():
-                grid = _grid(self.given.plan.plan[op])
+                grid = _weight_grid(self.given.plan.plan[op])
                 nearest = grid.nearest(weights[op], grid.full(weights[op]))
-                learned[op] = _grouped(nearest, np.zeros(weights[op].shape[:2], np.float32))
+                learned[op] = _to_grouped_weight(
+                    nearest, np.zeros(weights[op].shape[:2], np.float32)
+                )
             else:
-                learned[op] = self._layer(op, weights[op], sums[op], reading)
+                learned[op] = self._learn_layer(op, weights[op], sums[op], reading)
         logger.info(
             "Reconstructed %s in %.1f s", ", ".join(map(repr, ops)), time.perf_counter() - started
         )
         return learned
 
-    def _layer(self, op: str, weight: Floats, sums: MomentsOfRows, reading: float) -> GroupedWeight:
+    def _learn_layer(
+        self, op: str, weight: Floats, sums: MomentsOfRows, reading: float
+    ) -> GroupedWeight:
         """Return the learned weight of a layer; `reading` is its share of the pass, in seconds."""
         began = time.perf_counter()
         config = self.given.plan.plan[op]
-        grid = _grid(config)
+        grid = _weight_grid(config)
         best = nearest = grid.nearest(weight, grid.full(weight))
         shift = np.zeros(weight.shape[:2], np.float32)
         if sums.rows:
@@ -253,13 +262,15 @@ class _Reconstruction(Generic[M]):
                 "reaches it",
                 op,
             )
-        return _grouped(best, shift)
+        return _to_grouped_weight(best, shift)
 
-    def _sums(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, MomentsOfRows]:
+    def _sum_moments(
+        self, ops: list[str], weights: Mapping[str, Floats]
+    ) -> dict[str, MomentsOfRows]:
         sums = {op: MomentsOfRows.of(weights[op]) for op in ops}
         readers: dict[str, list[str]] = {}
         for op in ops:
-            readers.setdefault(self._source(op), []).append(op)
+            readers.setdefault(self._input_tensor(op), []).append(op)
         changed = self.offered.with_layer_params(self.given.model, self.rounded)
         values, batches = self.offered.values, self.corrected.batches
         assert values is not None
@@ -275,24 +286,22 @@ class _Reconstruction(Generic[M]):
                 break
             for op in readers[name]:
                 layer = self.layers[op]
-                most = self._rows(layer, len(exact) if exact.ndim else 1)
-                rounded = self._as_read(op, actual)
+                most = self._rows_per_part(layer, len(exact) if exact.ndim else 1)
+                rounded = self._kernel_input(op, actual)
                 sums[op].add(
                     weights[op], *(layer.rows(rows, most, part) for rows in (exact, rounded))
                 )
         return sums
 
-    def _source(self, op: str) -> str:
+    def _input_tensor(self, op: str) -> str:
         return self.given.graph[op].inputs[0]
 
-    def _rows(self, layer: LayerParams, samples: int) -> int:
-        """Return the number of rows to take from a part of a batch."""
+    def _rows_per_part(self, layer: LayerParams, samples: int) -> int:
         share = samples / max(self.samples, samples)
-        return max(1, int(np.ceil(_rows(_matrix(layer)) * share)))
+        return max(1, int(np.ceil(_count_rows(_weight_matrix(layer)) * share)))
 
-    def _as_read(self, op: str, values: Array) -> Array:
-        """Return the input of a layer as its kernel rounds it."""
-        config, source = self.given.plan.plan[op], self._source(op)
+    def _kernel_input(self, op: str, values: Array) -> Array:
+        config, source = self.given.plan.plan[op], self._input_tensor(op)
         if config.approach is Approach.DYNAMIC:
             return rounded_input(values, (float(values.min()), float(values.max())), 1)
         flow = self.given.plan.flow
@@ -301,7 +310,7 @@ class _Reconstruction(Generic[M]):
         span = self.given.ranges.get(flow.scale_owner[source])
         return values if span is None else rounded_input(values, span, self.layers[op].axis)
 
-    def _context(self, ops: list[str]) -> str:
+    def _pass_context(self, ops: list[str]) -> str:
         """Return all that the weights of a pass depend on, besides model, data and options."""
         plan, flow = self.given.plan.plan, self.given.plan.flow
         lines = [f"{op} {config}" for op, config in plan.items() if config.rescales]
@@ -318,34 +327,36 @@ class _Reconstruction(Generic[M]):
         return "\n".join([*lines, *ops])
 
 
-def _matrix(layer: LayerParams) -> Floats:
+def _weight_matrix(layer: LayerParams) -> Floats:
     """Return the weight of a layer as [groups, outputs, inputs · taps]."""
     matrix = layer.matrix()
     return np.ascontiguousarray(matrix.reshape(*matrix.shape[:2], -1))
 
 
-def _moment_count(layer: LayerParams) -> int:
-    groups, outputs, inputs = _matrix(layer).shape
+def _count_moments(layer: LayerParams) -> int:
+    groups, outputs, inputs = _weight_matrix(layer).shape
     return groups * inputs * (inputs + outputs)
 
 
-def _grid(config: OpConfig) -> WeightGrid:
+def _weight_grid(config: OpConfig) -> WeightGrid:
     per_channel = config.weight is None or config.weight.granularity is not Granularity.PER_TENSOR
     return WeightGrid(weight_qmax(config.weight), per_channel)
 
 
-def _change(layer: LayerParams, rounded: RoundedLayer, shift: Floats | None = None) -> LayerRescale:
+def _layer_rescale(
+    layer: LayerParams, rounded: RoundedLayer, shift: Floats | None = None
+) -> LayerRescale:
     matrix = layer.matrix()
     weight = layer.like_weight(rounded.floats().reshape(matrix.shape))
     shift = None if shift is None or not shift.any() else shift.reshape(-1)
     return LayerRescale(rounded=weight, shift=shift)
 
 
-def _flat(weights: Mapping[str, Floats]) -> dict[str, Array]:
+def _flatten_weights(weights: Mapping[str, Floats]) -> dict[str, Array]:
     return {op: weight.reshape(-1, weight.shape[2]) for op, weight in weights.items()}
 
 
-def _specs(weights: Mapping[str, Floats]) -> dict[str, QuantSpec]:
+def _stored_specs(weights: Mapping[str, Floats]) -> dict[str, QuantSpec]:
     """Return the quantizations that describe kept weights: one group per output."""
     whole = QuantSpec(
         QuantDType.INT8,
@@ -357,7 +368,7 @@ def _specs(weights: Mapping[str, Floats]) -> dict[str, QuantSpec]:
     return {op: replace(whole, group_size=weight.shape[2]) for op, weight in weights.items()}
 
 
-def _grouped(rounded: RoundedLayer, shift: Floats) -> GroupedWeight:
+def _to_grouped_weight(rounded: RoundedLayer, shift: Floats) -> GroupedWeight:
     """Return a rounded weight as it is kept; the shift of the bias is in place of offsets."""
     groups, outputs, inputs = rounded.codes.shape
     codes = (rounded.codes + middle_code(_BITS)).astype(np.uint8).reshape(-1, inputs)
@@ -365,7 +376,7 @@ def _grouped(rounded: RoundedLayer, shift: Floats) -> GroupedWeight:
     return GroupedWeight(CodedGroups(codes, scales, shift.reshape(scales.shape)), inputs, _BITS)
 
 
-def _restored(weight: Floats, learned: GroupedWeight) -> RoundedLayer:
+def _from_grouped_weight(weight: Floats, learned: GroupedWeight) -> RoundedLayer:
     codes = learned.codes.astype(np.float32) - middle_code(_BITS)
     return RoundedLayer(codes.reshape(weight.shape), learned.scales.reshape(*weight.shape[:2], 1))
 
@@ -432,22 +443,21 @@ class MomentsOfRows:
         )
         if centered:
             return result
-        inputs, results = self._means()
+        inputs, results = self._input_result_means()
         return LayerError(
             result.products + inputs[:, :, None] * inputs[:, None],
             result.targets + results[:, :, None] * inputs[:, None],
             result.power + results**2,
         )
 
-    def _means(self) -> tuple[Floats, Floats]:
-        """Return the means of inputs and results."""
+    def _input_result_means(self) -> tuple[Floats, Floats]:
         assert self.origins is not None
         rows, (inputs, results) = np.float32(self.rows), self.origins
         return inputs + self.inputs / rows, results + self.results / rows
 
     def lost_mean(self, weight: Floats) -> Floats:
         """Return the mean error of the results, [groups, outputs]."""
-        inputs, results = self._means()
+        inputs, results = self._input_result_means()
         result: Floats = results - np.einsum("goi,gi->go", weight, inputs)
         return result
 

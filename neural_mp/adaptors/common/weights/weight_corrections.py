@@ -84,12 +84,12 @@ def corrected_weight(
         return learned_alone(weight, learned, moments.products, options)
     factor = InverseFactor.of(moments.products) if WeightCorrection.GPTQ in corrections else None
     if factors is not None:
-        return _rounded(weight, quantizer, moments, factor, factors)
+        return _round_weight(weight, quantizer, moments, factor, factors)
     if WeightCorrection.AWQ in corrections:
-        factors = _best_factors([weight], quantizer, moments, factor)
-    scaled = _rounded(weight, quantizer, moments, factor, factors)
+        factors = _search_factors([weight], quantizer, moments, factor)
+    scaled = _round_weight(weight, quantizer, moments, factor, factors)
     plain = quantizer.nearest(weight)
-    better = _error(weight, plain, moments) < _error(weight, scaled, moments)
+    better = _total_error(weight, plain, moments) < _total_error(weight, scaled, moments)
     return plain if better else scaled
 
 
@@ -103,7 +103,7 @@ def row_errors(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> 
     return np.concatenate(errors)
 
 
-def _error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> float:
+def _total_error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> float:
     return float(row_errors(weight, rounded, moments).sum())
 
 
@@ -142,7 +142,7 @@ class InverseFactor:
         if failed:
             raise np.linalg.LinAlgError("the moments of inputs are not positive definite")
         matrix, _ = lapack.strtri(matrix, overwrite_c=1)
-        upper = _turned(matrix.T)
+        upper = _reverse_matrix(matrix.T)
         upper /= size[order]
         return cls(order, upper)
 
@@ -162,7 +162,7 @@ class InverseFactor:
         return result if self.divisors is None else result / self.divisors[first:]
 
 
-def _turned(matrix: Floats) -> Floats:
+def _reverse_matrix(matrix: Floats) -> Floats:
     """Reverse the rows and the columns of a matrix in place."""
     flat = np.ascontiguousarray(matrix).reshape(-1)
     half = len(flat) // 2
@@ -184,10 +184,10 @@ def awq_factors(
     """
     gptq = WeightCorrection.GPTQ in quantizer.spec.corrections
     factor = InverseFactor.of(moments.products) if gptq else None
-    return _best_factors(weights, quantizer, moments, factor)
+    return _search_factors(weights, quantizer, moments, factor)
 
 
-def _best_factors(
+def _search_factors(
     weights: Sequence[Array],
     quantizer: Quantizer,
     moments: InputMoments,
@@ -202,7 +202,10 @@ def _best_factors(
         scale = size**exponent
         factors = to_bfloat16(np.sqrt(scale.max() * scale.min()) / scale)
         errors = np.array(
-            [_error(w, _rounded(w, quantizer, moments, factor, factors), moments) for w in readers]
+            [
+                _total_error(w, _round_weight(w, quantizer, moments, factor, factors), moments)
+                for w in readers
+            ]
         )
         if not exponent:
             baseline = np.maximum(errors, _LEAST * max(errors.max(), _LEAST))
@@ -212,7 +215,7 @@ def _best_factors(
     return best
 
 
-def _rounded(
+def _round_weight(
     weight: Floats,
     quantizer: Quantizer,
     moments: InputMoments,
@@ -222,12 +225,12 @@ def _rounded(
     """Round a weight for inputs multiplied by `factors`, some rows at a time."""
     scaled = None if factor is None else factor.scaled(factors)
     return joined_rows(
-        _rounded_rows(weight[part], quantizer, moments, scaled, factors)
+        _round_rows(weight[part], quantizer, moments, scaled, factors)
         for part in row_parts(weight.shape)
     )
 
 
-def _rounded_rows(
+def _round_rows(
     weight: Floats,
     quantizer: Quantizer,
     moments: InputMoments,
@@ -237,7 +240,7 @@ def _rounded_rows(
     """Round rows of a weight, each in the best of several ways."""
     FREED.after(_RESULTS * weight.nbytes)
     scaled = weight if factors is None else weight / factors
-    candidates = _ways(scaled, quantizer, moments, factor, factors)
+    candidates = _candidate_roundings(scaled, quantizer, moments, factor, factors)
     best = next(candidates)
     least = row_errors(weight, best, moments)
     for candidate in candidates:
@@ -257,7 +260,7 @@ def _rounded_rows(
     return best
 
 
-def _ways(
+def _candidate_roundings(
     scaled: Floats,
     quantizer: Quantizer,
     moments: InputMoments,
@@ -270,18 +273,18 @@ def _ways(
     full = quantizer.grid(scaled)
     yield quantizer.on_grid(scaled, *full, factors)
     if factor is None:
-        clipped = _best_ranges(scaled, quantizer, power)
+        clipped = _search_ranges(scaled, quantizer, power)
         yield quantizer.on_grid(scaled, *clipped, factors)
         return
     # An error that later inputs compensate for counts less: by the square of U's diagonal.
     remaining = np.empty_like(power)
     remaining[factor.order] = 1 / factor.diagonal**2
-    for grid in (full, _best_ranges(scaled, quantizer, remaining)):
-        codes = _compensated(scaled, quantizer, grid, factor)
+    for grid in (full, _search_ranges(scaled, quantizer, remaining)):
+        codes = _compensated_codes(scaled, quantizer, grid, factor)
         yield quantizer.weight(codes, *grid, factors)
 
 
-def _best_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple[Floats, Floats]:
+def _search_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple[Floats, Floats]:
     """Return the scales and offsets of every group with the least error of inputs with a power."""
     grouped = in_groups(weight, quantizer.group_size)
     low, high = grouped.min(axis=2), grouped.max(axis=2)
@@ -306,7 +309,7 @@ def _best_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple[F
     return scales, offsets
 
 
-def _compensated(
+def _compensated_codes(
     weight: Floats,
     quantizer: Quantizer,
     grid: tuple[Floats, Floats],
@@ -321,7 +324,7 @@ def _compensated(
     middle, most = middle_code(quantizer.bits), max_code(quantizer.bits)
     codes = np.empty((inputs, outputs), np.uint8)
 
-    def rounded(index: int, column: Floats) -> Floats:
+    def round_column(index: int, column: Floats) -> Floats:
         scale, offset = scales[group[index]], offsets[group[index]]
         code = np.rint((column - offset) / scale) + middle
         np.clip(code, 0, most, out=code)
@@ -329,7 +332,7 @@ def _compensated(
         value: Floats = (code - middle) * scale + offset
         return value
 
-    compensate(columns, factor, _BLOCK, rounded)
+    compensate(columns, factor, _BLOCK, round_column)
     return np.ascontiguousarray(codes.T)
 
 

@@ -69,7 +69,7 @@ class WeightStore:
             specs: op → its quantization.
             context: further conditions of the result.
         """
-        path = self._path(specs, context)
+        path = self._weights_path(specs, context)
         try:
             if path.stat().st_size > sum(w.nbytes + 5 * _HEADERS for w in weights.values()):
                 raise ValueError("the file is too large")
@@ -78,7 +78,7 @@ class WeightStore:
                 raise ValueError("the file holds a single array")
             with content as arrays:
                 return {
-                    op: _checked(arrays, str(index), weights[op], spec)
+                    op: _validated_weight(arrays, str(index), weights[op], spec)
                     for index, (op, spec) in enumerate(specs.items())
                 }
         except FileNotFoundError:
@@ -95,21 +95,21 @@ class WeightStore:
     ) -> None:
         """Keep op → its rounded weight; a folder that cannot be written to costs time only."""
         try:
-            with atomic_file(self._path(specs, context)) as file:
-                _write(file, [weights[op] for op in specs])
+            with atomic_file(self._weights_path(specs, context)) as file:
+                _write_weights(file, [weights[op] for op in specs])
             files = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
             for path in files[:-_MAX_FILES]:
                 path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("Rounded weights cannot be kept for a resumed run: %s", error)
 
-    def _path(self, specs: Mapping[str, QuantSpec], context: str) -> Path:
+    def _weights_path(self, specs: Mapping[str, QuantSpec], context: str) -> Path:
         entries = [[op, str(spec)] for op, spec in specs.items()]
         key = json.dumps([self.scope, context, entries])
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{_SUFFIX}"
 
 
-def _write(file: IO[bytes], weights: Iterable[GroupedWeight]) -> None:
+def _write_weights(file: IO[bytes], weights: Iterable[GroupedWeight]) -> None:
     """Write weights like `numpy.savez`, one array at a time: codes take a byte each."""
     with zipfile.ZipFile(file, "w") as archive:
         for index, weight in enumerate(weights):
@@ -120,7 +120,7 @@ def _write(file: IO[bytes], weights: Iterable[GroupedWeight]) -> None:
                         npy.write_array(member, value, allow_pickle=False)
 
 
-def _checked(
+def _validated_weight(
     arrays: Mapping[str, Array], index: str, weight: Array, spec: QuantSpec
 ) -> GroupedWeight:
     """Return one weight of a file.
@@ -222,7 +222,7 @@ class GroupHolder:
         FREED.after(_FLOAT_BYTES * groups.codes.size)
         scales = np.asarray(groups.scales, np.float32)
         offsets = np.asarray(groups.offsets, np.float32)
-        position = self._written([scales, offsets, stored])
+        position = self._append_parts([scales, offsets, stored])
         if position is None:
             stored_groups = _PackedGroups(stored, scales, offsets, groups.shape, weight.bits)
             return replace(weight, groups=stored_groups)
@@ -235,7 +235,7 @@ class GroupHolder:
         """Return bytes of the file."""
         return np.memmap(self._files[0], np.uint8, "r", position, (size,))
 
-    def _written(self, parts: list[NDArray[np.generic]]) -> int | None:
+    def _append_parts(self, parts: list[NDArray[np.generic]]) -> int | None:
         """Return the place in the file; None if nothing can be written."""
         if self.folder is None:
             return None

@@ -24,11 +24,11 @@ def recording(module: nn.Module, record: Callable[[Any], None]) -> Iterator[None
     are not those of a batch.
     """
 
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not any(map(_is_filled_cache, (*args, *kwargs.values()))):
             record(inputs_of_call(module, args, kwargs))
 
-    handle = module.register_forward_pre_hook(before, with_kwargs=True)
+    handle = module.register_forward_pre_hook(record_inputs, with_kwargs=True)
     try:
         yield
     finally:
@@ -46,9 +46,9 @@ def inputs_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     by_position = [name for name, p in parameters.items() if p.kind is not _VARIABLE]
     has_variable = any(p.kind is _VARIABLE for p in parameters.values())
     if has_variable and not kwargs:
-        return tuple(map(_copied, args)) if len(args) > 1 else _copied(args[0])
+        return tuple(map(_copy_tensors, args)) if len(args) > 1 else _copy_tensors(args[0])
     named = {**dict(zip(by_position, args, strict=False)), **kwargs}
-    inputs = {name: _copied(value) for name, value in named.items() if _is_data(value)}
+    inputs = {name: _copy_tensors(value) for name, value in named.items() if _is_data(value)}
     if len(inputs) == 1 and len(args) == 1 and not kwargs:
         (only,) = inputs.values()
         return only
@@ -60,7 +60,7 @@ def _is_data(value: object) -> bool:
     return bool(leaves) and all(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
-def _copied(value: Any) -> Any:
+def _copy_tensors(value: Any) -> Any:
     return pytree.tree_map(
         lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
     )

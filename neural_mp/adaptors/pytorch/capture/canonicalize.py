@@ -48,7 +48,6 @@ def simplify(module: GraphModule) -> None:
 
 
 def _fold_constants(module: GraphModule) -> None:
-    """Evaluate once the ops that read only constants, e.g. a computed weight."""
     for node in list(module.graph.nodes):
         sources = node.all_input_nodes
         if node.op != "call_function" or not sources or not hasattr(node.target, "tags"):
@@ -56,7 +55,7 @@ def _fold_constants(module: GraphModule) -> None:
         values = {source: fx.constant(module, source) for source in sources}
         if torch.Tag.nondeterministic_seeded in node.target.tags or None in values.values():
             continue
-        readers = _readers(node)
+        readers = _tensor_readers(node)
         if readers is None:
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
@@ -73,7 +72,7 @@ def _fold_constants(module: GraphModule) -> None:
             module.graph.erase_node(node)
 
 
-def _readers(node: Node) -> dict[Node, int | None] | None:
+def _tensor_readers(node: Node) -> dict[Node, int | None] | None:
     """Return the nodes that hold an op's tensors, each with its index among several results.
 
     None if a result is no tensor.
@@ -108,11 +107,11 @@ class _DenseRewriter:
         factor = fx.constant(self.module, rhs)
         if factor is None or factor.ndim != 2 or fx.constant(self.module, lhs) is not None:
             return
-        weight = self._transposed(rhs, factor, node)
+        weight = self._transpose_weight(rhs, factor, node)
         node.target = layers.LINEAR
         node.args = (lhs, weight, bias) if bias is not None else (lhs, weight)
 
-    def _transposed(self, source: Node, factor: torch.Tensor, next_node: Node) -> Node:
+    def _transpose_weight(self, source: Node, factor: torch.Tensor, next_node: Node) -> Node:
         name = str(source.target)
         if name in self.transposed:
             return fx.read_constant(self.module, self.transposed[name], next_node)
@@ -202,12 +201,12 @@ def _drop_copies(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)  # asserts the traced dtype, which plans change
-        elif _is_copy(node) and not any(user.op == "output" for user in node.users):
+        elif _is_identity_op(node) and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
 
 
-def _is_copy(node: Node) -> bool:
+def _is_identity_op(node: Node) -> bool:
     """Whether a node is an identity: a clone, or a cast to its input's dtype."""
     if node.target is aten.clone.default:
         return not node.kwargs
@@ -269,14 +268,14 @@ def _fold_batch_norms(module: GraphModule) -> None:
             )
             and (layer.target is not layers.LINEAR or norm.meta["val"][0].ndim == 2)
         ):
-            _fold(module, layer, norm)
+            _fold_batch_norm(module, layer, norm)
             for result in results:
                 result.replace_all_uses_with(layer)
                 module.graph.erase_node(result)
             module.graph.erase_node(norm)
 
 
-def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
+def _fold_batch_norm(module: GraphModule, layer: Node, norm: Node) -> None:
     normed = (fx.constant(module, argument) for argument in norm.args[1:5])
     weight, bias = (fx.constant(module, fx.arguments(layer)[name]) for name in ("weight", "bias"))
     assert weight is not None
@@ -323,11 +322,10 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
 
 def _module_path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
-    return _own_path(next(reversed(stack.values()))[0]) if stack else ""
+    return _user_module_path(next(reversed(stack.values()))[0]) if stack else ""
 
 
-def _own_path(path: object) -> str:
-    """Return the path of a module in the user's model."""
+def _user_module_path(path: object) -> str:
     return str(path).removeprefix(ENCLOSED).removeprefix(".")
 
 
@@ -335,7 +333,9 @@ def source_modules(node: Node, path: str = WHOLE) -> tuple[str, ...]:
     """Return the paths of the module of an op, and of each op folded into it."""
     stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
     innermost = (next(reversed(stack.values()))[0] for stack in stacks if stack)
-    return tuple(".".join(filter(None, (path, _own_path(location)))) for location in innermost)
+    return tuple(
+        ".".join(filter(None, (path, _user_module_path(location)))) for location in innermost
+    )
 
 
 def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
@@ -344,7 +344,7 @@ def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
     modules: dict[Layer, None] = {}
     for stack in stacks:
         for location, kind in stack.values():
-            name = ".".join(filter(None, (path, _own_path(location))))
+            name = ".".join(filter(None, (path, _user_module_path(location))))
             class_name = kind if isinstance(kind, str) else kind.__qualname__
             if name and not class_name.endswith(f".{Enclosed.__name__}"):
                 modules[Layer(name, class_name.rpartition(".")[2])] = None

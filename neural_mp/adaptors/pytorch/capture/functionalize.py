@@ -32,7 +32,7 @@ _ASKED = (aten.sym_size.int, aten.sym_numel.default)
 def sizes_from_inputs(module: GraphModule) -> None:
     """Replace size queries by sizes of the inputs, in place; keep data-dependent sizes."""
     queries = [node for node in module.graph.nodes if node.target in _ASKED]
-    sizes = _of_inputs(module.graph) if queries else {}
+    sizes = _add_size_nodes(module.graph) if queries else {}
     for node in queries:
         value = node.meta["val"]
         if not isinstance(value, torch.SymInt):
@@ -47,7 +47,7 @@ def sizes_from_inputs(module: GraphModule) -> None:
         module.graph.erase_node(node)
 
 
-def _of_inputs(graph: Graph) -> dict[Any, Node]:
+def _add_size_nodes(graph: Graph) -> dict[Any, Node]:
     """Return size symbol → node that reads the size from an input."""
     inputs = graph.find_nodes(op="placeholder")
     sizes: dict[Any, Node] = {}
@@ -119,7 +119,7 @@ def make_functional(module: GraphModule) -> bool:
     try:
         for node in list(module.graph.nodes):
             if node.op == "call_function":
-                _expand(node)
+                _expand_op(node)
         _without_updates(module)
         sizes_from_inputs(module)
     except Exception:
@@ -131,7 +131,7 @@ def make_functional(module: GraphModule) -> bool:
     return True
 
 
-def _expand(node: Node) -> None:
+def _expand_op(node: Node) -> None:
     """Expand an op that may or may not copy; keep all other ops.
 
     Raises:
@@ -147,11 +147,11 @@ def _expand(node: Node) -> None:
         raise _NeedsTraceError(str(target))
     if torch.Tag.maybe_aliasing_or_mutating in target.tags:
         raise _NeedsTraceError(str(target))
-    if _aliased(target) and _is_composite(target):
-        _retraced(node)
+    if _aliased_indices(target) and _is_composite_op(target):
+        _retrace_op(node)
     elif is_expandable(target):
         try:
-            _retraced(node)
+            _retrace_op(node)
         except RuntimeError:
             # Sizes that depend on data; the op itself neither writes to nor shares memory.
             logger.debug("%s cannot be expanded", target, exc_info=True)
@@ -159,19 +159,19 @@ def _expand(node: Node) -> None:
 
 def is_expandable(target: Any) -> bool:
     """Whether an op is composed of others, and programs in files may not call the op itself."""
-    if not isinstance(target, OpOverload) or not _is_composite(target):
+    if not isinstance(target, OpOverload) or not _is_composite_op(target):
         return False
     library, _, name = target._schema.name.partition("::")
     return not is_allowed(library, name)
 
 
-def _aliased(target: OpOverload) -> list[int]:
+def _aliased_indices(target: OpOverload) -> list[int]:
     """Return the indices of an op's arguments whose memory its result may share."""
     schema = target._schema.arguments
     return [index for index, argument in enumerate(schema) if argument.alias_info is not None]
 
 
-def _is_composite(target: OpOverload) -> bool:
+def _is_composite_op(target: OpOverload) -> bool:
     """Whether an op is composed of others, for inference and training alike."""
     return bool(
         torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
@@ -193,23 +193,23 @@ def _batch_norm(norm: Node) -> None:
     norm.graph.erase_node(norm)
 
 
-def _dropout(node: Node) -> None:
+def _expand_dropout(node: Node) -> None:
     if node.args[2]:
         raise _NeedsTraceError("dropout in training")
-    _copied(node)
+    _replace_with_clone(node)
 
 
-def _copied(node: Node) -> None:
+def _replace_with_clone(node: Node) -> None:
     node.target, node.args = aten.clone.default, node.args[:1]
 
 
 def _dropout_without_copy(node: Node) -> None:
     if node.args[2]:
         raise _NeedsTraceError("dropout in training")
-    _bypassed(node)
+    _bypass_node(node)
 
 
-def _bypassed(node: Node) -> None:
+def _bypass_node(node: Node) -> None:
     node.replace_all_uses_with(node.all_input_nodes[0])
     node.graph.erase_node(node)
 
@@ -217,10 +217,10 @@ def _bypassed(node: Node) -> None:
 #: Op → function that rewrites a node to its functional form without a trace.
 _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
     aten.batch_norm.default: _batch_norm,
-    aten.dropout.default: _dropout,
+    aten.dropout.default: _expand_dropout,
     # Code that makes a tensor of numbers copies a constant, and detaches the copy in place.
-    aten.lift_fresh_copy.default: _copied,
-    aten.detach_.default: _bypassed,
+    aten.lift_fresh_copy.default: _replace_with_clone,
+    aten.detach_.default: _bypass_node,
     **dict.fromkeys(
         (
             aten.dropout_.default,
@@ -236,13 +236,13 @@ _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
 }
 
 
-def _retraced(node: Node) -> None:
+def _retrace_op(node: Node) -> None:
     """Replace one op by torch's functional trace of the op on its own arguments."""
     target: Any = node.target
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
 
-    def run(*values: object) -> Any:
+    def call_target(*values: object) -> Any:
         arguments = iter(values)
         called = [next(arguments) if isinstance(leaf, Node) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(called, structure)
@@ -251,7 +251,7 @@ def _retraced(node: Node) -> None:
     values = [source.meta["val"] for source in sources]
     if any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
         raise _NeedsTraceError(f"{target} of complex numbers")
-    traced = make_fx(torch.func.functionalize(run))(*values).graph
+    traced = make_fx(torch.func.functionalize(call_target))(*values).graph
     inlined = dict(zip(traced.find_nodes(op="placeholder"), sources, strict=True))
     for part in traced.nodes:
         if part.op == "call_function":
@@ -288,27 +288,26 @@ def _without_updates(module: GraphModule) -> None:
             visible = any(order[user] >= order[node] for alias in aliases for user in alias.users)
             if visible or updated in views or memory[updated].op != "call_function":
                 raise _NeedsTraceError(f"{node.target} of a tensor with other readers")
-            node = _recomputed(node, order)
-        source = _shares_with(node)
+            node = _replace_in_place_op(node, order)
+        source = _aliased_source(node)
         if source in views or (source is not None and node.target is not operator.getitem):
             views.add(node)
         memory[node] = node if source is None else memory[source]
         sharing.setdefault(memory[node], []).append(node)
 
 
-def _shares_with(node: Node) -> Node | None:
-    """Return the node that a node's result may share its memory with."""
+def _aliased_source(node: Node) -> Node | None:
     target: Any = node.target
     if target is operator.getitem:
         return node.all_input_nodes[0]
-    indices = _aliased(target) if isinstance(target, OpOverload) else []
+    indices = _aliased_indices(target) if isinstance(target, OpOverload) else []
     if indices and indices != [0]:
         raise _NeedsTraceError(f"{target} with memory of more than one tensor")
     return node.all_input_nodes[0] if indices else None
 
 
-def _recomputed(node: Node, order: dict[Node, int]) -> Node:
-    """Replace one in-place op; earlier readers of its operand keep the old value."""
+def _replace_in_place_op(node: Node, order: dict[Node, int]) -> Node:
+    """Keep the old value for earlier readers of the operand."""
     updated: Any = node.args[0]
     dtype = updated.meta["val"].dtype
     several = node.target not in _OF_FIRST_DTYPE

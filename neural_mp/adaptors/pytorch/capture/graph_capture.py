@@ -102,7 +102,7 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
                 continue
             for is_filled in (False, True)[: 1 + run.fills_caches]:
                 try:
-                    with _prepared_state(module, run, is_filled), _bounded(module, axes):
+                    with _prepared_state(module, run, is_filled), _limit_export_time(module, axes):
                         graph = graph_of(export(shown, run.call, axes, strict))
                 except TimeLimitError as error:
                     logger.debug("export (%s, strict=%s) took too long", axes, strict)
@@ -137,7 +137,7 @@ def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterat
 
 
 @contextmanager
-def _bounded(module: nn.Module, axes: str) -> Iterator[None]:
+def _limit_export_time(module: nn.Module, axes: str) -> Iterator[None]:
     """Limit the time of an export with symbolic sizes.
 
     Raises:
@@ -246,7 +246,7 @@ def export(
     if isinstance(module, GraphModule) and not isinstance(axes, str):
         fixed = fixed_axes(module, call.args, call.kwargs, axes)
 
-    def free(leaf: Any) -> Any:
+    def free_axes(leaf: Any) -> Any:
         if not has_axes(leaf):
             return None
         numbers = range(1 if axes == "first" else leaf.ndim)
@@ -255,7 +255,7 @@ def export(
     shapes: Any = None
     if axes != "none":
         signature = inspect.signature(with_code(module).forward).bind(*call.args, **call.kwargs)
-        shapes = _map_leaves(free, dict(signature.arguments))
+        shapes = _map_leaves(free_axes, dict(signature.arguments))
     with (
         torch.no_grad(),
         quiet_export(),
@@ -288,12 +288,12 @@ def graph_of(program: ExportedProgram) -> GraphModule:
     with quiet_export():
         simple = make_functional(module)
     if not simple:
-        module = unguarded_module(_functional(program))
+        module = unguarded_module(_remove_in_place_ops(program))
     watch_sizes(module, sizes_of(module))
     return module
 
 
-def _functional(program: ExportedProgram) -> ExportedProgram:
+def _remove_in_place_ops(program: ExportedProgram) -> ExportedProgram:
     """Return the program without in-place ops.
 
     A decomposition table without an op keeps the op but functionalizes it, including in-place
@@ -328,12 +328,11 @@ def _capture_error(module: nn.Module, run: TrialRun, error: Exception) -> Captur
     return CaptureError(
         f"the graph of {type(module).__name__} cannot be captured by torch.export: "
         f"{type(error).__name__}: {' '.join(lines[:2])}{f' (at {where})' if where else ''}. "
-        f"{_likely_cause(module, run)}{offer}"
+        f"{_explain_failed_export(module, run)}{offer}"
     )
 
 
-def _likely_cause(module: nn.Module, run: TrialRun) -> str:
-    """Return the cause of a failed export, as far as the module reveals it, and the remedy."""
+def _explain_failed_export(module: nn.Module, run: TrialRun) -> str:
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             return f"The module {name!r} is TorchScript; use the nn.Module of its source"
@@ -357,14 +356,14 @@ _forward: Any = nn.TransformerEncoder.forward
 @contextmanager
 def zeroed_padding() -> Iterator[None]:
     """Trace encoders with zeros in padded places, where inference returns zeros."""
-    nn.TransformerEncoder.forward = _traced
+    nn.TransformerEncoder.forward = _encoder_forward
     try:
         yield
     finally:
         nn.TransformerEncoder.forward = _forward
 
 
-def _traced(
+def _encoder_forward(
     encoder: Any,
     src: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -372,7 +371,7 @@ def _traced(
     is_causal: bool | None = None,
 ) -> Any:
     """Return the outputs of an encoder, with zeros before its last norm where it packs a batch."""
-    if mask is not None or src_key_padding_mask is None or not _packs(encoder, src):
+    if mask is not None or src_key_padding_mask is None or not _packs_batches(encoder, src):
         return _forward(encoder, src, mask, src_key_padding_mask, is_causal)
     norm, encoder.norm = encoder.norm, None
     try:
@@ -387,7 +386,7 @@ def _traced(
     return outputs if norm is None else norm(outputs)
 
 
-def _packs(encoder: Any, src: torch.Tensor) -> bool:
+def _packs_batches(encoder: Any, src: torch.Tensor) -> bool:
     """Whether an encoder packs batches with padding at the end; the conditions are torch's."""
     is_fast = torch.backends.mha.get_fastpath_enabled() and not encoder.layers[0].training
     return bool(is_fast and getattr(encoder, "use_nested_tensor", False) and src.dim() == 3)

@@ -80,10 +80,10 @@ class _Interpreted(nn.Module):
 def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[CallArgs], Any]:
     """Return the model, or its portable graphs, as a function of its call, run node by node."""
 
-    def interpreted(part: Part) -> nn.Module:
+    def interpret_part(part: Part) -> nn.Module:
         return _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
 
-    module = model.built(interpreted)
+    module = model.built(interpret_part)
     return lambda call: run_call(model, module, call)
 
 
@@ -109,19 +109,19 @@ def run_call(model: TorchModel, module: Callable[..., Any], call: CallArgs) -> A
 
 def accept(model: TorchModel, call: CallArgs) -> None:
     """Keep that the graph accepts calls with these dtypes and shapes, as it just ran one."""
-    remember(model.once(_accepted), _layout(call), None)
+    remember(model.once(_accepted_layouts), _call_layout(call), None)
 
 
 def is_accepted(model: TorchModel, call: CallArgs) -> bool:
     """Whether the graph ran on inputs of these dtypes and shapes."""
-    return _layout(call) in model.once(_accepted)
+    return _call_layout(call) in model.once(_accepted_layouts)
 
 
-def _accepted(_: TorchModel) -> dict[Hashable, None]:
+def _accepted_layouts(_: TorchModel) -> dict[Hashable, None]:
     return {}
 
 
-def _layout(call: CallArgs) -> Hashable:
+def _call_layout(call: CallArgs) -> Hashable:
     return tuple(
         (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
         for leaf in call.leaves()
@@ -176,7 +176,7 @@ def watch_calls(
     """Run a model once; return submodule → its recorded call, for submodules that are wanted."""
     calls: dict[nn.Module, RecordedCall] = {}
 
-    def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def record_call(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         arguments = CallArgs(args, kwargs)
         if part not in calls:
             calls[part] = RecordedCall(arguments.copied())
@@ -187,7 +187,7 @@ def watch_calls(
         for part in module.modules():
             is_scripted = isinstance(part, torch.jit.ScriptModule)
             if part is not module and not is_scripted and predicate(part):
-                part.register_forward_pre_hook(note, with_kwargs=True)
+                part.register_forward_pre_hook(record_call, with_kwargs=True)
         run_in_place(module, call)
     return calls
 
@@ -199,7 +199,7 @@ def _fixed_properties(call: CallArgs) -> Any:
     return kinds, structure
 
 
-def _is_packed(call: CallArgs) -> bool:
+def _has_packed_sequence(call: CallArgs) -> bool:
     """Whether a call holds a `PackedSequence`: torch.export would fix all lengths."""
     arguments = (call.args, dict(call.kwargs))
     leaves = pytree.tree_leaves(arguments, is_leaf=lambda value: isinstance(value, PackedSequence))
@@ -232,7 +232,7 @@ class _ModuleCapturer:
     def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, CallArgs] | None:
         """Return the graph of one module, if the model runs with the graph in its place."""
         recorded = self.seen.get(child)
-        if recorded is None or not recorded.is_alike or _is_packed(recorded.call):
+        if recorded is None or not recorded.is_alike or _has_packed_sequence(recorded.call):
             return None
         try:
             graph = graph_capture.capture(child, recorded.call)
@@ -257,20 +257,20 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMod
         CaptureError: if no layer runs.
         DataError: if the module does not run on these inputs.
     """
-    watched = watch_calls(shell, call, lambda part: _as_layer(part) is not None)
+    watched = watch_calls(shell, call, lambda part: _as_dense_or_embedding(part) is not None)
     graphs: dict[Hashable, GraphModule] = {}
     calls: dict[Hashable, CallArgs] = {}
     captured = {}
     for path, module in shell.named_modules():
-        layer, recorded = _as_layer(module), watched.get(module)
+        layer, recorded = _as_dense_or_embedding(module), watched.get(module)
         if layer is None or recorded is None or not recorded.is_alike or recorded.call.kwargs:
             continue
-        key = _form(layer, recorded.call)
+        key = _layer_form(layer, recorded.call)
         if key not in graphs:
             graphs[key] = graph_capture.capture(layer, recorded.call)
         # One example for equal layers: those of all layers take more memory than a block.
         example = calls.setdefault((key, recorded.call.args[0].shape), recorded.call)
-        captured[path] = _with_parameters(graphs[key], layer), example
+        captured[path] = _copy_with_parameters(graphs[key], layer), example
     if not captured:
         raise CaptureError(
             f"{type(shell).__name__} must run a dense layer or an embedding on the inputs, found "
@@ -279,15 +279,14 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMod
     return captured
 
 
-def _as_layer(module: nn.Module) -> nn.Module | None:
-    """Return a module as a dense layer or an embedding; None for any other module."""
+def _as_dense_or_embedding(module: nn.Module) -> nn.Module | None:
     kind = type(module)
     if kind is nn.Linear or (kind is nn.Embedding and module.max_norm is None):
         return module
     return graph_capture.as_linear(module) if graph_capture.is_transposed_dense(module) else None
 
 
-def _form(layer: nn.Module, call: CallArgs) -> Hashable:
+def _layer_form(layer: nn.Module, call: CallArgs) -> Hashable:
     """Return the properties of a layer that decide on its graph."""
     (tensor,) = call.args
     options = getattr(layer, "padding_idx", None)
@@ -295,7 +294,7 @@ def _form(layer: nn.Module, call: CallArgs) -> Hashable:
     return type(layer), options, *shapes, tensor.dtype, tensor.ndim
 
 
-def _with_parameters(graph: GraphModule, layer: nn.Module) -> GraphModule:
+def _copy_with_parameters(graph: GraphModule, layer: nn.Module) -> GraphModule:
     """Return a copy of the graph of a layer of the same form, with the parameters of `layer`."""
     copied = fx.shallow_copy(graph)
     for name in _PARAMETERS:

@@ -25,11 +25,11 @@ from neural_mp.util.pytree import NamedOutputs
 _PLAIN = (dict, OrderedDict)
 
 
-def _context(outputs: NamedOutputs) -> list[list[str]]:
+def _output_context(outputs: NamedOutputs) -> list[list[str]]:
     return [list(outputs), list(outputs.absent)]
 
 
-def _rebuilt(values: Iterable[object], context: list[list[str]]) -> NamedOutputs:
+def _rebuild_outputs(values: Iterable[object], context: list[list[str]]) -> NamedOutputs:
     outputs = NamedOutputs(zip(context[0], values, strict=True))
     if context[1]:
         outputs.absent = tuple(context[1])
@@ -38,12 +38,12 @@ def _rebuilt(values: Iterable[object], context: list[list[str]]) -> NamedOutputs
 
 pytree.register_pytree_node(
     NamedOutputs,
-    lambda outputs: (list(outputs.values()), _context(outputs)),
-    _rebuilt,
+    lambda outputs: (list(outputs.values()), _output_context(outputs)),
+    _rebuild_outputs,
     serialized_type_name="neural_mp.NamedOutputs",
     flatten_with_keys_fn=lambda outputs: (
         [(pytree.MappingKey(name), value) for name, value in outputs.items()],
-        _context(outputs),
+        _output_context(outputs),
     ),
 )
 
@@ -56,7 +56,7 @@ for _kind in torch.return_types.all_return_types:
 
 def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
     """Return the graph with dicts for foreign output classes, and whether the graph changed."""
-    return _with_outputs(module, _is_foreign, dict)
+    return _replace_output_containers(module, _is_foreign_container, dict)
 
 
 def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> GraphModule:
@@ -66,7 +66,7 @@ def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> Graph
         module: the graph.
         absent: names of outputs that are not returned, from `absent_names`.
     """
-    named = _with_outputs(module, lambda spec: spec.type is dict, NamedOutputs)[0]
+    named = _replace_output_containers(module, lambda spec: spec.type is dict, NamedOutputs)[0]
     info = named.graph._codegen.pytree_info
     if absent and info.out_spec is not None and info.out_spec.type is NamedOutputs:
         info.out_spec.context[1].extend(absent)
@@ -82,7 +82,7 @@ def absent_names(module: GraphModule) -> list[str]:
     return [field.name for field in dataclasses.fields(spec.type) if field.name not in present]
 
 
-def _is_foreign(spec: pytree.TreeSpec) -> bool:
+def _is_foreign_container(spec: pytree.TreeSpec) -> bool:
     """Whether a container with named values is not a standard-library type."""
     kind = spec.type
     if kind is namedtuple or is_registered(kind):
@@ -106,13 +106,12 @@ def names(spec: pytree.TreeSpec) -> list[str] | None:
     return listed if right else None
 
 
-def _with_outputs(
+def _replace_output_containers(
     module: GraphModule, chosen: Callable[[pytree.TreeSpec], bool], kind: type
 ) -> tuple[GraphModule, bool]:
-    """Return the graph with the chosen output containers replaced by `kind`."""
     original = module.graph._codegen.pytree_info.out_spec
     assert original is not None
-    changed = _changed(original, chosen, kind)
+    changed = _replace_in_spec(original, chosen, kind)
     if changed == original:
         return module, False
     rewritten = shallow_copy(module)
@@ -123,12 +122,12 @@ def _with_outputs(
     return rewritten, True
 
 
-def _changed(
+def _replace_in_spec(
     spec: pytree.TreeSpec, chosen: Callable[[pytree.TreeSpec], bool], kind: type
 ) -> pytree.TreeSpec:
     if spec.is_leaf():
         return spec
-    parts = [_changed(child, chosen, kind) for child in child_specs(spec)]
+    parts = [_replace_in_spec(child, chosen, kind) for child in child_specs(spec)]
     if chosen(spec):
         context = [names(spec), []] if kind is NamedOutputs else names(spec)
         return pytree.TreeSpec(kind, context, parts)

@@ -43,38 +43,40 @@ def require_needed_conditions(graph: GraphModule, original: nn.Module, call: Cal
     same. A condition is dropped if the graph agrees with the model on sizes that violate it.
     """
     sizes: Sizes = graph.meta[SIZES]
-    conditions = {c for axis in _axes(sizes) for c in axis.conditions}
+    conditions = {c for axis in _tensor_axes(sizes) for c in axis.conditions}
     if not conditions:
         return
-    watch_sizes(graph, _with_conditions(sizes, set()))
-    needed = {c for c in conditions if not _is_needless(c, graph, original, call)}
-    watch_sizes(graph, _with_conditions(sizes, needed))
+    watch_sizes(graph, _filter_conditions(sizes, set()))
+    needed = {c for c in conditions if not _is_needless_condition(c, graph, original, call)}
+    watch_sizes(graph, _filter_conditions(sizes, needed))
 
 
-def _axes(sizes: Sizes) -> Iterator[Axis]:
+def _tensor_axes(sizes: Sizes) -> Iterator[Axis]:
     for axes in sizes:
         if isinstance(axes, tuple):
             yield from axes
 
 
-def _with_conditions(sizes: Sizes, conditions: set[Expression]) -> Sizes:
-    def narrowed(axis: Axis) -> Axis:
+def _filter_conditions(sizes: Sizes, conditions: set[Expression]) -> Sizes:
+    def narrow_axis(axis: Axis) -> Axis:
         return replace(axis, conditions=tuple(c for c in axis.conditions if c in conditions))
 
-    return tuple(tuple(map(narrowed, axes)) if isinstance(axes, tuple) else axes for axes in sizes)
+    return tuple(
+        tuple(map(narrow_axis, axes)) if isinstance(axes, tuple) else axes for axes in sizes
+    )
 
 
-def _is_needless(
+def _is_needless_condition(
     condition: Expression, graph: GraphModule, original: nn.Module, call: CallArgs
 ) -> bool:
     """Whether the graph agrees with the model on sizes that violate a condition."""
     compared = 0
     for candidate in _violating_calls(condition, graph, call):
-        expected = _expected(original, candidate)
+        expected = _expected_outputs(original, candidate)
         if expected is None:
             continue
         results = result_of(graph, candidate)
-        if results is None or not _agree(results, expected):
+        if results is None or not _outputs_agree(results, expected):
             return False
         compared += 1
     return compared > 0
@@ -91,7 +93,7 @@ def _violating_calls(
         for step in range(1, _MAX_STEP + 1):
             size = symbol.length + direction * step
             if symbol.accepts(size) and not holds(condition, {**lengths, name: size}):
-                yield _with_length(call, symbol.axes, size)
+                yield _resize_axes(call, symbol.axes, size)
                 trials += 1
                 if trials == _MAX_TRIALS:
                     break
@@ -128,15 +130,15 @@ def _symbols_of_inputs(graph: GraphModule, call: CallArgs) -> dict[str, _Symbol]
     return symbols
 
 
-def _with_length(call: CallArgs, axes: Mapping[int, list[int]], size: int) -> CallArgs:
+def _resize_axes(call: CallArgs, axes: Mapping[int, list[int]], size: int) -> CallArgs:
     """Repeat or cut the inputs, id of an input → axes, to another length of some axes."""
 
-    def resize(leaf: Any) -> Any:
+    def resize_leaf(leaf: Any) -> Any:
         for axis in axes.get(id(leaf), ()):
             leaf = leaf.index_select(axis, torch.arange(size) % leaf.shape[axis])
         return leaf
 
-    return call.map(resize)
+    return call.map(resize_leaf)
 
 
 def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
@@ -145,8 +147,8 @@ def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> 
     No exported bound reveals such a path: torch.export always specializes sizes 0 and 1. `got`
     are the outputs of the graph for `single`; None if the graph does not run.
     """
-    expected = None if got is None else _expected(original, single)
-    if got is None or expected is None or _agree(got, expected):
+    expected = None if got is None else _expected_outputs(original, single)
+    if got is None or expected is None or _outputs_agree(got, expected):
         return []
     return [
         "the model's code takes another path for a batch of one; the path for larger batches was "
@@ -165,7 +167,7 @@ def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
         return None
 
 
-def _expected(original: nn.Module, call: CallArgs) -> list[Any] | None:
+def _expected_outputs(original: nn.Module, call: CallArgs) -> list[Any] | None:
     with inference_mode(original):
         try:
             return list(pytree.tree_leaves(run_once(original, call)))
@@ -173,11 +175,11 @@ def _expected(original: nn.Module, call: CallArgs) -> list[Any] | None:
             return None
 
 
-def _agree(results: list[Any], expected: list[Any]) -> bool:
-    return len(results) == len(expected) and all(map(_alike, results, expected))
+def _outputs_agree(results: list[Any], expected: list[Any]) -> bool:
+    return len(results) == len(expected) and all(map(_values_agree, results, expected))
 
 
-def _alike(mine: Any, theirs: object) -> bool:
+def _values_agree(mine: Any, theirs: object) -> bool:
     if not isinstance(theirs, torch.Tensor):
         return True
     if mine.shape != theirs.shape:

@@ -72,7 +72,7 @@ def try_out(module: nn.Module, call: CallArgs) -> TrialRun:
     except DataError:
         if several is call:
             raise
-        return _run(module, call)
+        return _run_trial(module, call)
 
 
 def _run_on_few(module: nn.Module, call: CallArgs) -> TrialRun:
@@ -83,15 +83,15 @@ def _run_on_few(module: nn.Module, call: CallArgs) -> TrialRun:
     """
     if call.batch_size is not None and call.batch_size > _PROBE_BATCH_SIZE:
         try:
-            run = _run(module, resized(call, _PROBE_BATCH_SIZE))
+            run = _run_trial(module, resized(call, _PROBE_BATCH_SIZE))
         except DataError:
             logger.debug("the model fails on %d samples", _PROBE_BATCH_SIZE, exc_info=True)
         else:
             return replace(run, call=call)
-    return _run(module, call)
+    return _run_trial(module, call)
 
 
-def _run(module: nn.Module, call: CallArgs) -> TrialRun:
+def _run_trial(module: nn.Module, call: CallArgs) -> TrialRun:
     with restored(module) as state:
         outputs = run_in_place(module, call)
         changed, written = tuple(state.changed_names()), tuple(state.written())
@@ -114,8 +114,8 @@ def run_in_place(module: nn.Module, call: CallArgs) -> Any:
         # User code may raise any exception type.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
-            f"{type(error).__name__}: {error}{_given_whole(module, call)}"
-            f"{_given_separately(call, error)}{_limits(module, call)}"
+            f"{type(error).__name__}: {error}{_explain_whole_dict(module, call)}"
+            f"{_explain_split_sequence(call, error)}{_explain_limits(module, call)}"
         ) from error
 
 
@@ -131,11 +131,10 @@ def _kept_state(module: nn.Module, call: CallArgs, changed: tuple[str, ...]) -> 
         except DataError:
             return changed
         again = filled.changed_names()
-    return tuple(again) if _are_equal(first, second) else changed
+    return tuple(again) if _have_equal_tensors(first, second) else changed
 
 
-def _are_equal(first: object, second: object) -> bool:
-    """Whether two outputs hold equal tensors."""
+def _have_equal_tensors(first: object, second: object) -> bool:
     sides = [
         [leaf for leaf in pytree.tree_leaves(side) if isinstance(leaf, torch.Tensor)]
         for side in (first, second)
@@ -148,7 +147,7 @@ def _are_equal(first: object, second: object) -> bool:
     )
 
 
-def _given_whole(module: nn.Module, call: CallArgs) -> str:
+def _explain_whole_dict(module: nn.Module, call: CallArgs) -> str:
     """Return an explanation if a dict went to a single parameter, perhaps unintentionally."""
     if call.kwargs or len(call.args) != 1 or not isinstance(call.args[0], dict):
         return ""
@@ -160,7 +159,7 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
     )
 
 
-def _given_separately(call: CallArgs, error: Exception) -> str:
+def _explain_split_sequence(call: CallArgs, error: Exception) -> str:
     """Return an explanation if a tuple or list was passed as several arguments, and failed."""
     if call.kwargs or len(call.args) < 2 or not isinstance(error, TypeError):
         return ""
@@ -189,7 +188,7 @@ def exceeded_limits(module: nn.Module, call: CallArgs) -> str:
     return "; ".join(messages)
 
 
-def _limits(module: nn.Module, call: CallArgs) -> str:
+def _explain_limits(module: nn.Module, call: CallArgs) -> str:
     exceeded = exceeded_limits(module, call)
     return f"; {exceeded}" if exceeded else ""
 

@@ -76,13 +76,13 @@ def decoder_blocks(model: TorchModel) -> tuple[Block, ...]:
     best: tuple[Block, ...] = ()
     for path, module in model.shell.named_modules():
         if isinstance(module, nn.ModuleList):
-            blocks = tuple(_block(f"{path}.{index}", layers) for index in range(len(module)))
+            blocks = tuple(_build_block(f"{path}.{index}", layers) for index in range(len(module)))
             if sum(len(b.layers) for b in blocks) > sum(len(b.layers) for b in best):
                 best = blocks
     return best
 
 
-def _block(path: str, layers: Mapping[str, str]) -> Block:
+def _build_block(path: str, layers: Mapping[str, str]) -> Block:
     inside = {
         op: layer_path.removeprefix(f"{path}.")
         for op, layer_path in layers.items()
@@ -140,34 +140,37 @@ class _Recorder:
     def before(self, index: int) -> Callable[..., None]:
         """Return a hook that runs before a block."""
 
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def record_call(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             arguments = dict(kwargs)
             states = arguments.pop(_STATES, None) if not args else args[0]
             if index == 0:
                 self.states.append(states)
             elif states is not self._last:
                 self.is_chain = False
-            self.calls[index].append(self._call(index, args[1:], arguments))
+            self.calls[index].append(self._build_call(index, args[1:], arguments))
 
-        return hook
+        return record_call
 
     def after(self, _: nn.Module, args: object, result: Any) -> None:
         """Keep the result of a block: the next block must read it."""
         self._last = _states_of(result)
         FREED.after(_RESULTS * getattr(self._last, "nbytes", 0))
 
-    def _call(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockCall:
+    def _build_call(
+        self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> BlockCall:
         earlier = self.calls[index][0] if self.calls[index] else None
-        arguments = (args, {name: _without_cache(value) for name, value in kwargs.items()})
+        arguments = (args, {name: _drop_cache(value) for name, value in kwargs.items()})
         leaves, structure = pytree.tree_flatten(arguments)
         first = [] if earlier is None else pytree.tree_leaves((earlier.args, dict(earlier.kwargs)))
         if len(first) != len(leaves):
             first = leaves
-        shared = [self._alike(new, old) for new, old in zip(leaves, first, strict=True)]
+        shared = [
+            self._share_equal_tensor(new, old) for new, old in zip(leaves, first, strict=True)
+        ]
         return BlockCall(*pytree.tree_unflatten(shared, structure))
 
-    def _alike(self, new: Any, old: Any) -> Any:
-        """Return the tensor of an earlier batch if it is equal."""
+    def _share_equal_tensor(self, new: Any, old: Any) -> Any:
         if not isinstance(new, torch.Tensor):
             return new
         if id(new) not in self._shared:
@@ -188,7 +191,7 @@ class _Recorder:
         return BlockCalls(self.states, self.calls) if is_chain else None
 
 
-def _without_cache(value: Any) -> Any:
+def _drop_cache(value: Any) -> Any:
     """Return None for a key-value cache, which a second run would fill again."""
     is_cache = hasattr(value, "update") and hasattr(value, "get_seq_length")
     return None if is_cache else value

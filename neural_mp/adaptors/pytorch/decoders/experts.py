@@ -33,7 +33,7 @@ class _Expert(nn.Module):
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
         super().__init__()
-        self.gate_up_proj, self.down_proj = _dense(gate_up), _dense(down)
+        self.gate_up_proj, self.down_proj = _build_linear(gate_up), _build_linear(down)
 
 
 class SplitExperts(nn.Module):
@@ -73,7 +73,7 @@ class SplitExperts(nn.Module):
 def split_experts(shell: nn.Module) -> None:
     """Split the experts of a private copy of a model in place, in known forms."""
     for path, module in list(shell.named_modules()):
-        if _is_known(module):
+        if _can_split_experts(module):
             parent, _, name = path.rpartition(".")
             setattr(shell.get_submodule(parent), name, SplitExperts(module).eval())
 
@@ -100,7 +100,7 @@ def running_all(shell: nn.Module) -> Iterator[None]:
             module.runs_all = False
 
 
-def _dense(weight: torch.Tensor) -> nn.Linear:
+def _build_linear(weight: torch.Tensor) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return layer
@@ -110,7 +110,7 @@ def _is_of_experts(module: nn.Module) -> bool:
     return type(module).__name__.endswith("Experts")
 
 
-def _is_known(module: nn.Module) -> bool:
+def _can_split_experts(module: nn.Module) -> bool:
     """Whether a module is of `transformers` and computes as `SplitExperts` does."""
     kind: Any = type(module)
     if not kind.__module__.startswith("transformers.") or not _is_of_experts(module):

@@ -41,7 +41,7 @@ def input_moments(
                 readers[node.args[0]].append(name)
     sums: dict[Node, MomentSums] = {}
 
-    def visit(node: Node, run: Callable[[], Any]) -> Any:
+    def add_moments(node: Node, run: Callable[[], Any]) -> Any:
         result = run()
         if node in readers:
             rows = result.detach().float().numpy()
@@ -50,7 +50,7 @@ def input_moments(
             sums[node].add(rows)
         return result
 
-    run = visited(model, visit, portable=True)
+    run = visited(model, add_moments, portable=True)
     for inputs in batches:
         run(model.call(inputs))
     means = {node: statistics.moments() for node, statistics in sums.items()}
@@ -102,9 +102,9 @@ def moments_of_layers(
     alike: dict[str, str] = {}
 
     def hook_of(op: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        return lambda _, args: _note(op, args[0])
+        return lambda _, args: _add_moments(op, args[0])
 
-    def _note(op: str, tensor: torch.Tensor) -> None:
+    def _add_moments(op: str, tensor: torch.Tensor) -> None:
         first = next((name for name, value in inputs.items() if value is tensor), op)
         inputs[op] = tensor
         FREED.after(_RESULTS * tensor.nbytes)

@@ -126,7 +126,7 @@ class _Student:
         least = self.error(tried, inputs, targets, calls)
         steps = _batches_of_steps(inputs, options.steps, random)
         for step, chosen in enumerate(steps, 1):
-            gradients = self._gradients(chosen, inputs, targets, calls)
+            gradients = self._weight_gradients(chosen, inputs, targets, calls)
             for op, gradient in gradients.items():
                 learning[op].descend(gradient, options.rate(step - 1))
             now = {op: rounding.rounded() for op, rounding in learning.items()}
@@ -141,7 +141,7 @@ class _Student:
                 break
         return best
 
-    def _gradients(
+    def _weight_gradients(
         self,
         chosen: Iterable[int],
         inputs: Sequence[torch.Tensor],

@@ -106,16 +106,16 @@ def read_folder(
         ) from None
     try:
         config = read_json(folder / CONFIG, anything, ModelLoadError)
-        stored = _stored(folder) + _Stored(elements=quantized_elements)
-        for fault in _faults(folder, config, stored, may_be_quantized=state is not None):
+        stored = _measure_stored_weights(folder) + _Stored(elements=quantized_elements)
+        for fault in _folder_faults(folder, config, stored, may_be_quantized=state is not None):
             raise ModelLoadError(f"the folder {str(folder)!r} is refused: {fault}")
-        kind = _class(transformers, config)
-        with _offline(), _quiet() if quantized_elements else nullcontext():
+        kind = _model_class(transformers, config)
+        with _switch_offline(), _silence_transformers() if quantized_elements else nullcontext():
             if state is not None:
-                with _at_most(stored):
-                    state = _completed(kind, folder, state)
-            with _at_most(stored):
-                loaded: nn.Module = _loaded(kind, folder, state)
+                with _limit_modules(stored):
+                    state = _add_missing_weights(kind, folder, state)
+            with _limit_modules(stored):
+                loaded: nn.Module = _load_model(kind, folder, state)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -126,7 +126,7 @@ def read_folder(
     return loaded.eval()
 
 
-def _loaded(kind: Any, folder: Path, state: _State | None) -> Any:
+def _load_model(kind: Any, folder: Path, state: _State | None) -> Any:
     if state is None:
         return kind.from_pretrained(folder, weights_only=True, **_SAFE)
     config = kind.config_class.from_pretrained(folder, **_SAFE)
@@ -135,7 +135,7 @@ def _loaded(kind: Any, folder: Path, state: _State | None) -> Any:
     return kind.from_pretrained(None, config=config, state_dict=dict(state), **_SAFE)
 
 
-def _completed(kind: Any, folder: Path, state: Mapping[str, torch.Tensor]) -> _State:
+def _add_missing_weights(kind: Any, folder: Path, state: Mapping[str, torch.Tensor]) -> _State:
     """Return weights, and zeros for those of the model that are missing.
 
     `transformers` draws random values for missing weights, which take the memory of the float
@@ -153,17 +153,17 @@ def _completed(kind: Any, folder: Path, state: Mapping[str, torch.Tensor]) -> _S
     dtype = getattr(config, "dtype", None) or next(floats, torch.float32)
     # A weight under several names is tied where only one of them is present.
     missing = {key: tied[0] for key, tied in names.items() if state.keys().isdisjoint(tied)}
-    return {**state, **{name: _zeros(shapes[key], dtype) for key, name in missing.items()}}
+    return {**state, **{name: _allocate_zeros(shapes[key], dtype) for key, name in missing.items()}}
 
 
-def _zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def _allocate_zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """Return zeros on pages of their own, which the system provides at the first write."""
     size = shape.numel() * dtype.itemsize
     pages = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
     return pages[:size].view(dtype).view(shape)
 
 
-def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
+def _model_class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     """Return the model class in a configuration, or `AutoModel` if none is named.
 
     Raises:
@@ -178,7 +178,7 @@ def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     return kind
 
 
-def _faults(
+def _folder_faults(
     folder: Path, config: Any, stored: _Stored, *, may_be_quantized: bool = False
 ) -> Iterator[str]:
     """Yield a message for each part of a folder that would run foreign code or never end."""
@@ -202,7 +202,7 @@ def _faults(
 
 def entry_faults(config: object, tensors: int) -> Iterator[str]:
     """Yield a message for each entry that names a kernel, or counts more than weights suffice."""
-    for key, value in _items(config, 0):
+    for key, value in _nested_items(config, 0):
         if _NAMES_KERNEL in key and "/" in str(value):
             yield f"{CONFIG} names the kernel {preview(value)}, which would be fetched and run"
         limit = tensors + UNSAVED_WEIGHTS if _COUNTS.fullmatch(key) else None
@@ -215,20 +215,19 @@ def entry_faults(config: object, tensors: int) -> Iterator[str]:
                 )
 
 
-def _items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield all keys and values of nested dicts and lists."""
+def _nested_items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > MAX_DEPTH:
         raise ValueError(f"the nesting of {CONFIG} exceeds the limit of {MAX_DEPTH} levels")
     if isinstance(value, dict):
         for key, item in value.items():
             yield key, item
-            yield from _items(item, depth + 1)
+            yield from _nested_items(item, depth + 1)
     elif isinstance(value, list):
         for item in value:
-            yield from _items(item, depth + 1)
+            yield from _nested_items(item, depth + 1)
 
 
-def _stored(folder: Path) -> _Stored:
+def _measure_stored_weights(folder: Path) -> _Stored:
     """Return the sizes of all weights in the files of a folder.
 
     Raises:
@@ -236,7 +235,7 @@ def _stored(folder: Path) -> _Stored:
     """
     total = _Stored()
     for file in sorted(folder.glob(_SAFETENSORS)):
-        total += _of_header(file)
+        total += _measure_header(file)
     for file in sorted(folder.glob("*.bin")):
         # torch 2.6 takes tensor sizes from the pickle without checking the file.
         if zipfile.is_zipfile(file):
@@ -252,7 +251,7 @@ def _stored(folder: Path) -> _Stored:
     return total
 
 
-def _of_header(file: Path) -> _Stored:
+def _measure_header(file: Path) -> _Stored:
     """Return the sizes in the header of a `.safetensors` file.
 
     Raises:
@@ -280,7 +279,7 @@ def _of_header(file: Path) -> _Stored:
 
 
 @contextmanager
-def _at_most(stored: _Stored) -> Iterator[None]:
+def _limit_modules(stored: _Stored) -> Iterator[None]:
     """Limit the modules built in this thread to those that the stored weights suffice for."""
     thread = threading.get_ident()
     counts = dict.fromkeys(("modules", "weights", "elements"), 0)
@@ -290,7 +289,7 @@ def _at_most(stored: _Stored) -> Iterator[None]:
         "elements": stored.elements + UNSAVED_ELEMENTS,
     }
 
-    def count(kind: str, number: int) -> None:
+    def add_count(kind: str, number: int) -> None:
         counts[kind] += number
         if threading.get_ident() == thread and counts[kind] > limits[kind]:
             raise _TooLargeError(
@@ -298,25 +297,25 @@ def _at_most(stored: _Stored) -> Iterator[None]:
                 f"files contain {stored.tensors} weights"
             )
 
-    def module(_: nn.Module, __: str, ___: nn.Module | None) -> None:
-        count("modules", 1)
+    def count_module(_: nn.Module, __: str, ___: nn.Module | None) -> None:
+        add_count("modules", 1)
 
-    def tensor(_: nn.Module, __: str, value: torch.Tensor | None) -> None:
-        count("weights", 1)
-        count("elements", 0 if value is None else value.numel())
+    def count_tensor(_: nn.Module, __: str, value: torch.Tensor | None) -> None:
+        add_count("weights", 1)
+        add_count("elements", 0 if value is None else value.numel())
 
     with ExitStack() as stack:
         for handle in (
-            hooks.register_module_module_registration_hook(module),
-            hooks.register_module_parameter_registration_hook(tensor),
-            hooks.register_module_buffer_registration_hook(tensor),
+            hooks.register_module_module_registration_hook(count_module),
+            hooks.register_module_parameter_registration_hook(count_tensor),
+            hooks.register_module_buffer_registration_hook(count_tensor),
         ):
             stack.callback(handle.remove)
         yield
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_transformers() -> Iterator[None]:
     """Hide reports of missing weights, which are set afterwards, and progress bars."""
     hf_logging: Any = importlib.import_module("transformers.utils.logging")
     level, shows_progress = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
@@ -331,7 +330,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def _switch_offline() -> Iterator[None]:
     """Switch `transformers` and its hub offline, as `HF_HUB_OFFLINE=1` does for a whole process."""
     constants: Any = importlib.import_module("huggingface_hub.constants")
     hub: Any = importlib.import_module("transformers.utils.hub")

@@ -48,7 +48,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     weights: dict[str, torch.Tensor] = {}
-    for shard in _shards(file):
+    for shard in _shard_files(file):
         try:
             weights |= load_file(shard)
         except (OSError, SafetensorError) as error:
@@ -56,7 +56,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _shards(file: Path) -> list[Path]:
+def _shard_files(file: Path) -> list[Path]:
     index = _index_of(file)
     if file.is_file() or not index.is_file():
         return [file]

@@ -70,7 +70,7 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
             integer[path] = _integer_layer(path, part, weight, form)
             del state[f"{path}.weight"]
         elif weight is not None:
-            state[f"{path}.weight"] = _floats(path, part, weight, shell)
+            state[f"{path}.weight"] = _dequantize_weight(path, part, weight, shell)
     if not integer:
         raise ConversionError(
             f"a checkpoint of {form} requires a dense layer with an integer weight, found none; "
@@ -93,11 +93,11 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
         name: value.to(dtype) if name.endswith("weight_scale") else value
         for name, value in packed.items()
     }
-    write_weights(folder / "model.safetensors", {**_unshared(state), **packed})
+    write_weights(folder / "model.safetensors", {**_unshare_memory(state), **packed})
     copy_tokenizer(Path(str(shell.config._name_or_path or "")), folder)
 
 
-def _unshared(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _unshare_memory(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return weights that share no memory, as safetensors requires; only tied ones are copied."""
     pointers: set[int] = set()
     tensors = {}
@@ -118,7 +118,7 @@ def _weight_node(part: Part) -> Node | None:
     return None
 
 
-def _values(part: Part, weight: Node) -> list[torch.Tensor]:
+def _weight_constants(part: Part, weight: Node) -> list[torch.Tensor]:
     nodes = (source for source in weight.args if isinstance(source, Node))
     return [fx.attribute(part.portable, str(node.target)).detach() for node in nodes]
 
@@ -129,7 +129,7 @@ def _integer_layer(path: str, part: Part, weight: Node, form: CheckpointFormat) 
             f"layer {path!r} scales its inputs (awq), which {form} has no place for; set the "
             f"rounding of its weight to 'gptq' or 'rtn'"
         )
-    values = _values(part, weight)
+    values = _weight_constants(part, weight)
     if weight.target is ops.dequantize_weight:
         integers, scales = (value.numpy() for value in values)
         codes = (integers.astype(np.int16) + middle_code(8)).astype(np.uint8)
@@ -154,10 +154,10 @@ def _integer_layer(path: str, part: Part, weight: Node, form: CheckpointFormat) 
     return IntegerLayer(codes, scales, zeros, bits, bool((zeros == middle_code(bits)).all()))
 
 
-def _floats(path: str, part: Part, weight: Node, shell: nn.Module) -> torch.Tensor:
+def _dequantize_weight(path: str, part: Part, weight: Node, shell: nn.Module) -> torch.Tensor:
     """Return the weight of a layer that the format cannot hold, in the shape of the module."""
     restore: Any = weight.target
-    values: list[Any] = _values(part, weight)
+    values: list[Any] = _weight_constants(part, weight)
     result: torch.Tensor = restore(*values, *weight.args[len(values) :])
     own: Any = shell.get_submodule(path)
     result = result if result.shape == own.weight.shape else result.t()
@@ -181,7 +181,7 @@ def read_checkpoint(folder: Path) -> tuple[nn.Module, Mapping[str, IntegerLayer]
     files = sorted(folder.glob("*.safetensors"))
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        tensors |= _read(file)
+        tensors |= _read_safetensors(file)
     layers, used = integer_layers(
         quantization, {name: as_numpy(value.detach()) for name, value in tensors.items()}
     )
@@ -193,7 +193,7 @@ def read_checkpoint(folder: Path) -> tuple[nn.Module, Mapping[str, IntegerLayer]
     return read_folder(folder, _WEIGHTS_PER_BYTE * size, state), layers
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def _read_safetensors(file: Path) -> Mapping[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

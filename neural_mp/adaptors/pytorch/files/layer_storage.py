@@ -66,12 +66,12 @@ def save(model: TorchModel, folder: Path) -> None:
             "modules, unless transformers defines its class; save the plan with save_plan and "
             "convert the model again"
         )
-    example = {name: _shape_of(value) for name, value in _named(model).items()}
+    example = {name: _shape_of(value) for name, value in _named_inputs(model).items()}
     forms: dict[object, tuple[int, str]] = {}
     layers: dict[str, dict[str, object]] = {}
     constants: dict[str, torch.Tensor] = {}
     for path, part in model.converted_parts.items():
-        key = _form(part.portable)
+        key = _graph_form(part.portable)
         if key not in forms:
             forms[key] = len(forms), path
             program = _program_folder(folder, forms[key][0])
@@ -79,7 +79,7 @@ def save(model: TorchModel, folder: Path) -> None:
             standalone = TorchModel({WHOLE: part}, part.example, call_signature(part.portable))
             storage.save(standalone, program)
         else:
-            stored = _constants(part.portable) | _offset_bytes(part.portable)
+            stored = _constant_tensors(part.portable) | _offset_bytes(part.portable)
             constants |= {f"{path}/{n}": value.contiguous() for n, value in stored.items()}
         layers[path] = {"program": forms[key][0], "like": forms[key][1]}
     write_weights(folder / _CONSTANTS_FILE, constants)
@@ -88,7 +88,7 @@ def save(model: TorchModel, folder: Path) -> None:
     config.save_pretrained(folder)
     if getattr(shell, "generation_config", None) is not None:
         shell.generation_config.save_pretrained(folder)
-    write_weights(folder / _WEIGHTS_FILE, _kept_weights(shell, layers))
+    write_weights(folder / _WEIGHTS_FILE, _unconverted_weights(shell, layers))
     copy_tokenizer(Path(str(shell.config._name_or_path or "")), folder)
     details = {"layers": layers, "example": example, "inputs": model.signature.names}
     write_details(folder / LAYERS_FILE, details)
@@ -119,7 +119,7 @@ def restore(folder: Path) -> TorchModel:
             raise ModelLoadError(
                 f"{LAYERS_FILE} must name layers of {type(shell).__name__}, got {path!r}"
             ) from None
-        parts[path] = _filled(programs[number], path, like, constants)
+        parts[path] = _restore_layer(programs[number], path, like, constants)
     # Expanded, as a file may name any size.
     kwargs = {
         name: fx.described(entry["shape"], entry["dtype"])
@@ -129,12 +129,12 @@ def restore(folder: Path) -> TorchModel:
     return TorchModel(parts, CallArgs((), kwargs), signature, shell)
 
 
-def _filled(part: Part, path: str, like: str, constants: Mapping[str, torch.Tensor]) -> Part:
+def _restore_layer(part: Part, path: str, like: str, constants: Mapping[str, torch.Tensor]) -> Part:
     """Return the layer at `path`, of the form of the layer `like`."""
     if path == like:
         return replace(part, is_converted=True)
     portable = fx.shallow_copy(part.portable)
-    expected = _constants(part.portable)
+    expected = _constant_tensors(part.portable)
     keys = {name: f"{path}/{name}" for name in expected}
     available = {name: constants[key] for name, key in keys.items() if key in constants}
     _restore_offsets(portable, available)
@@ -163,15 +163,15 @@ def _program_folder(folder: Path, number: int) -> Path:
     return folder / f"layer_{number}"
 
 
-def _form(module: GraphModule) -> object:
-    shapes = ((name, v.shape, v.dtype) for name, v in sorted(_constants(module).items()))
+def _graph_form(module: GraphModule) -> object:
+    shapes = ((name, v.shape, v.dtype) for name, v in sorted(_constant_tensors(module).items()))
     # Programs check the number of axes of their inputs.
     inputs = (n.meta["val"] for n in module.graph.nodes if n.op == "placeholder")
     axes = tuple(getattr(value, "ndim", None) for value in inputs)
     return module.code, axes, tuple(marked_kernels(module).values()), *shapes
 
 
-def _constants(module: GraphModule) -> dict[str, torch.Tensor]:
+def _constant_tensors(module: GraphModule) -> dict[str, torch.Tensor]:
     named = (*module.named_parameters(), *module.named_buffers())
     return {name: value.detach() for name, value in named}
 
@@ -213,7 +213,7 @@ def _grouped_offsets(module: GraphModule) -> dict[str, tuple[str, int]]:
     return {str(a["offsets"].target): (str(a["scales"].target), a["bits"]) for a in arguments}
 
 
-def _named(model: TorchModel) -> dict[str, Any]:
+def _named_inputs(model: TorchModel) -> dict[str, Any]:
     example = model.example
     names = model.signature.parameters
     return {**dict(zip(names, example.args, strict=False)), **example.kwargs}
@@ -228,8 +228,7 @@ def _shape_of(value: object) -> dict[str, Any]:
     return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
 
 
-def _kept_weights(shell: nn.Module, layers: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Return the weights outside of converted layers, each once."""
+def _unconverted_weights(shell: nn.Module, layers: Mapping[str, object]) -> dict[str, torch.Tensor]:
     weights: dict[int, tuple[str, torch.Tensor]] = {}
     for name, value in shell.state_dict().items():
         if name.rpartition(".")[0] not in layers:

@@ -67,7 +67,7 @@ def left_in_bodies(module: GraphModule) -> list[str]:
     for node in module.graph.nodes:
         if runs_bodies(node):
             warnings += stays_in_fp32(
-                (fx.op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
+                (fx.op_type(inner) for inner in _nested_nodes(module, node) if _is_heavy(inner)),
                 f"within the op {str(node.meta.get(fx.OP_NAME, node.name))!r}",
                 "only the main graph is converted",
             )
@@ -78,15 +78,14 @@ def _is_heavy(node: Node) -> bool:
     return node.target in INTEGER_LAYERS or fx.op_type(node) in RECURRENT_TYPES
 
 
-def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
-    """Yield the nodes of the graphs that an op runs, nested ones included."""
+def _nested_nodes(module: GraphModule, node: Node) -> Iterator[Node]:
     for source in node.all_input_nodes:
         body = fx.attribute(module, str(source.target)) if source.op == "get_attr" else None
         if isinstance(body, GraphModule):
             for inner in body.graph.nodes:
                 yield inner
                 if runs_bodies(inner):
-                    yield from _inner(body, inner)
+                    yield from _nested_nodes(body, inner)
 
 
 def load(source: object, spec: InputSpec, how: Capture) -> TorchModel:
@@ -113,11 +112,11 @@ def load(source: object, spec: InputSpec, how: Capture) -> TorchModel:
     module = _without_inference_tensors(source)
     call, inferred = _example_call(module, signature, spec.example)
     if how == Capture.MODULES:
-        model = _in_parts(module, call, signature, capture_modules, "module")
+        model = _capture_in_parts(module, call, signature, capture_modules, "module")
     elif how == Capture.LAYERS:
-        model = _in_parts(module, call, signature, capture_layers, "layer")
+        model = _capture_in_parts(module, call, signature, capture_layers, "layer")
     else:
-        model = _assemble(graph_capture.capture(module, call), call, signature, module)
+        model = _assemble_model(graph_capture.capture(module, call), call, signature, module)
     config = getattr(source, "config", None) if is_known_class(source) else None
     warnings = (*inferred, *model.warnings)
     return replace(model, warnings=warnings, config=config, original=source)
@@ -169,7 +168,7 @@ def _example_call(
     return call, (warning,)
 
 
-def _in_parts(
+def _capture_in_parts(
     source: nn.Module,
     call: CallArgs,
     signature: CallSignature,
@@ -183,7 +182,7 @@ def _in_parts(
     with running_all(shell):
         captured = capture_parts(shell, call)
     for path, (graph, example) in captured.items():
-        module, dropped = _prepared(graph, path)
+        module, dropped = _canonicalize_graph(graph, path)
         parts[path] = Part(module, module, example)
         warnings += dropped
     shown = ", ".join(parts) if len(parts) <= _MAX_NAMED_PARTS else counted(len(parts), kind)
@@ -200,13 +199,13 @@ def _in_parts(
             ", ".join(whole) if len(whole) <= _MAX_NAMED_PARTS else counted(len(whole), "weight")
         )
         warnings.append(f"the weights of experts in a form of their own stay as they are: {shown}")
-    attributes, buffers = _state_between(shell, call, parts) if kind == "module" else ([], [])
-    warnings += [*_without_changes(attributes), *map(kept_buffer, buffers)]
+    attributes, buffers = _stateful_names(shell, call, parts) if kind == "module" else ([], [])
+    warnings += [*_lost_change_warnings(attributes), *map(kept_buffer, buffers)]
     model = TorchModel(parts, call, signature, shell, source, tuple(warnings))
     return replace(model, keeps_state=bool(attributes or buffers))
 
 
-def _state_between(
+def _stateful_names(
     shell: nn.Module, call: CallArgs, parts: Iterable[str]
 ) -> tuple[list[str], list[str]]:
     """Return the attributes and buffers outside of parts that carry state from call to call."""
@@ -218,7 +217,7 @@ def _state_between(
     return attributes, buffers
 
 
-def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
+def _canonicalize_graph(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
     """Canonicalize a captured graph in place; return the graph and warnings.
 
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
@@ -227,7 +226,7 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
     attributes = [
         f"{path}.{n}" if path else n for n in module.meta.get(graph_capture.KEPT_STATE, ())
     ]
-    warnings = [*notes, *drop_updates(module), *_without_changes(attributes)]
+    warnings = [*notes, *drop_updates(module), *_lost_change_warnings(attributes)]
     prepared = prepare(module, path)
     floats: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():
@@ -236,11 +235,10 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
             floats.setdefault(why, []).append(fx.op_type(node))
     for why, kinds in floats.items():
         warnings += stays_in_fp32(kinds, "", why)
-    return prepared, [*warnings, *left_in_bodies(prepared), *_unstorable(prepared)]
+    return prepared, [*warnings, *left_in_bodies(prepared), *_untrusted_op_warnings(prepared)]
 
 
-def _unstorable(module: GraphModule) -> list[str]:
-    """Return a warning for ops that a file must not call unless the user trusts them."""
+def _untrusted_op_warnings(module: GraphModule) -> list[str]:
     targets = {n.target for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
     named = [target._schema.name.partition("::") for target in targets]
     names = sorted({f"{library}.{op}" for library, _, op in named if not is_allowed(library, op)})
@@ -253,8 +251,7 @@ def _unstorable(module: GraphModule) -> list[str]:
     ]
 
 
-def _without_changes(names: Sequence[str]) -> list[str]:
-    """Return a warning for attributes whose changes by the model's code a graph leaves out."""
+def _lost_change_warnings(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     shown, more = ", ".join(map(repr, names[:_MAX_NAMED_PARTS])), len(names) - _MAX_NAMED_PARTS
@@ -265,13 +262,13 @@ def _without_changes(names: Sequence[str]) -> list[str]:
     return [f"{subject} {listed}, which the model changes in its runs, {verb} in converted models"]
 
 
-def _assemble(
+def _assemble_model(
     module: GraphModule,
     call: CallArgs,
     signature: CallSignature,
     original: nn.Module | None,
 ) -> TorchModel:
-    module, warnings = _prepared(module)
+    module, warnings = _canonicalize_graph(module)
     if original is None:
         dynamic_shapes.watch_sizes(
             module, dynamic_shapes.as_exported(module.meta[dynamic_shapes.SIZES])
@@ -305,7 +302,7 @@ def _from_program(program: ExportedProgram, example: object) -> TorchModel:
     signature = call_signature(module)
     if example is not None:
         signature.check(signature.call(example, like=call), call)
-    return _assemble(module, call, signature, None)
+    return _assemble_model(module, call, signature, None)
 
 
 #: Suffixes of files that PyTorch writes, besides weights alone.

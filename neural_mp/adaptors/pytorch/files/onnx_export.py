@@ -39,15 +39,15 @@ def name_axes(model: onnx_ir.Model, sizes: Sizes) -> None:
     after its first input and axis number: `input_ids_axis1`. Symbols of axes that are fixed by
     `sizes`, those of the inputs, become numbers.
     """
-    names = {**_names(model.graph.inputs), **_fixed(model.graph.inputs, sizes)}
-    for value in _values(model):
+    names = {**_name_symbols(model.graph.inputs), **_fixed_symbol_sizes(model.graph.inputs, sizes)}
+    for value in _graph_values(model):
         if value.shape is None:
             continue
         # A shape shared by nodes is frozen, so each value gets a shape of its own.
-        value.shape = type(value.shape)([_renamed(size, names) for size in value.shape])
+        value.shape = type(value.shape)([_rename_size(size, names) for size in value.shape])
 
 
-def _renamed(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
+def _rename_size(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
     symbol = getattr(size, "value", None)
     if not isinstance(symbol, str):
         return size
@@ -55,8 +55,7 @@ def _renamed(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
     return int(text) if text.isdigit() else type(size)(text)
 
 
-def _names(inputs: Any) -> Mapping[str, str]:
-    """Return symbol → name."""
+def _name_symbols(inputs: Any) -> Mapping[str, str]:
     axes = [
         (value.name, number, str(size.value))
         for value in inputs
@@ -70,7 +69,7 @@ def _names(inputs: Any) -> Mapping[str, str]:
     return names
 
 
-def _fixed(inputs: Any, sizes: Sizes) -> dict[str, str]:
+def _fixed_symbol_sizes(inputs: Any, sizes: Sizes) -> dict[str, str]:
     """Return symbol → the size of an axis that has no other."""
     shapes = [value.shape or () for value in inputs]
     tensor_sizes = [axes for axes in sizes if isinstance(axes, tuple)]
@@ -84,7 +83,7 @@ def _fixed(inputs: Any, sizes: Sizes) -> dict[str, str]:
     }
 
 
-def _values(model: onnx_ir.Model) -> Iterator[Any]:
+def _graph_values(model: onnx_ir.Model) -> Iterator[Any]:
     yield from model.graph.inputs
     for node in model.graph.all_nodes():
         yield from node.outputs
@@ -106,7 +105,7 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
             "ONNX export requires a single graph, which a model converted module by module does "
             "not have"
         )
-    table = _translations()
+    table = _qdq_translations()
     names = output_names(model.portable)
     try:
         with quiet_export():
@@ -141,7 +140,7 @@ def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
     """
     ops = {node.name: node.meta[fx.OP_NAME] for node in fx.op_nodes(module).values()}
     nodes = list(model.graph)
-    origins = [_op_of(node.meta.get("node"), ops, id(module.graph)) for node in nodes]
+    origins = [_source_op(node.meta.get("node"), ops, id(module.graph)) for node in nodes]
     last = {op: index for index, op in enumerate(origins)}
     reserved: set[str] = {node.name or "" for node in nodes}
     for index, (node, op) in enumerate(zip(nodes, origins, strict=True)):
@@ -150,7 +149,7 @@ def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
             node.name = reserve_name(op if is_last else f"{op}/{node.op_type}", reserved)
 
 
-def _op_of(node: Any, ops: Mapping[str, str], graph: int) -> str | None:
+def _source_op(node: Any, ops: Mapping[str, str], graph: int) -> str | None:
     """Return the op that a node of the exported program comes from; None if unknown."""
     waiting = list(getattr(node, "meta", {}).get("from_node") or ())
     while waiting:
@@ -171,7 +170,7 @@ def output_names(module: GraphModule) -> list[str]:
     return [f"output_{name}" if name.isdigit() else name or "output" for name in names]
 
 
-def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+def _qdq_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return QDQ op → its ONNX translation; onnxscript compiles the functions from source."""
     try:
         import onnx
@@ -183,18 +182,18 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     op: Any = opset22
 
-    def unsigned(value: int) -> Any:
+    def uint8_constant(value: int) -> Any:
         return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT8, [], [value]))
 
-    def wide(value: int) -> Any:
+    def uint32_constant(value: int) -> Any:
         return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT32, [], [value]))
 
     def quantize(x, scale: float, zero_point: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         x = op.Cast(x, to=onnx.TensorProto.FLOAT)  # x may be 16-bit, the scale is float32
-        return op.QuantizeLinear(x, op.Constant(value_float=scale), unsigned(zero_point))
+        return op.QuantizeLinear(x, op.Constant(value_float=scale), uint8_constant(zero_point))
 
     def dequantize(q, scale: float, zero_point: int, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        real = op.DequantizeLinear(q, op.Constant(value_float=scale), unsigned(zero_point))
+        real = op.DequantizeLinear(q, op.Constant(value_float=scale), uint8_constant(zero_point))
         return real if dtype == onnx.TensorProto.FLOAT else op.Cast(real, to=dtype)
 
     def dequantize_weight(q, scales):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -214,7 +213,8 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         parts = [
             op.Unsqueeze(
                 op.BitwiseAnd(
-                    op.BitShift(packed, wide(shift), direction="RIGHT"), wide(2**bits - 1)
+                    op.BitShift(packed, uint32_constant(shift), direction="RIGHT"),
+                    uint32_constant(2**bits - 1),
                 ),
                 last,
             )
@@ -252,7 +252,7 @@ _aten = torch.ops.aten
 _Rewrite = Callable[..., tuple[Any, tuple[Any, ...]] | None]
 
 
-def _both(lhs: Any, rhs: Any) -> tuple[Any, tuple[Any, ...]]:
+def _rewrite_and(lhs: Any, rhs: Any) -> tuple[Any, tuple[Any, ...]]:
     return _aten.bitwise_and.Tensor, (lhs, rhs)
 
 
@@ -260,8 +260,8 @@ def _mean_of_images(x: Any, size: Any) -> tuple[Any, tuple[Any, ...]] | None:
     return (_aten.mean.dim, (x, [-1, -2], True)) if list(size) == [1, 1] else None
 
 
-def _transposed(axes: int) -> _Rewrite:
-    def rewrite(
+def _transposed_conv_rewrite(axes: int) -> _Rewrite:
+    def to_convolution(
         x: Any,
         weight: Any,
         bias: Any = None,
@@ -287,15 +287,15 @@ def _transposed(axes: int) -> _Rewrite:
             groups,
         )
 
-    return rewrite
+    return to_convolution
 
 
 _REWRITES: Mapping[Any, _Rewrite] = {
-    _aten.__and__.Tensor: _both,
+    _aten.__and__.Tensor: _rewrite_and,
     _aten.adaptive_avg_pool2d.default: _mean_of_images,
-    _aten.conv_transpose1d.default: _transposed(1),
-    _aten.conv_transpose2d.input: _transposed(2),
-    _aten.conv_transpose3d.input: _transposed(3),
+    _aten.conv_transpose1d.default: _transposed_conv_rewrite(1),
+    _aten.conv_transpose2d.input: _transposed_conv_rewrite(2),
+    _aten.conv_transpose3d.input: _transposed_conv_rewrite(3),
 }
 
 
@@ -324,7 +324,7 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
         decomp_table: dict[Any, Callable[..., Any]] | None = None, *more: Any, **options: Any
     ) -> ExportedProgram:
         table = decomp_table or {}
-        if not table or any(op in table or _writes(op) for op in _ops(program)):
+        if not table or any(op in table or _is_mutating_op(op) for op in _called_ops(program)):
             return decompose(decomp_table, *more, **options)
         return program
 
@@ -332,12 +332,12 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _ops(program: ExportedProgram) -> set[Any]:
+def _called_ops(program: ExportedProgram) -> set[Any]:
     modules = program.graph_module.modules()
     graphs = (module.graph for module in modules if isinstance(module, GraphModule))
     return {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
 
 
-def _writes(op: Any) -> bool:
+def _is_mutating_op(op: Any) -> bool:
     schema = getattr(op, "_schema", None)
     return schema is not None and schema.is_mutable

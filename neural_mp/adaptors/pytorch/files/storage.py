@@ -85,8 +85,8 @@ def save(model: TorchModel, folder: Path) -> None:
         )
     try:
         plain, named = with_plain_outputs(with_storable_sizes(model.portable))
-        program = export(plain, _without_values(model.example), plain.meta[SIZES])
-        program.example_inputs = _without_size(program.example_inputs)
+        program = export(plain, _zero_tensors(model.example), plain.meta[SIZES])
+        program.example_inputs = _shrink_storage(program.example_inputs)
         _write_compressed(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
@@ -122,7 +122,7 @@ def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> Non
         )
     module, _ = with_plain_outputs(with_storable_sizes(standalone_form(model.portable)))
     try:
-        program = export(module, _without_values(model.example), module.meta[SIZES])
+        program = export(module, _zero_tensors(model.example), module.meta[SIZES])
         with quiet_export():
             torch.export.save(program, path, extra_files=dict(metadata))
     except (RuntimeError, ValueError, TypeError) as error:
@@ -148,14 +148,14 @@ def _write_compressed(program: ExportedProgram, path: Path) -> None:
                     shutil.copyfileobj(content, room, _CHUNK_BYTES)
 
 
-def _without_values(example: CallArgs) -> CallArgs:
+def _zero_tensors(example: CallArgs) -> CallArgs:
     """Return example inputs of zeros: files store them, and must not contain user data."""
     return example.map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
 
 
-def _without_size(inputs: Any) -> Any:
+def _shrink_storage(inputs: Any) -> Any:
     """Return example inputs of one stored value each: a batch can be larger than the weights."""
     return pytree.tree_map(
         lambda leaf: leaf.new_zeros(()).expand(leaf.shape) if _is_dense(leaf) else leaf, inputs
@@ -305,11 +305,11 @@ _BELOW_ONE, _GAP = 1 - 2**-53, 2**-53
 
 def with_storable_sizes(module: GraphModule) -> GraphModule:
     """Return the graph with rounded sizes in functions that files can hold; equal in value."""
-    if not any(_form_of(node) for node in module.graph.nodes):
+    if not any(_form_writer(node) for node in module.graph.nodes):
         return module
     rewritten = fx.shallow_copy(module)
     for node in list(rewritten.graph.nodes):
-        form = _form_of(node)
+        form = _form_writer(node)
         if form is not None:
             with rewritten.graph.inserting_before(node):
                 written = form(_Writer(rewritten.graph), node.all_input_nodes[0])
@@ -321,7 +321,7 @@ def with_storable_sizes(module: GraphModule) -> GraphModule:
     return rewritten
 
 
-def _form_of(node: Node) -> Callable[[_Writer, Node], Node] | None:
+def _form_writer(node: Node) -> Callable[[_Writer, Node], Node] | None:
     """Return the function that writes the form of a node for files; None if none is needed."""
     if node.op != "call_function" or any(value is not None for value in node.args[1:]):
         return None
@@ -342,13 +342,13 @@ class _Writer:
         return self.call(torch.sym_max, value, self.call(operator.neg, value))
 
     def floor(self, value: Node) -> Node:
-        quotient = _integer_quotient(value)
+        quotient = _integer_quotient_operands(value)
         if quotient is not None:
             return self.call(operator.floordiv, *quotient)
         return self.call(operator.neg, self.ceil(self.call(operator.neg, value)))
 
     def ceil(self, value: Node) -> Node:
-        quotient = _integer_quotient(value)
+        quotient = _integer_quotient_operands(value)
         if quotient is not None:
             dividend, divisor = quotient
             down = self.call(operator.floordiv, self.call(operator.neg, dividend), divisor)
@@ -369,8 +369,7 @@ class _Writer:
         return self.call(operator.add, low, self.call(math.trunc, raised))
 
 
-def _integer_quotient(value: Node) -> tuple[Any, Any] | None:
-    """Return dividend and divisor of a quotient of integers; None for any other value."""
+def _integer_quotient_operands(value: Node) -> tuple[Any, Any] | None:
     if value.target is not operator.truediv:
         return None
     operands = [arg.meta.get("val") if isinstance(arg, Node) else arg for arg in value.args]

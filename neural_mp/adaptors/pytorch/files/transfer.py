@@ -58,8 +58,10 @@ def boundary(model: TorchModel) -> Boundary:
     spec = model.portable.graph._codegen.pytree_info.out_spec
     assert spec is not None
     count = sum(leaf is not None for leaf in leaves)
-    outputs = tuple(_port(f"output_{index}", index) for index in range(count))
-    return Boundary("pytorch", Signature(_inputs(model), outputs), _containers(spec, leaves, [0]))
+    outputs = tuple(_build_spec(f"output_{index}", index) for index in range(count))
+    return Boundary(
+        "pytorch", Signature(_input_specs(model), outputs), _output_containers(spec, leaves, [0])
+    )
 
 
 def _require_plain(model: TorchModel, module: nn.Module) -> None:
@@ -74,7 +76,7 @@ def _require_plain(model: TorchModel, module: nn.Module) -> None:
         raise ConversionError(f"{_STAYS}: its forward changes the module's state or its inputs")
 
 
-def _inputs(model: TorchModel) -> tuple[TensorSpec, ...]:
+def _input_specs(model: TorchModel) -> tuple[TensorSpec, ...]:
     """Return the inputs in the order of a batch."""
     call, signature = model.example, model.signature
     if not all(isinstance(value, torch.Tensor) for value in (*call.args, *call.kwargs.values())):
@@ -83,14 +85,16 @@ def _inputs(model: TorchModel) -> tuple[TensorSpec, ...]:
         raise ConversionError(f"{_STAYS}: its forward takes a variable number of inputs")
     provided = [*signature.parameters[: len(call.args)], *call.kwargs]
     order = [*signature.names, *signature.parameters, *provided]
-    return tuple(_port(name, provided.index(name)) for name in sorted(provided, key=order.index))
+    return tuple(
+        _build_spec(name, provided.index(name)) for name in sorted(provided, key=order.index)
+    )
 
 
-def _port(name: str, position: int) -> TensorSpec:
+def _build_spec(name: str, position: int) -> TensorSpec:
     return TensorSpec(name, f"#{position}", None, None)
 
 
-def _containers(spec: pytree.TreeSpec, leaves: list[Any], counter: list[int]) -> Containers:
+def _output_containers(spec: pytree.TreeSpec, leaves: list[Any], counter: list[int]) -> Containers:
     """Return the containers of the outputs; consume leaves, and count tensors in `counter`."""
     if spec.is_leaf():
         leaf = leaves.pop(0)
@@ -100,7 +104,7 @@ def _containers(spec: pytree.TreeSpec, leaves: list[Any], counter: list[int]) ->
             raise ConversionError(f"{_STAYS}: it returns {leaf!r}, which is not a tensor")
         counter[0] += 1
         return counter[0] - 1
-    parts = [_containers(child, leaves, counter) for child in child_specs(spec)]
+    parts = [_output_containers(child, leaves, counter) for child in child_specs(spec)]
     kind = spec.type
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], parts]

@@ -97,10 +97,10 @@ class CallSignature:
         """
         if all(leaf is None for leaf in pytree.tree_leaves(inputs)):
             raise DataError(f"inputs must hold arrays or tensors, got {inputs!r}")
-        call = self._as_given(inputs, like)
-        return call if like is None else self._arranged(call, like)
+        call = self._call_from_inputs(inputs, like)
+        return call if like is None else self._arrange_arguments(call, like)
 
-    def _arranged(self, call: CallArgs, like: CallArgs) -> CallArgs:
+    def _arrange_arguments(self, call: CallArgs, like: CallArgs) -> CallArgs:
         if len(call.args) > len(self.parameters):
             return call
         arguments = {**dict(zip(self.parameters, call.args, strict=False)), **call.kwargs}
@@ -111,10 +111,10 @@ class CallSignature:
             tuple(arguments[n] for n in positional), {n: arguments[n] for n in like.kwargs}
         )
 
-    def _as_given(self, inputs: object, like: CallArgs | None) -> CallArgs:
+    def _call_from_inputs(self, inputs: object, like: CallArgs | None) -> CallArgs:
         register_dataclasses(inputs)
         if isinstance(inputs, Mapping):
-            named = self._named(inputs)
+            named = self._named_arguments(inputs)
             if named is not None:
                 return CallArgs((), pytree.tree_map(self.tensor_of, named))
             inputs = dict(inputs)  # convert a Mapping subclass, e.g. a tokenizer's result
@@ -145,7 +145,7 @@ class CallSignature:
         encloses = bool(values) and isinstance(values[0], tuple | list)
         return not encloses or (len(arguments) == 1 and len(values) != 1)
 
-    def _named(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
+    def _named_arguments(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
         """Return parameter → value; None if the dict is itself an argument."""
         arguments = without_labels(inputs, (*self.needed, *self.names))
         if self.names and set(self.names) <= set(arguments):
@@ -249,12 +249,12 @@ def has_axes(leaf: object) -> bool:
 def resized(call: CallArgs, batch_size: int) -> CallArgs:
     """Repeat or cut the inputs to another batch size."""
 
-    def resize(leaf: Any) -> Any:
+    def resize_leaf(leaf: Any) -> Any:
         if not has_axes(leaf) or not len(leaf):
             return leaf
         return torch.cat([leaf] * -(-batch_size // len(leaf)))[:batch_size]
 
-    return call.map(resize)
+    return call.map(resize_leaf)
 
 
 def to_arrays(result: object) -> Any:

@@ -103,14 +103,14 @@ def sizes_of(module: GraphModule) -> Sizes:
         if node.op == "placeholder":
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                sizes.append(tuple(_axis(module, size) for size in value.shape))
+                sizes.append(tuple(_axis_from_size(module, size) for size in value.shape))
             else:
                 is_plain = isinstance(value, bool | int | float | str | None)
                 sizes.append(Constant(value) if is_plain else None)
-    return _with_conditions(tuple(sizes), module)
+    return _attach_conditions(tuple(sizes), module)
 
 
-def _with_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
+def _attach_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
     """Add the conditions of the model's code, each to the last axis with a size in it."""
     symbols = {
         axis.symbol: (position, number)
@@ -120,7 +120,7 @@ def _with_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
         if axis.symbol
     }
     of_axis: dict[tuple[int, int], list[Expression]] = {}
-    for condition in _conditions(module):
+    for condition in _graph_conditions(module):
         names = symbols_of(condition)
         if names and names <= symbols.keys():
             of_axis.setdefault(max(symbols[symbol] for symbol in names), []).append(condition)
@@ -135,7 +135,7 @@ def _with_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
     )
 
 
-def _conditions(module: GraphModule) -> list[Expression]:
+def _graph_conditions(module: GraphModule) -> list[Expression]:
     for node in module.graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
         for size in value.shape if isinstance(value, torch.Tensor) else ():
@@ -144,7 +144,7 @@ def _conditions(module: GraphModule) -> list[Expression]:
     return []
 
 
-def _axis(module: GraphModule, size: int | torch.SymInt) -> Axis:
+def _axis_from_size(module: GraphModule, size: int | torch.SymInt) -> Axis:
     if not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None:
         return Axis("", int(size), int(size))
     expression = size.node.expr
@@ -170,7 +170,7 @@ def _range_of_number(size: torch.SymInt) -> tuple[int, int | None]:
     equations = [
         guard.expr
         for guard in size.node.shape_env.guards
-        if guard.expr.free_symbols == {symbol} and _is_rounded(guard.expr)
+        if guard.expr.free_symbols == {symbol} and _is_rounding_guard(guard.expr)
     ]
 
     def is_as_traced(value: int) -> bool:
@@ -186,8 +186,7 @@ def _range_of_number(size: torch.SymInt) -> tuple[int, int | None]:
     return lowest, highest
 
 
-def _is_rounded(guard: Any) -> bool:
-    """Whether a guard equates a number with a rounded one."""
+def _is_rounding_guard(guard: Any) -> bool:
     return bool(guard.is_Equality) and any(type(side).__name__ in _ROUNDED for side in guard.args)
 
 
@@ -219,7 +218,7 @@ def check_inputs(
                 f"got {leaf.ndim}"
             )
         for number, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
-            expected = _complaint(size, axis, symbol_sizes)
+            expected = _describe_mismatch(size, axis, symbol_sizes)
             if expected:
                 if axis.exported:
                     open_axis = how_to_export_open(number)
@@ -254,7 +253,7 @@ def _other_value(position: int, constant: Constant, leaf: object) -> str:
     )
 
 
-def _complaint(size: int, axis: Axis, symbol_sizes: dict[str, int]) -> str:
+def _describe_mismatch(size: int, axis: Axis, symbol_sizes: dict[str, int]) -> str:
     if axis.least == axis.largest and size != axis.least:
         return f"expected {axis.least}"
     if size < axis.least:

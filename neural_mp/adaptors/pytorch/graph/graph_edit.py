@@ -159,7 +159,7 @@ def shallow_copy(module: GraphModule) -> GraphModule:
 def finish(module: GraphModule) -> GraphModule:
     """Remove unused nodes, parameters and submodules, then check the graph."""
     module.graph.eliminate_dead_code()
-    used = set(_read_attributes(module))
+    used = set(_used_attribute_paths(module))
     called = tuple(f"{n.target}." for n in module.graph.nodes if n.op == "call_module")
     for name, _ in [*module.named_parameters(), *module.named_buffers()]:
         if name not in used and not name.startswith(called):
@@ -173,8 +173,7 @@ def finish(module: GraphModule) -> GraphModule:
     return module
 
 
-def _read_attributes(module: GraphModule, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of the attributes that a graph and those within it read."""
+def _used_attribute_paths(module: GraphModule, prefix: str = "") -> Iterator[str]:
     for node in module.graph.nodes:
         if node.op != "get_attr":
             continue
@@ -182,7 +181,7 @@ def _read_attributes(module: GraphModule, prefix: str = "") -> Iterator[str]:
         yield path
         inner = attribute(module, str(node.target))
         if isinstance(inner, GraphModule):
-            yield from _read_attributes(inner, f"{path}.")
+            yield from _used_attribute_paths(inner, f"{path}.")
 
 
 def _delete_unused(module: GraphModule, used: set[str]) -> None:

@@ -116,17 +116,17 @@ def max_pool2d_uint8(
         )
         return pooled.to(torch.uint8)
     for axis in (0, 1):
-        window, gap = _axis(kernel, axis), _axis(dilation or [1], axis)
-        sides, step = _axis(padding or [0], axis), _axis(stride or kernel, axis)
-        x = _largest(x, axis - 2, window, step, sides, gap)
+        window, gap = _value_of_axis(kernel, axis), _value_of_axis(dilation or [1], axis)
+        sides, step = _value_of_axis(padding or [0], axis), _value_of_axis(stride or kernel, axis)
+        x = _max_pool_axis(x, axis - 2, window, step, sides, gap)
     return x
 
 
-def _axis(values: list[int], axis: int) -> int:
+def _value_of_axis(values: list[int], axis: int) -> int:
     return values[axis if len(values) > 1 else 0]
 
 
-def _largest(
+def _max_pool_axis(
     x: torch.Tensor, axis: int, window: int, step: int, sides: int, gap: int
 ) -> torch.Tensor:
     """Max-pool along axis -2 or -1; zero padding never exceeds a uint8 value."""
@@ -143,7 +143,7 @@ def _largest(
     whole = [values for _, values in parts if values.shape[axis] == count]
     if sides and len(whole) < 2:
         x = F.pad(x, (0, 0, sides, sides) if axis == -2 else (sides, sides))
-        return _largest(x, axis, window, step, 0, gap)
+        return _max_pool_axis(x, axis, window, step, 0, gap)
     # Padding would copy all images: the windows with padding get their maxima in place instead.
     maxima = reduce(torch.maximum, whole)
     for low, values in parts:
@@ -227,13 +227,13 @@ def _expanded_product(
     has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     is_float16 = x.dtype is torch.float16
     dtype = torch.bfloat16 if has_bfloat16 and not is_float16 else torch.float32
-    count = _whole_blocks(_EXPANDED // max(x.shape[-1], 1))
+    count = _round_to_blocks(_EXPANDED // max(x.shape[-1], 1))
     rows = x.to(dtype)
     parts = zip(*(tensor.split(count) for tensor in stored), strict=True)
     return torch.cat([F.linear(rows, expand(*part, dtype)) for part in parts], dim=-1).float()
 
 
-def _whole_blocks(outputs: int) -> int:
+def _round_to_blocks(outputs: int) -> int:
     """Return a number of outputs that the product divides into blocks without a rest."""
     return max(1, outputs // _PRODUCT_BLOCK) * _PRODUCT_BLOCK
 
@@ -248,13 +248,13 @@ def low_bit_linear(
 ) -> torch.Tensor:
     """Run a dense layer with packed weights, which are expanded in every run."""
 
-    def expand(*part: Any) -> torch.Tensor:
+    def dequantize_part(*part: Any) -> torch.Tensor:
         *values, dtype = part
         if bits == 4 and dtype is torch.bfloat16:
             return _bfloat16_of_4_bits(*values)
         return ops.dequantize_grouped(*values, bits).to(dtype)
 
-    result = _expanded_product(x, expand, q, scales, offsets).to(x.dtype)
+    result = _expanded_product(x, dequantize_part, q, scales, offsets).to(x.dtype)
     return result if bias is None else result + bias
 
 
@@ -275,7 +275,7 @@ def four_bit_weight(
     Scales and offsets are one tensor, bfloat16 [groups, outputs, 2].
     """
     # The layout takes whole blocks of outputs, and an int32 per code.
-    count = _whole_blocks(_EXPANDED // max(2 * q.shape[-1], 1))
+    count = _round_to_blocks(_EXPANDED // max(2 * q.shape[-1], 1))
     laid_out = torch.empty_like(q)
     for part, target in zip(q.split(count), laid_out.split(count), strict=True):
         codes = ops.codes_of(part).to(torch.int32)

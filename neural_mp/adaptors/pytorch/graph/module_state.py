@@ -50,19 +50,19 @@ class _Container:
 
     def changed_names(self) -> list[str]:
         """Return the names of changed values."""
-        now = _values_of(self.holder)
+        now = _copy_container_values(self.holder)
         if not self.has_names:
-            return [] if _is_same(self.before, now) else [self.name]
+            return [] if _is_same_value(self.before, now) else [self.name]
         missing = object()
         return [
-            _joined(self.name, key)
+            _join_path(self.name, key)
             for key in {**self.before, **now}
-            if not _is_same(self.before.get(key, missing), now.get(key, missing))
+            if not _is_same_value(self.before.get(key, missing), now.get(key, missing))
         ]
 
     def restore(self) -> None:
         """Give the container its earlier values, if they changed."""
-        if _is_identical(self.before, _values_of(self.holder)):
+        if _hold_same_objects(self.before, _copy_container_values(self.holder)):
             return
         match self.holder:
             case dict():
@@ -97,9 +97,9 @@ class _Tensor:
         """Whether the values were written to, even with equal ones."""
         if self.version is not None:
             return bool(self.value._version != self.version)
-        return self._differs()
+        return self._has_changed_value()
 
-    def _differs(self) -> bool:
+    def _has_changed_value(self) -> bool:
         value, original = self.value, self.before
         if isinstance(value, np.ndarray):
             return not np.array_equal(value, original)
@@ -107,7 +107,7 @@ class _Tensor:
 
     def restore(self) -> None:
         """Give the tensor its earlier values, if they changed."""
-        if not self._differs():
+        if not self._has_changed_value():
             return
         if isinstance(self.value, np.ndarray):
             self.value[...] = self.before
@@ -131,7 +131,7 @@ class ModuleState:
         self._seen: dict[int, Any] = {}
         self._pending: list[tuple[str, Any]] = [("", module)]
         while self._pending and len(self._seen) < _MAX_OBJECTS:
-            self._visit(*self._pending.pop())
+            self._visit_object(*self._pending.pop())
 
     def changed_names(self, of_buffers: bool = False) -> list[str]:
         """Return the names of changed attributes and variables, or those of changed buffers."""
@@ -180,7 +180,7 @@ class ModuleState:
         for tensor in self._tensors.values():
             tensor.restore()
 
-    def _visit(self, name: str, value: object) -> None:
+    def _visit_object(self, name: str, value: object) -> None:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
@@ -198,30 +198,32 @@ class ModuleState:
             case partial():
                 self._pending += [(name, value.func), (name, value.args), (name, value.keywords)]
             case _ if _is_stateful(value):
-                self._visit_names(name, vars(value))
+                self._visit_namespace(name, vars(value))
 
     def _visit_module(self, name: str, module: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):  # its attributes are not in Python
             for key, value in module.named_buffers():
-                self._keep_tensor(_joined(name, key), value, is_buffer=True)
+                self._keep_tensor(_join_path(name, key), value, is_buffer=True)
             return
         own = vars(module)
-        self._visit_names(name, {**own, _PARAMETERS: None, _BUFFERS: None, _SUBMODULES: None}, own)
+        self._visit_namespace(
+            name, {**own, _PARAMETERS: None, _BUFFERS: None, _SUBMODULES: None}, own
+        )
         for key in (_PARAMETERS, _BUFFERS, _SUBMODULES):
-            self._visit_names(name, own[key], is_buffer=key == _BUFFERS)
+            self._visit_namespace(name, own[key], is_buffer=key == _BUFFERS)
         is_scaled = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm
         if is_scaled:
-            self._keep_tensor(_joined(name, "weight"), module.weight, is_buffer=True)
+            self._keep_tensor(_join_path(name, "weight"), module.weight, is_buffer=True)
         for kind in type(module).__mro__:
             if not _is_of_library(kind):
                 for key, value in vars(kind).items():
                     if type(value) in _CONTAINERS:
-                        self._pending.append((_joined(name, key), value))
+                        self._pending.append((_join_path(name, key), value))
                     elif isinstance(value, FunctionType):
-                        self._visit(key, value)
+                        self._visit_object(key, value)
                         self._visit_globals(value)
 
-    def _visit_names(
+    def _visit_namespace(
         self,
         name: str,
         values: dict[str, Any],
@@ -232,13 +234,13 @@ class ModuleState:
         holder = values if holder is None else holder
         self._containers.append(_Container(holder, name, True, dict(holder), is_buffer))
         for key, value in values.items():
-            self._refer(_joined(name, key), value, holder, key, is_buffer)
+            self._add_reference(_join_path(name, key), value, holder, key, is_buffer)
 
     def _visit_container(self, name: str, values: Any) -> None:
-        self._containers.append(_Container(values, name, False, _values_of(values)))
+        self._containers.append(_Container(values, name, False, _copy_container_values(values)))
         items = values.items() if isinstance(values, dict) else enumerate(values)
         for key, value in items:
-            self._refer(name, value, values, key)
+            self._add_reference(name, value, values, key)
             if isinstance(value, FunctionType):  # a hook
                 self._visit_globals(value)
 
@@ -248,21 +250,21 @@ class ModuleState:
             if id(cell) in self._seen or name == "__class__":
                 continue
             self._seen[id(cell)] = cell
-            values = _values_of(cell)
+            values = _copy_container_values(cell)
             self._containers.append(_Container(cell, name, False, values))
             for value in values:
-                self._refer(name, value, cell, 0)
+                self._add_reference(name, value, cell, 0)
 
     def _visit_globals(self, function: FunctionType) -> None:
         """Visit the global containers that a function of the user names."""
-        if function.__module__ is None or _root(function.__module__) in _LIBRARIES:
+        if function.__module__ is None or _root_package(function.__module__) in _LIBRARIES:
             return
-        for name in _names_in(function.__code__):
+        for name in _names_in_code(function.__code__):
             value = function.__globals__.get(name)
             if type(value) in _CONTAINERS or isinstance(value, torch.Tensor):
-                self._refer(name, value, function.__globals__, name)
+                self._add_reference(name, value, function.__globals__, name)
 
-    def _refer(
+    def _add_reference(
         self, name: str, value: object, holder: object, key: object, is_buffer: bool = False
     ) -> None:
         if isinstance(value, torch.Tensor | np.ndarray):
@@ -302,8 +304,7 @@ def copied_tensors(module: nn.Module) -> dict[int, torch.Tensor]:
     return ModuleState(module).copies()
 
 
-def _values_of(holder: Any) -> Any:
-    """Return the values of a container as a new container."""
+def _copy_container_values(holder: Any) -> Any:
     if isinstance(holder, CellType):
         try:
             return [holder.cell_contents]
@@ -314,19 +315,18 @@ def _values_of(holder: Any) -> Any:
     return set(holder) if isinstance(holder, set) else list(holder)
 
 
-def _is_identical(original: Any, current: Any) -> bool:
-    """Whether two containers hold the same objects in the same order."""
+def _hold_same_objects(original: Any, current: Any) -> bool:
     if isinstance(original, set):
         return bool(original == current)
-    sides = ([*map(id, side), *map(id, _items(side))] for side in (original, current))
+    sides = ([*map(id, side), *map(id, _dict_values(side))] for side in (original, current))
     return len(original) == len(current) and next(sides) == next(sides)
 
 
-def _items(values: object) -> Any:
+def _dict_values(values: object) -> Any:
     return values.values() if isinstance(values, dict) else ()
 
 
-def _is_same(original: Any, current: Any) -> bool:
+def _is_same_value(original: Any, current: Any) -> bool:
     """Whether two values are the same object, or equal and without parts that may change."""
     if original is current:
         return True
@@ -334,10 +334,10 @@ def _is_same(original: Any, current: Any) -> bool:
         return type(original) is type(current) and bool(original == current)
     if isinstance(original, dict):
         return original.keys() == current.keys() and all(
-            _is_same(original[k], current[k]) for k in original
+            _is_same_value(original[k], current[k]) for k in original
         )
     if isinstance(original, list | tuple):
-        return len(original) == len(current) and all(map(_is_same, original, current))
+        return len(original) == len(current) and all(map(_is_same_value, original, current))
     return isinstance(original, set) and original == current
 
 
@@ -351,10 +351,10 @@ def _is_stateful(value: object) -> bool:
 
 
 def _is_of_library(kind: type) -> bool:
-    return _root(kind.__module__) in _LIBRARIES
+    return _root_package(kind.__module__) in _LIBRARIES
 
 
-def _root(module: str) -> str:
+def _root_package(module: str) -> str:
     return module.partition(".")[0]
 
 
@@ -362,13 +362,12 @@ def _has_values(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function and the functions in it read."""
+def _names_in_code(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+            yield from _names_in_code(constant)
 
 
-def _joined(path: str, name: object) -> str:
+def _join_path(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)

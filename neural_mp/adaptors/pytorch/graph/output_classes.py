@@ -58,8 +58,8 @@ def register_caches(outputs: object) -> None:
             _registered.add(kind)
             pytree.register_pytree_node(
                 kind,
-                _flattened,
-                _rebuilt,
+                _flatten_cache,
+                _rebuild_cache,
                 serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
                 flatten_with_keys_fn=_flattened_with_keys,
             )
@@ -67,7 +67,7 @@ def register_caches(outputs: object) -> None:
 
 def is_cache(value: object) -> bool:
     """Whether a value is an object of `transformers` that holds tensors."""
-    return _is_taken_apart(value) and any(True for _ in _values(value))
+    return _can_decompose(value) and any(True for _ in _leaf_values(value))
 
 
 def is_registered(kind: object) -> bool:
@@ -75,21 +75,21 @@ def is_registered(kind: object) -> bool:
     return kind in _registered
 
 
-def _is_taken_apart(value: object) -> bool:
+def _can_decompose(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
 
 
-def _values(value: object) -> Iterator[object]:
+def _leaf_values(value: object) -> Iterator[object]:
     values: list[object] = []
-    _taken_apart(value, "", [], values)
+    _decompose_value(value, "", [], values)
     return iter(values)
 
 
-def _flattened(cache: object) -> tuple[list[object], list[object]]:
+def _flatten_cache(cache: object) -> tuple[list[object], list[object]]:
     """Return the tensors of a cache, and their names with the form of the rest."""
     names: list[str] = []
     values: list[object] = []
-    form = _taken_apart(cache, "", names, values)
+    form = _decompose_value(cache, "", names, values)
     return values, [names, form]
 
 
@@ -98,12 +98,12 @@ def _flattened_with_keys(
 ) -> tuple[list[tuple[pytree.KeyEntry, object]], list[object]]:
     names: list[str] = []
     values: list[object] = []
-    form = _taken_apart(cache, "", names, values)
+    form = _decompose_value(cache, "", names, values)
     keyed = zip(map(pytree.MappingKey, names), values, strict=True)
     return list(keyed), [names, form]
 
 
-def _taken_apart(value: object, path: str, names: list[str], values: list[object]) -> object:
+def _decompose_value(value: object, path: str, names: list[str], values: list[object]) -> object:
     """Return the form of a value, after appending its tensors and their names."""
     if isinstance(value, _VALUES):
         names.append(path)
@@ -115,27 +115,28 @@ def _taken_apart(value: object, path: str, names: list[str], values: list[object
         keys, items = tuple(value), tuple(value.values())
     elif isinstance(value, list | tuple) and type(value) in (list, tuple):
         keys, items = tuple(range(len(value))), tuple(value)
-    elif _is_taken_apart(value):
+    elif _can_decompose(value):
         keys, items = tuple(vars(value)), tuple(vars(value).values())
     else:
         return value
     paths = (f"{path}.{key}" if path else str(key) for key in keys)
     parts = (
-        _taken_apart(item, deeper, names, values) for item, deeper in zip(items, paths, strict=True)
+        _decompose_value(item, deeper, names, values)
+        for item, deeper in zip(items, paths, strict=True)
     )
     return _Holder(type(value), keys, tuple(parts))
 
 
-def _rebuilt(values: Iterable[object], context: list[object]) -> object:
-    return _assembled(context[1], list(values))
+def _rebuild_cache(values: Iterable[object], context: list[object]) -> object:
+    return _assemble_value(context[1], list(values))
 
 
-def _assembled(form: object, values: list[object]) -> object:
+def _assemble_value(form: object, values: list[object]) -> object:
     if isinstance(form, _Value):
         return values[form.index]
     if not isinstance(form, _Holder):
         return form
-    items = [_assembled(item, values) for item in form.items]
+    items = [_assemble_value(item, values) for item in form.items]
     if form.kind in (list, tuple):
         return tuple(items) if form.kind is tuple else items
     content: dict[Any, object] = dict(zip(form.names, items, strict=True))

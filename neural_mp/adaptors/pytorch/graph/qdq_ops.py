@@ -48,7 +48,7 @@ def in_steps(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     return torch.add(_OFFSETS[zero_point], x.float(), alpha=1 / scale)
 
 
-def _wraps_around() -> bool:
+def _cast_wraps_around() -> bool:
     """Whether a cast of floats from 128 to 255 to int8 keeps the bits of the integer."""
     values = torch.tensor([*(step / 4 for step in range(4 * (QMAX + 1))), float("nan")])
     pairs = torch.stack((values, values), 1)[:, 0]  # not contiguous: cast one by one
@@ -60,7 +60,7 @@ def _wraps_around() -> bool:
 
 #: Type in which floats become bytes: torch casts float to uint8 by way of int64, which takes two
 #: to four times as long.
-_BYTES = torch.int8 if _wraps_around() else torch.int16
+_BYTES = torch.int8 if _cast_wraps_around() else torch.int16
 
 
 def to_uint8(values: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ def to_uint8(values: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+def _quantize_tensor(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     return to_uint8(in_steps(x, scale, zero_point).clamp_(0, QMAX))
 
 
@@ -87,7 +87,9 @@ def dequantized(q: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     return shifted.mul_(scale)
 
 
-def _dequantize(q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
+def _dequantize_tensor(
+    q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype
+) -> torch.Tensor:
     return dequantized(q.float(), scale, zero_point).to(dtype)
 
 
@@ -95,7 +97,7 @@ def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     scale, zero_point = affine_parameters(low, high)
     stored = torch.tensor(scale), torch.tensor(zero_point, dtype=torch.int32)
-    return _quantize(x, scale, zero_point), *stored
+    return _quantize_tensor(x, scale, zero_point), *stored
 
 
 def codes_of(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
@@ -119,13 +121,13 @@ def _dequantize_grouped(
 #: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
 quantize = registered(
     "quantize(Tensor x, float scale, int zero_point) -> Tensor",
-    _quantize,
+    _quantize_tensor,
     lambda x, scale, zero_point: torch.empty_like(x, dtype=torch.uint8),
 )
 #: uint8 to a float dtype: `(q - zero_point) · scale`.
 dequantize = registered(
     "dequantize(Tensor q, float scale, int zero_point, ScalarType dtype) -> Tensor",
-    _dequantize,
+    _dequantize_tensor,
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
 )
 #: int8 weights to float32, one scale per index of the first axis.
@@ -147,7 +149,7 @@ quantize_dynamic = registered(
 #: Inverse of `quantize_dynamic`, computed like `dequantize`.
 dequantize_dynamic = registered(
     "dequantize_dynamic(Tensor q, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor",
-    lambda q, scale, zero, dtype: _dequantize(q, scale.item(), int(zero.item()), dtype),
+    lambda q, scale, zero, dtype: _dequantize_tensor(q, scale.item(), int(zero.item()), dtype),
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
 )
 

@@ -42,15 +42,15 @@ def free_lengths() -> Iterator[None]:
     originals = {op: (op.py_kernels[_STEPS], decomposition_table[op]) for op in ops}
     try:
         for op, (unrolled, _) in originals.items():
-            shaped = partial(_shaped, op, unrolled)
-            _trace_as(op, shaped, shaped)
+            shaped = partial(_empty_results, op, unrolled)
+            _set_trace_kernels(op, shaped, shaped)
         yield
     finally:
         for op, kernels in originals.items():
-            _trace_as(op, *kernels)
+            _set_trace_kernels(op, *kernels)
 
 
-def _trace_as(
+def _set_trace_kernels(
     op: torch._ops.OpOverload, kernel: Callable[..., Any], entry: Callable[..., Any]
 ) -> None:
     """Set the kernel used when tracing a module, and the table entry used when retracing."""
@@ -59,7 +59,7 @@ def _trace_as(
     decomposition_table[op] = entry
 
 
-def _shaped(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) -> Any:
+def _empty_results(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) -> Any:
     """Return empty results of a recurrent layer; for real tensors, the results of `steps`."""
     if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(args)):
         return steps(*args)
@@ -98,12 +98,12 @@ def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
         return "its weight is computed, not constant"
     if any(weight is not None and weight.dtype != torch.float32 for weight in weights):
         return "its weight is not float32"
-    if len(weights) != _cells(args) * _PER_CELL[args["has_biases"]]:
+    if len(weights) != _count_cells(args) * _PER_CELL[args["has_biases"]]:
         return "its outputs are projected (proj_size), which the integer kernel does not support"
     return kernel_obstacle()
 
 
-def _cells(args: dict[str, Any]) -> int:
+def _count_cells(args: dict[str, Any]) -> int:
     """Return the number of cells: one per direction of every stacked layer."""
     return int(args["num_layers"]) * (2 if args["bidirectional"] else 1)
 
@@ -114,16 +114,16 @@ def kernel_obstacle() -> str | None:
     weight = torch.ones(4, 1, dtype=torch.int8), torch.ones(4)
     recurrent, bias = (weight[0], weight[1]), torch.zeros(4)
     try:
-        cell = _cell(weight, recurrent, bias, bias)
+        cell = _pack_cell(weight, recurrent, bias, bias)
         state = torch.zeros(1, 1, 1)
         with torch.no_grad():
-            _run(LSTM, torch.ones(1, 1, 1), [state, state], [cell], (1, False, False))
+            _run_recurrent(LSTM, torch.ones(1, 1, 1), [state, state], [cell], (1, False, False))
     except Exception as error:  # noqa: BLE001 (whatever a build that lacks a part of it raises)
         return f"torch's integer kernel fails on this machine: {str(error).splitlines()[0]}"
     return None
 
 
-def _cell(
+def _pack_cell(
     weight: Sequence[torch.Tensor],
     recurrent: Sequence[torch.Tensor],
     bias: torch.Tensor,
@@ -143,7 +143,7 @@ def _cell(
     return make(*packed, bias, recurrent_bias, reduced)
 
 
-def _run(
+def _run_recurrent(
     kind: object,
     x: torch.Tensor,
     states: Sequence[torch.Tensor],
@@ -169,7 +169,7 @@ class QuantizedRecurrent(nn.Module):
     def forward(self, x: torch.Tensor, *states: torch.Tensor) -> Any:
         """Return the outputs of all steps and the last states, as float32."""
         floats = [state.float() for state in states]
-        return _run(self._kind, x.float(), floats, self._cells, self._layout)
+        return _run_recurrent(self._kind, x.float(), floats, self._cells, self._layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedRecurrent:
         # Packed cells cannot be copied, and are never written to.
@@ -191,11 +191,11 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
     cells = []
     for first in range(0, len(args["params"]), per_cell):
         tensors = args["params"][first : first + per_cell]
-        weight, recurrent = (_stored(module, part) for part in tensors[:2])
+        weight, recurrent = (_stored_weight(module, part) for part in tensors[:2])
         biases = [fx.attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
         zeros = torch.zeros(len(weight[1]))
         bias, recurrent_bias = biases or (zeros, zeros)
-        cells.append(_cell(weight, recurrent, bias, recurrent_bias))
+        cells.append(_pack_cell(weight, recurrent, bias, recurrent_bias))
     layout = (int(args["num_layers"]), bool(args["bidirectional"]), bool(args["batch_first"]))
     name = f"{node.name}_int8"
     module.add_module(name, QuantizedRecurrent(node.target, cells, layout))
@@ -217,6 +217,6 @@ def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:
             yield part
 
 
-def _stored(module: GraphModule, weight: Node) -> tuple[torch.Tensor, torch.Tensor]:
+def _stored_weight(module: GraphModule, weight: Node) -> tuple[torch.Tensor, torch.Tensor]:
     integers, scales = (fx.attribute(module, str(part.target)) for part in weight.args)
     return integers, scales

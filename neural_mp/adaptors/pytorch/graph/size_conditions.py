@@ -55,7 +55,7 @@ def conditions_of(shape_env: Any) -> list[Expression]:
     conditions: list[Expression] = []
     for guard in shape_env.guards:
         if _is_of_model(guard):
-            condition = _expression_of(shape_env.replace(guard.expr))
+            condition = _convert_expression(shape_env.replace(guard.expr))
             if isinstance(condition, tuple) and condition not in conditions:
                 conditions.append(condition)
     return conditions
@@ -71,13 +71,13 @@ def _is_of_model(guard: Any) -> bool:
     return not path.is_relative_to(_TORCH) and not path.is_relative_to(_THIS_PACKAGE)
 
 
-def _expression_of(symbolic: Any) -> Expression | None:
+def _convert_expression(symbolic: Any) -> Expression | None:
     """Convert from torch's symbolic form; None if an operator is not among those of conditions."""
     if symbolic.is_Integer:
         return int(symbolic)
     if symbolic.is_Symbol:
         return str(symbolic)
-    operands = [_expression_of(part) for part in symbolic.args]
+    operands = [_convert_expression(part) for part in symbolic.args]
     if not operands or any(part is None for part in operands):
         return None
     if symbolic.is_Pow:
@@ -110,28 +110,28 @@ def _value_of(expression: Expression, sizes: Mapping[str, int]) -> int:
 
 def symbols_of(expression: Expression) -> set[str]:
     """Return the symbols of the sizes in an expression."""
-    return set(_symbols(expression))
+    return set(_iterate_symbols(expression))
 
 
-def _symbols(expression: Expression) -> Iterator[str]:
+def _iterate_symbols(expression: Expression) -> Iterator[str]:
     if isinstance(expression, str):
         yield expression
     elif isinstance(expression, tuple):
         for operand in expression[1:]:
-            yield from _symbols(operand)
+            yield from _iterate_symbols(operand)
 
 
 def in_words(expression: Expression, names: Mapping[str, str]) -> str:
     """Write an expression in Python's operators, with names for its symbols."""
-    text = _words(expression, names)
+    text = _format_expression(expression, names)
     return text[1:-1] if text.startswith("(") else text
 
 
-def _words(expression: Expression, names: Mapping[str, str]) -> str:
+def _format_expression(expression: Expression, names: Mapping[str, str]) -> str:
     if isinstance(expression, int | str):
         return str(names.get(expression, expression) if isinstance(expression, str) else expression)
     name, *operands = expression
-    parts = [_words(operand, names) for operand in operands]
+    parts = [_format_expression(operand, names) for operand in operands]
     if name == _NOT:
         return f"(not {parts[0]})"
     return (

@@ -97,12 +97,14 @@ def _largest_op(sample: Sequence[torch.Tensor], module: GraphModule) -> int:
             continue
         if node.op == "placeholder":
             values.update(zip(sizes_of_result(node), next(tensors).shape, strict=True))
-        sizes[node] = value.dtype.itemsize * math.prod(_known(sizes_of_result(node), values))
+        sizes[node] = value.dtype.itemsize * math.prod(
+            _resolve_sizes(sizes_of_result(node), values)
+        )
     reading = ({node, *node.all_input_nodes} for node in sizes)
     return max(sum(sizes.get(operand, 0) for operand in nodes) for nodes in reading)
 
 
-def _known(sizes: Iterable[Any], known: dict[Any, int]) -> Iterator[int]:
+def _resolve_sizes(sizes: Iterable[Any], known: dict[Any, int]) -> Iterator[int]:
     """Yield sizes; those that depend on values, which are not known before a run, as 1."""
     for size in sizes:
         if size not in known:

@@ -61,10 +61,10 @@ class DirectGraph:
         """Return the module's result."""
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return self._run(args, kwargs)
-        return self._run(args, kwargs)
+                return self._compute_outputs(args, kwargs)
+        return self._compute_outputs(args, kwargs)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compute_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.jit.is_tracing():
             raise ConversionError(
                 "a converted model cannot be traced for TorchScript, which has no form for its "
@@ -133,18 +133,22 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
     graph.output(graph.graph_copy(module.graph, {}))
     for node in graph.nodes:
         if type(node.target) is torch._ops.OpOverload:
-            node.target = _direct(node.target)
+            node.target = _dispatcher_function(node.target)
     flat = GraphModule(module, graph)
     constants = SimpleNamespace()
     for node in graph.nodes:
         if node.op == "get_attr":
-            _put(constants, str(node.target).split("."), attribute(module, str(node.target)))
+            _set_nested_attribute(
+                constants, str(node.target).split("."), attribute(module, str(node.target))
+            )
         elif node.op == "call_module":
-            _put(constants, str(node.target).split("."), module.get_submodule(str(node.target)))
+            _set_nested_attribute(
+                constants, str(node.target).split("."), module.get_submodule(str(node.target))
+            )
     return type(flat).forward, constants
 
 
-def _direct(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def _dispatcher_function(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return the dispatcher's function of an op, with a name for the code of a graph."""
     function = partial(op._op)
     name = f"op_{op.name().replace('::', '_').replace('.', '_')}"
@@ -152,7 +156,7 @@ def _direct(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return function
 
 
-def _put(holder: SimpleNamespace, path: list[str], value: object) -> None:
+def _set_nested_attribute(holder: SimpleNamespace, path: list[str], value: object) -> None:
     for name in path[:-1]:
         if not hasattr(holder, name):
             setattr(holder, name, SimpleNamespace())
@@ -202,7 +206,7 @@ class DirectCalls:
         self._recipes: dict[_InputKey, _Recipe | None] = {}
         self._target: Callable[..., Any] | None = compiled
         if compiled is None and model.original is not None:
-            self._target = _own_module(model)
+            self._target = _copy_user_module(model)
         if self._target is None and model.shell is None:
             self._target = DirectGraph(model.runnable, model.portable)
 
@@ -215,14 +219,14 @@ class DirectCalls:
         leaves = flat_leaves(inputs)
         for leaf in leaves:
             if type(leaf) is not torch.Tensor and type(leaf) is not np.ndarray:
-                return self._checked(inputs)
+                return self._run_with_checks(inputs)
         key = key_of(inputs, leaves)
         recipe = self._recipes.get(key)
         if recipe is None:
-            result = self._checked(inputs)
+            result = self._run_with_checks(inputs)
             is_new = self._target is not None and key not in self._recipes
             if is_new and not any(map(is_empty, leaves)):
-                remember(self._recipes, key, self._recipe(inputs, leaves))
+                remember(self._recipes, key, self._build_recipe(inputs, leaves))
             return result
         if recipe.arrays:
             tensor_of = self._model.signature.tensor_of
@@ -234,14 +238,13 @@ class DirectCalls:
             result = recipe.run(leaves)
         return to_arrays(result) if recipe.arrays else result
 
-    def _checked(self, inputs: object) -> Any:
-        """Return the outputs of a call whose inputs are all checked."""
-        result = self._run(self._model.call(inputs))
+    def _run_with_checks(self, inputs: object) -> Any:
+        result = self._compute_outputs(self._model.call(inputs))
         plain = dict(inputs) if isinstance(inputs, Mapping) else inputs
         arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(plain))
         return to_arrays(result) if arrays else result
 
-    def _run(self, call: CallArgs) -> Any:
+    def _compute_outputs(self, call: CallArgs) -> Any:
         """Return the outputs of one call; check inputs of a new signature with the graph.
 
         The user's own module, if any, computes the result in either case: folded batch norms of the
@@ -259,7 +262,7 @@ class DirectCalls:
         with torch.no_grad():
             return target(*call.args, **call.kwargs)
 
-    def _recipe(self, inputs: object, leaves: list[Any]) -> _Recipe | None:
+    def _build_recipe(self, inputs: object, leaves: list[Any]) -> _Recipe | None:
         """Return the recipe for such batches; None if a call needs values other than the leaves."""
         signature = self._model.signature
         arrays = any(map(is_array, leaves))
@@ -311,18 +314,18 @@ def _direct_form(model: TorchModel) -> nn.Module:
 
 def keeps_state(model: TorchModel) -> bool:
     """Whether a run of the user's own module fails, or changes the module or the inputs."""
-    return _own_module(model) is None
+    return _copy_user_module(model) is None
 
 
-def _own_module(model: TorchModel) -> nn.Module | None:
+def _copy_user_module(model: TorchModel) -> nn.Module | None:
     """Return a copy of the user's module; None if a run fails or changes module or inputs."""
     assert model.original is not None
     try:
         module, call = private(model.original), model.example.copied()
         with restored(module) as state, torch.no_grad():
-            versions = list(_versions(call))
+            versions = list(_input_versions(call))
             module(*call.args, **call.kwargs)
-            is_changed = state.is_changed() or list(_versions(call)) != versions
+            is_changed = state.is_changed() or list(_input_versions(call)) != versions
     except Exception:
         # User code may refuse to be copied or run, with any exception type.
         logger.debug("the user's own module cannot be called directly", exc_info=True)
@@ -330,6 +333,6 @@ def _own_module(model: TorchModel) -> nn.Module | None:
     return None if is_changed else module
 
 
-def _versions(call: CallArgs) -> Iterator[int]:
+def _input_versions(call: CallArgs) -> Iterator[int]:
     """Return the version counters of the inputs, which reveal writes."""
     return (leaf._version for leaf in call.leaves() if isinstance(leaf, torch.Tensor))

@@ -69,7 +69,7 @@ class _PackedLayers(FusionRules[Node, Node]):
         return Step(name, (activation,)) if group.head.target in heads else None
 
 
-def _groups(module: GraphModule) -> dict[Node, Group]:
+def _find_packable_groups(module: GraphModule) -> dict[Node, Group]:
     nodes = [n for n in module.graph.nodes if _is_packable(module, n)] if _has_kernels() else []
     return find_fusion_groups(nodes, _PackedLayers())
 
@@ -100,7 +100,7 @@ def _is_packable(module: GraphModule, node: Node) -> bool:
 
 def packable_ops(module: GraphModule) -> frozenset[str]:
     """Return the ops that packed kernels can compute: layers, and activations fused into them."""
-    groups = _groups(module).values()
+    groups = _find_packable_groups(module).values()
     nodes = (node for group in groups for node in (group.head, *group.members))
     return frozenset(node.meta[fx.OP_NAME] for node in nodes if fx.OP_NAME in node.meta)
 
@@ -120,12 +120,12 @@ def marked_kernels(module: GraphModule) -> dict[str, str]:
 
 def call_packed_kernels(module: GraphModule) -> None:
     """Call packed kernels instead of the marked layers, with the marked activations fused."""
-    for layer, candidate in _groups(module).items():
+    for layer, candidate in _find_packable_groups(module).items():
         if _KERNEL not in layer.meta:
             continue
         group = candidate.reduced(lambda op: _KERNEL in op.meta)
         shape = tuple(map(fx.likely_size, layer.args[0].meta["val"].shape))
-        call, packed, trailing = _packed(module, group, shape)
+        call, packed, trailing = _pack_group(module, group, shape)
         weight = fx.add_constant(module, f"{layer.name}_packed", packed, group.tail)
         with module.graph.inserting_before(group.tail):
             bias = fx.arguments(layer)["bias"]
@@ -138,7 +138,7 @@ def call_packed_kernels(module: GraphModule) -> None:
     _read_channels_last(module)
 
 
-def _packed(
+def _pack_group(
     module: GraphModule, group: Group, shape: tuple[int, ...]
 ) -> tuple[Any, torch.Tensor, tuple[Any, ...]]:
     """Return a kernel, the weight packed for inputs of a shape, and arguments after the bias."""
@@ -189,7 +189,7 @@ def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[st
     """Return op → the packed kernel, for ops that it computes faster; see `FloatKernels`."""
     shapes: dict[Node, tuple[int, ...]] = {}
 
-    def visit(node: Node, run: Callable[[], Any]) -> Any:
+    def record_shape(node: Node, run: Callable[[], Any]) -> Any:
         result = run()
         if isinstance(result, torch.Tensor):
             shapes[node] = tuple(result.shape)
@@ -198,39 +198,39 @@ def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[st
     groups = {
         path: {
             layer: group.reduced(lambda op: op.meta.get(fx.OP_NAME) in op_names)
-            for layer, group in _groups(part.portable).items()
+            for layer, group in _find_packable_groups(part.portable).items()
             if layer.meta.get(fx.OP_NAME) in op_names
         }
         for path, part in model.parts.items()
     }
     if model.compiles or not any(groups.values()):
         return {}
-    visited(model, visit, portable=True)(model.call(inputs))
+    visited(model, record_shape, portable=True)(model.call(inputs))
     layers_of_all = [layer for of_part in groups.values() for layer in of_part]
-    if sum(_products(layer, shapes) for layer in layers_of_all) < _LEAST_PRODUCTS:
+    if sum(_count_products(layer, shapes) for layer in layers_of_all) < _LEAST_PRODUCTS:
         return {}
     verdicts: dict[Hashable, tuple[bool, bool]] = {}
     kernels = {}
     with torch.no_grad():
         for path, of_part in groups.items():
-            for op in _faster_in(model.parts[path].portable, of_part, shapes, verdicts):
+            for op in _find_faster_ops(model.parts[path].portable, of_part, shapes, verdicts):
                 kernels[op] = ONEDNN
     return kernels
 
 
-def _products(layer: Node, shapes: _Shapes) -> int:
+def _count_products(layer: Node, shapes: _Shapes) -> int:
     """Return the number of multiplications in a layer; 0 if it was not reached."""
     weight = layer.args[1].meta["val"]
     return math.prod(shapes.get(layer, (0,))) * (weight.numel() // weight.shape[0])
 
 
-def _faster_in(
+def _find_faster_ops(
     module: GraphModule,
     groups: Mapping[Node, Group],
     shapes: _Shapes,
     verdicts: dict[Hashable, tuple[bool, bool]],
 ) -> Iterator[str]:
-    """Yield the ops of a graph that run faster in packed kernels; each kind is measured once."""
+    """Measure each kind of layer once, in packed kernels and without."""
     for layer, group in groups.items():
         shape = shapes.get(layer.args[0], ())
         if not math.prod(shape):
@@ -240,7 +240,7 @@ def _faster_in(
         act = group.activation.ops[0].target if group.activation else None
         kind = (layer.target, shape, weight, str(rest), act)
         if kind not in verdicts:
-            verdicts[kind] = _verdict(module, group, shape)
+            verdicts[kind] = _compare_kernels(module, group, shape)
         is_packed, is_fused = verdicts[kind]
         if is_packed:
             yield layer.meta[fx.OP_NAME]
@@ -248,7 +248,9 @@ def _faster_in(
             yield from (op.meta[fx.OP_NAME] for op in group.members)
 
 
-def _verdict(module: GraphModule, group: Group, shape: tuple[int, ...]) -> tuple[bool, bool]:
+def _compare_kernels(
+    module: GraphModule, group: Group, shape: tuple[int, ...]
+) -> tuple[bool, bool]:
     """Return whether a packed kernel is faster, and whether with the activation fused."""
     layer, activation = group.head, group.activation
     x = torch.rand(shape)
@@ -257,20 +259,20 @@ def _verdict(module: GraphModule, group: Group, shape: tuple[int, ...]) -> tuple
     bias = fx.arguments(layer)["bias"]
     stored = None if bias is None else fx.constant(module, bias)
 
-    def apply(value: torch.Tensor) -> torch.Tensor:
+    def apply_activation(value: torch.Tensor) -> torch.Tensor:
         if activation is None:
             return value
         op = activation.ops[0]
         result: torch.Tensor = op.target(value, *op.args[1:], **op.kwargs)
         return result
 
-    unfused, weight, trailing = _packed(module, Group(layer), shape)
+    unfused, weight, trailing = _pack_group(module, Group(layer), shape)
     variants: list[Callable[[], torch.Tensor]] = [
-        lambda: apply(layer.target(x, *constants[1:], **_values(module, layer))),
-        lambda: apply(unfused(ordered, weight, stored, *trailing)),
+        lambda: apply_activation(layer.target(x, *constants[1:], **_keyword_values(module, layer))),
+        lambda: apply_activation(unfused(ordered, weight, stored, *trailing)),
     ]
     if activation is not None:
-        fused, _, fused_trailing = _packed(module, group, shape)
+        fused, _, fused_trailing = _pack_group(module, group, shape)
         variants.append(lambda: fused(ordered, weight, stored, *fused_trailing))
     own, packed, *fused_seconds = fastest_runs(variants)
     best = min(packed, *fused_seconds) if fused_seconds else packed
@@ -278,7 +280,7 @@ def _verdict(module: GraphModule, group: Group, shape: tuple[int, ...]) -> tuple
     return gains, gains and any(seconds < packed for seconds in fused_seconds)
 
 
-def _values(module: GraphModule, layer: Node) -> dict[str, Any]:
+def _keyword_values(module: GraphModule, layer: Node) -> dict[str, Any]:
     return {
         name: fx.constant(module, value) if isinstance(value, Node) else value
         for name, value in layer.kwargs.items()

@@ -32,12 +32,14 @@ def multiplies_bfloat16_fast() -> bool:
     """
     x = torch.ones(4, 128, 64)
 
-    def product(dtype: torch.dtype) -> Callable[[], Any]:
+    def build_product(dtype: torch.dtype) -> Callable[[], Any]:
         matrix = x.to(dtype)
         return lambda: torch.bmm(matrix, matrix.transpose(1, 2))
 
     with torch.no_grad():
-        float32, bfloat16 = fastest_runs([product(torch.float32), product(torch.bfloat16)])
+        float32, bfloat16 = fastest_runs(
+            [build_product(torch.float32), build_product(torch.bfloat16)]
+        )
     return bfloat16 < float32
 
 

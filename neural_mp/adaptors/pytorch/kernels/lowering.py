@@ -57,7 +57,7 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
     for path, part in model.parts.items():
         portable = fx.shallow_copy(part.portable)
         rewrite(portable)
-        if _are_alike(portable, part.portable) and not marked_kernels(portable):
+        if _have_same_calls(portable, part.portable) and not marked_kernels(portable):
             parts[path] = part
             continue
         portable = fx.finish(portable)
@@ -66,7 +66,7 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
     return replace(model, parts=parts, original=None)
 
 
-def _are_alike(first: GraphModule, second: GraphModule) -> bool:
+def _have_same_calls(first: GraphModule, second: GraphModule) -> bool:
     """Whether two graphs with shared weights run the same calls on the same constants."""
     calls = [
         [(node.op, node.target, str(node.args), str(node.kwargs)) for node in graph.nodes]
@@ -85,7 +85,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
                 _run_on_integers(module, node)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
-            if _holds_rgb(node):
+            if _quantizes_rgb(node):
                 _call_quantization(module, node, kernels.quantize_rgb, node.args[0])
         for node in list(module.graph.nodes):
             if any(is_node(source, ops.dequantize_grouped) for source in node.all_input_nodes):
@@ -94,7 +94,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
                 _lower_layer(module, node)
             elif node.target is layers.EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
                 values = (*node.args[0].args, node.args[1])
-                _call_instead(node, kernels.weight_only_embedding, values)
+                _replace_with_kernel(node, kernels.weight_only_embedding, values)
             elif node.target in RECURRENT_INT8:
                 lower_recurrent(module, node)
         call_packed_kernels(module)
@@ -103,17 +103,19 @@ def runnable_form(portable: GraphModule) -> GraphModule:
         fold_scales(module)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
-            _call_conversion(module, node)
+            _lower_conversion(module, node)
     mark_splits(module, portable)
     return fx.finish(module)
 
 
 def _lower_layer(module: GraphModule, layer: Node) -> None:
     if is_node(layer.args[0], ops.dequantize, ops.dequantize_dynamic):
-        _replace(module, match(layer))
+        _lower_group(module, match(layer))
     elif layer.target is layers.LINEAR:
-        _call_instead(
-            layer, kernels.weight_only_linear, (layer.args[0], *layer.args[1].args, _bias(layer))
+        _replace_with_kernel(
+            layer,
+            kernels.weight_only_linear,
+            (layer.args[0], *layer.args[1].args, _bias_node(layer)),
         )
 
 
@@ -122,29 +124,30 @@ def _lower_low_bits(module: GraphModule, node: Node) -> None:
     weight = fx.arguments(node)["weight"]
     constants, bits = weight.args[:3], weight.args[3] if len(weight.args) > 3 else 4
     if node.target is layers.EMBEDDING:
-        _call_instead(node, kernels.low_bit_embedding, (*constants, bits, node.args[1]))
+        _replace_with_kernel(node, kernels.low_bit_embedding, (*constants, bits, node.args[1]))
     elif node.target is layers.LINEAR and bits != 4:
-        _call_instead(node, kernels.low_bit_linear, (node.args[0], *constants, bits, _bias(node)))
+        _replace_with_kernel(
+            node, kernels.low_bit_linear, (node.args[0], *constants, bits, _bias_node(node))
+        )
     elif node.target is layers.LINEAR:
         name = f"{node.name}_kernel_weight"
         module.add_submodule(name, kernels.KernelWeight())
         weight = fx.read_constant(module, name, node)
-        _call_instead(
-            node, kernels.four_bit_linear, (node.args[0], weight, *constants, _bias(node))
+        _replace_with_kernel(
+            node, kernels.four_bit_linear, (node.args[0], weight, *constants, _bias_node(node))
         )
 
 
-def _call_instead(
+def _replace_with_kernel(
     layer: Node, kernel: Callable[..., torch.Tensor], values: tuple[Any, ...]
 ) -> None:
-    """Call `kernel` instead of a layer."""
     with layer.graph.inserting_before(layer):
         result = layer.graph.call_function(kernel, values)
     result.meta = dict(layer.meta)
     layer.replace_all_uses_with(result)
 
 
-def _replace(module: GraphModule, group: Group) -> None:
+def _lower_group(module: GraphModule, group: Group) -> None:
     """Call an integer kernel instead of a layer and the ops fused into it."""
     layer, replaced = group.head, quantizer(group.tail)
     if replaced is not None:
@@ -157,9 +160,9 @@ def _replace(module: GraphModule, group: Group) -> None:
         if cast is not None and requested in floats and writes_fast(layer.target, requested):
             replaced, dtype = cast, requested
         output = (1.0, 0, dtype)
-    operands = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
+    operands = (*layer.args[0].args[:3], *_pack_weight(module, layer, replaced))
     with module.graph.inserting_before(replaced):
-        called = module.graph.call_function(*_call(group, operands, output))
+        called = module.graph.call_function(*_kernel_call(group, operands, output))
         result = _with_all_axes(called, layer, operands[0])
     encoding = QuantParams(*output[:2]) if output[2] is torch.uint8 else None
     result.meta = {"val": replaced.meta["val"]}
@@ -181,29 +184,33 @@ def _with_all_axes(called: Node, layer: Node, integers: Node) -> Node:
     if all(not isinstance(size, torch.SymInt) or size.node.has_hint() for size in expected.shape):
         return called
     if layer.target is layers.LINEAR and expected.ndim > 2:
-        sizes: list[Any] = [_size(integers, axis, expected) for axis in range(expected.ndim - 1)]
+        sizes: list[Any] = [
+            _add_size_node(integers, axis, expected) for axis in range(expected.ndim - 1)
+        ]
         sizes.append(int(expected.shape[-1]))
     elif layers.CONVOLUTIONS.get(layer.target) == 1:
-        first, last = (_size(called, axis, expected) for axis in (0, -1))
+        first, last = (_add_size_node(called, axis, expected) for axis in (0, -1))
         sizes = [first, int(expected.shape[1]), last]
     else:
         return called
     return graph.call_function(aten.view.default, (called, sizes))
 
 
-def _size(source: Node, axis: int, expected: torch.Tensor) -> Node:
+def _add_size_node(source: Node, axis: int, expected: torch.Tensor) -> Node:
     size = source.graph.call_function(aten.sym_size.int, (source, axis))
     size.meta["val"] = expected.shape[axis]
     return size
 
 
-def _call(group: Group, operands: tuple[Any, ...], output: _Output) -> tuple[Any, tuple[Any, ...]]:
+def _kernel_call(
+    group: Group, operands: tuple[Any, ...], output: _Output
+) -> tuple[Any, tuple[Any, ...]]:
     """Return the integer kernel of a fusion group and its arguments.
 
     `operands` are integers, scale and zero point of the input, then those of the weight.
     """
     layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation, output)
-    bias = _bias(layer)
+    bias = _bias_node(layer)
     if layer.target is layers.LINEAR:
         product = onednn.qlinear_pointwise
         if summed is not None:
@@ -247,7 +254,7 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
     )
 
 
-def _weights(module: GraphModule, layer: Node, next_node: Node) -> tuple[Node, Node, Node]:
+def _pack_weight(module: GraphModule, layer: Node, next_node: Node) -> tuple[Node, Node, Node]:
     """Return the packed weight, its scales and its zero points (all zero) as graph nodes."""
     integers_node, scales_node = layer.args[1].args
     integers = fx.attribute(module, integers_node.target)
@@ -270,7 +277,7 @@ def _weights(module: GraphModule, layer: Node, next_node: Node) -> tuple[Node, N
     )
 
 
-def _bias(layer: Node) -> Node | None:
+def _bias_node(layer: Node) -> Node | None:
     bias = fx.arguments(layer)["bias"]
     return bias if isinstance(bias, Node) else None
 
@@ -280,21 +287,21 @@ def _post_op(activation: Step[Node, Node] | None, output: _Output) -> tuple[str,
 
     Nothing is left of one whose bounds are those of the integers, which saturate by themselves.
     """
-    if activation is None or _saturates(activation, output):
+    if activation is None or _saturates_at_bounds(activation, output):
         return "none", [], ""
-    bounds = _bounds(activation)
+    bounds = _activation_bounds(activation)
     return activation.kind, bounds, str(fx.arguments(activation.ops[0]).get("approximate", ""))
 
 
-def _bounds(activation: Step[Node, Node]) -> list[float]:
+def _activation_bounds(activation: Step[Node, Node]) -> list[float]:
     args = fx.arguments(activation.ops[0])
     return [float(args[name]) for name in ("min_val", "max_val") if name in args]
 
 
-def _saturates(activation: Step[Node, Node], output: _Output) -> bool:
+def _saturates_at_bounds(activation: Step[Node, Node], output: _Output) -> bool:
     """Whether the smallest and the largest integer of a result are the bounds of an activation."""
     scale, zero_point, dtype = output
-    bounds = [0.0, math.inf] if activation.kind == "relu" else _bounds(activation)
+    bounds = [0.0, math.inf] if activation.kind == "relu" else _activation_bounds(activation)
     if dtype is not torch.uint8 or len(bounds) < 2:
         return False
     low, high = (bound / scale + zero_point for bound in bounds)
@@ -327,11 +334,11 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
     output.replace_all_uses_with(moved)
 
 
-def _call_conversion(module: GraphModule, node: Node) -> None:
+def _lower_conversion(module: GraphModule, node: Node) -> None:
     """Make a remaining conversion read its zero point from a precomputed tensor."""
     if node.target is ops.quantize:
         x, scale, zero_point = node.args
-        gated = _gated(x)
+        gated = _gated_operands(x)
         if gated is None:
             _call_quantization(module, node, kernels.quantize_uint8, x)
             return
@@ -342,21 +349,21 @@ def _call_conversion(module: GraphModule, node: Node) -> None:
         module.graph.erase_node(x)
     elif node.target is ops.dequantize:
         q, scale, zero_point, dtype = node.args
-        node.args = (q, scale, _stored(module, node, float(zero_point)), dtype)
+        node.args = (q, scale, _add_offset(module, node, float(zero_point)), dtype)
         node.target = kernels.dequantize_uint8
 
 
 def _call_quantization(module: GraphModule, node: Node, kernel: Any, *operands: Any) -> None:
     _, scale, zero_point = node.args
-    node.args = (*operands, _stored(module, node, zero_point + 0.5), 1 / scale)
+    node.args = (*operands, _add_offset(module, node, zero_point + 0.5), 1 / scale)
     node.target = kernel
 
 
-def _stored(module: GraphModule, node: Node, value: float) -> Node:
+def _add_offset(module: GraphModule, node: Node, value: float) -> Node:
     return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
 
 
-def _gated(product: Node) -> tuple[Node, Node] | None:
+def _gated_operands(product: Node) -> tuple[Node, Node] | None:
     """Return image and gate of a product of which only one op reads the result, if it is one.
 
     A gate is one number per channel, or per channel of every sample. The image is a kernel's
@@ -377,7 +384,7 @@ def _gated(product: Node) -> tuple[Node, Node] | None:
     return None
 
 
-def _holds_rgb(node: Node) -> bool:
+def _quantizes_rgb(node: Node) -> bool:
     """Whether a node quantizes an input of channels-first images that only convolutions read."""
     if node.target is not ops.quantize or node.args[0].op != "placeholder":
         return False
@@ -386,14 +393,14 @@ def _holds_rgb(node: Node) -> bool:
         value.ndim == 4
         and fx.expressions((value.shape[1], value.stride(3))) == (3, 1)
         and all(
-            user.target is ops.dequantize and _reads_all(layer, user)
+            user.target is ops.dequantize and _reads_all_channels(layer, user)
             for user in node.users
             for layer in user.users
         )
     )
 
 
-def _reads_all(layer: Node, image: Node) -> bool:
+def _reads_all_channels(layer: Node, image: Node) -> bool:
     """Whether a node is an integer convolution whose every output reads all channels."""
     return (
         layer.target is layers.CONVOLUTION
@@ -461,16 +468,19 @@ def fold_scales(module: GraphModule) -> None:
     """
     for node in list(module.graph.nodes):
         if node.target in _KERNELS:
-            _fold(module, node)
+            _fold_scales(module, node)
 
 
-def _fold(module: GraphModule, kernel: Node) -> None:
+def _fold_scales(module: GraphModule, kernel: Node) -> None:
     arguments = fx.arguments(kernel)
     scales, name = fx.constant(module, arguments["w_scale"]), arguments["w_scale"].name
     assert scales is not None
     factors = scales * arguments["x_scale"]
     changes: dict[str, Any] = {"x_scale": 1.0}
-    if _is_linear(arguments) and kernel.target is not onednn.qlinear_pointwise.binary:
+    if (
+        _writes_integers_unactivated(arguments)
+        and kernel.target is not onednn.qlinear_pointwise.binary
+    ):
         factors = factors / arguments["output_scale"]
         stored = fx.constant(module, arguments["bias"])
         bias = torch.zeros_like(scales) if stored is None else stored
@@ -483,7 +493,6 @@ def _fold(module: GraphModule, kernel: Node) -> None:
     fx.set_arguments(kernel, **changes)
 
 
-def _is_linear(given: dict[str, Any]) -> bool:
-    """Whether a kernel writes integers and applies no activation."""
+def _writes_integers_unactivated(given: dict[str, Any]) -> bool:
     applied = {given.get(name) for name in _ACTIVATIONS} - {None, "none"}
     return given["output_dtype"] is torch.uint8 and not applied

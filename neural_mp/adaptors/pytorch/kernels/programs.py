@@ -44,47 +44,47 @@ _Lookup = Callable[[Node], Any]
 
 def call_programs(module: GraphModule) -> None:
     """Call programs instead of runs of three ops or more, whose results stay the same."""
-    if not _has_interpreter():
+    if not _can_run_programs():
         return
     inline_kernels(module)
     overwrite_dead(module)
-    for number, run in enumerate(_runs(module)):
-        _replace(module, run, f"program_{number}")
+    for number, run in enumerate(_find_runs(module)):
+        _replace_by_program(module, run, f"program_{number}")
     module.graph.lint()
 
 
 @cache
-def _has_interpreter() -> bool:
+def _can_run_programs() -> bool:
     """Whether programs can be built and called, tried once per process."""
     graph = Graph()
     result = graph.call_function(torch.ops.aten.neg.default, (graph.placeholder("x"),))
     graph.output(result)
     try:
-        run = _program(GraphModule({}, graph), [result], [result.args[0]], [result])
+        run = _build_program(GraphModule({}, graph), [result], [result.args[0]], [result])
         return bool(run(torch.ones(1)) == -1)
     except (AttributeError, RuntimeError, TypeError):
         logger.debug("no programs in this version of torch", exc_info=True)
         return False
 
 
-def _runs(module: GraphModule) -> list[list[Node]]:
+def _find_runs(module: GraphModule) -> list[list[Node]]:
     """Return runs of ops that programs can call, in order; sizes are no part of a run."""
     runs: list[list[Node]] = [[]]
     for node in module.graph.nodes:
-        if _fits(module, node):
+        if _fits_program(module, node):
             runs[-1].append(node)
-        elif node.op not in ("get_attr", "placeholder") and not _may_precede(node, runs[-1]):
+        elif node.op not in ("get_attr", "placeholder") and not _can_precede_run(node, runs[-1]):
             runs.append([])
     return [run for run in runs if len(run) >= _LEAST]
 
 
-def _may_precede(node: Node, run: list[Node]) -> bool:
+def _can_precede_run(node: Node, run: list[Node]) -> bool:
     """Whether a size can be computed before a run."""
     value = node.meta.get("val")
     return isinstance(value, _SIZES) and not set(run).intersection(node.all_input_nodes)
 
 
-def _fits(module: GraphModule, node: Node) -> bool:
+def _fits_program(module: GraphModule, node: Node) -> bool:
     """Whether a program can call an op: one that returns a tensor, of arguments it understands."""
     op = node.target
     if not isinstance(op, torch._ops.OpOverload) or op.namespace not in _LIBRARIES:
@@ -94,15 +94,16 @@ def _fits(module: GraphModule, node: Node) -> bool:
         return False
     graph = _C.Graph()
     try:
-        called = _call(graph, node, lambda source: _typed(graph.addInput(), module, source))
+        called = _append_call(
+            graph, node, lambda source: _set_value_type(graph.addInput(), module, source)
+        )
         return bool(called.schema() == str(op._schema))
     except (RuntimeError, TypeError):
         logger.debug("%s cannot be part of a program", node.format_node(), exc_info=True)
         return False
 
 
-def _typed(value: Any, module: GraphModule, node: Node) -> Any:
-    """Give a program's value the type of a node's result."""
+def _set_value_type(value: Any, module: GraphModule, node: Node) -> Any:
     if node.op == "get_attr":
         stored = attribute(module, str(node.target))
         if isinstance(stored, _C.ScriptObject):
@@ -112,13 +113,14 @@ def _typed(value: Any, module: GraphModule, node: Node) -> Any:
     return value
 
 
-def _call(graph: Any, node: Node, lookup: _Lookup) -> Any:
-    """Append the call of an op to a program's graph."""
+def _append_call(graph: Any, node: Node, lookup: _Lookup) -> Any:
     schema: Any = node.target._schema
     arguments = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
     arguments.update(node.kwargs)
     values = [
-        _value(graph, arguments.get(argument.name, argument.default_value), argument.type, lookup)
+        _to_program_value(
+            graph, arguments.get(argument.name, argument.default_value), argument.type, lookup
+        )
         for argument in schema.arguments
     ]
     called = graph.create(schema.name, values, 1)
@@ -126,16 +128,15 @@ def _call(graph: Any, node: Node, lookup: _Lookup) -> Any:
     return called
 
 
-def _value(graph: Any, value: Any, kind: Any, lookup: _Lookup) -> Any:
-    """Return an argument of a type as a program's value."""
+def _to_program_value(graph: Any, value: Any, kind: Any, lookup: _Lookup) -> Any:
     if isinstance(value, Node):
         return lookup(value)
     if kind.kind() == "OptionalType" and value is not None:
         kind = kind.getElementType()
-    if _is_sizes(value) and kind.getElementType().kind() == "IntType":
+    if _is_integer_list(value) and kind.getElementType().kind() == "IntType":
         return graph.insertConstant(list(value))
     if isinstance(value, list | tuple):
-        parts = [_value(graph, part, kind.getElementType(), lookup) for part in value]
+        parts = [_to_program_value(graph, part, kind.getElementType(), lookup) for part in value]
         built = graph.create("prim::ListConstruct", parts, 1)
         graph.insertNode(built)
         built.output().setType(kind)
@@ -145,18 +146,17 @@ def _value(graph: Any, value: Any, kind: Any, lookup: _Lookup) -> Any:
     return graph.insertConstant(_FORMATS.get(value, value) if kind.kind() == "IntType" else value)
 
 
-def _is_sizes(value: Any) -> bool:
+def _is_integer_list(value: Any) -> bool:
     """Whether a value is a list of numbers, which a program then need not build in every call."""
     return isinstance(value, list | tuple) and bool(value) and all(type(v) is int for v in value)
 
 
-def _replace(module: GraphModule, run: list[Node], name: str) -> None:
-    """Call a program instead of a run of ops."""
+def _replace_by_program(module: GraphModule, run: list[Node], name: str) -> None:
     inside = set(run)
     sources = dict.fromkeys(source for node in run for source in node.all_input_nodes)
     inputs = [source for source in sources if source not in inside and source.op != "get_attr"]
     results = [node for node in run if not inside.issuperset(node.users)]
-    program = _program(module, run, inputs, results)
+    program = _build_program(module, run, inputs, results)
     program.__name__ = program.__qualname__ = name
     with module.graph.inserting_after(run[-1]):
         returned = module.graph.call_function(program, tuple(inputs))
@@ -169,7 +169,7 @@ def _replace(module: GraphModule, run: list[Node], name: str) -> None:
         module.graph.erase_node(node)
 
 
-def _program(
+def _build_program(
     module: GraphModule, run: list[Node], inputs: list[Node], results: list[Node]
 ) -> Callable[..., Any]:
     """Return a function from the inputs of a run to its results.
@@ -179,16 +179,18 @@ def _program(
     """
     graph, constants = _C.Graph(), _C.ScriptModule("constants", _C.CompilationUnit(), True)
     container = graph.addInput("constants")
-    values = {node: _typed(graph.addInput(), module, node) for node in inputs}
+    values = {node: _set_value_type(graph.addInput(), module, node) for node in inputs}
 
     def value_of(node: Node) -> Any:
         if node not in values:
             value = attribute(module, str(node.target))
-            values[node] = _constant(graph, container, constants, f"value_{len(values)}", value)
+            values[node] = _store_constant(
+                graph, container, constants, f"value_{len(values)}", value
+            )
         return values[node]
 
     for node in run:
-        values[node] = _call(graph, node, value_of).output()
+        values[node] = _append_call(graph, node, value_of).output()
     returned = [values[node] for node in results]
     if len(returned) > 1:
         joined = graph.create("prim::TupleConstruct", returned, 1)
@@ -211,8 +213,7 @@ def _program(
     return run_program
 
 
-def _constant(graph: Any, held: Any, constants: Any, name: str, value: Any) -> Any:
-    """Store a constant and return the program's value for it."""
+def _store_constant(graph: Any, held: Any, constants: Any, name: str, value: Any) -> Any:
     is_tensor = isinstance(value, torch.Tensor)
     if is_tensor and value.layout is torch.strided:
         return graph.insertConstant(value.detach())
@@ -257,9 +258,9 @@ def inline_kernels(module: GraphModule) -> None:
     images: set[Node] = set()
     for node in list(module.graph.nodes):
         if node.target is pixel_product:
-            images.add(_inline(module.graph, node))
+            images.add(_inline_kernel(module.graph, node))
         elif node.target in COMPOSED:
-            _inline(module.graph, node)
+            _inline_kernel(module.graph, node)
     _drop_views(module.graph, images)
     module.graph.lint()
 
@@ -293,12 +294,12 @@ def _drop_views(graph: Graph, images: set[Node]) -> None:
             graph.erase_node(node)
 
 
-def _inline(graph: Graph, node: Node) -> Node:
+def _inline_kernel(graph: Graph, node: Node) -> Node:
     previous, kernel, tracer = node.prev, cast(Any, node.target), GraphAppendingTracer(graph)
     with graph.inserting_before(node):
         result = kernel(*map_arg(node.args, lambda operand: Proxy(operand, tracer))).node
     first = previous.next
-    if first.target is aten.to.dtype and _dtype(first.args[0]) is first.args[1]:
+    if first.target is aten.to.dtype and _result_dtype(first.args[0]) is first.args[1]:
         first.replace_all_uses_with(cast(Node, first.args[0]))
         graph.erase_node(first)
     result.meta = dict(node.meta)
@@ -307,7 +308,7 @@ def _inline(graph: Graph, node: Node) -> Node:
     return cast(Node, result)
 
 
-def _dtype(node: Any) -> torch.dtype | None:
+def _result_dtype(node: Any) -> torch.dtype | None:
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
 
@@ -324,21 +325,21 @@ def overwrite_dead(module: GraphModule) -> None:
         if node.target is not aten.mul.Tensor and node.target not in {**_WITH_OUTPUT, **_IN_PLACE}:
             continue
         operand: Any = node.args[position]
-        if operand not in own or not _dies(operand, node, order):
+        if operand not in own or not _is_last_use(operand, node, order):
             continue
         if node.target in _IN_PLACE:
             node.target = _IN_PLACE[node.target]
-        elif position == 0 and _is_alike(node, operand):
+        elif position == 0 and _matches_operand(node, operand):
             node.target = aten.mul_.Tensor
         elif (
             position == 1
-            and _is_number(module, node.args[0], _dtype(operand))
-            and all(_takes_shape(factor, operand) for factor in node.args[2:])
+            and _is_scalar_constant(module, node.args[0], _result_dtype(operand))
+            and all(_is_broadcast_factor(factor, operand) for factor in node.args[2:])
         ):
             node.target, node.kwargs = _WITH_OUTPUT[node.target], {**node.kwargs, "out": operand}
 
 
-def _dies(operand: Node, op: Node, order: dict[Node, int]) -> bool:
+def _is_last_use(operand: Node, op: Node, order: dict[Node, int]) -> bool:
     """Whether no op but this one needs the memory of a tensor from then on."""
     return all(
         reader is op or (order[reader] < order[op] and reader.target in _OWN_RESULT)
@@ -346,23 +347,22 @@ def _dies(operand: Node, op: Node, order: dict[Node, int]) -> bool:
     )
 
 
-def _is_alike(node: Node, operand: Node) -> bool:
+def _matches_operand(node: Node, operand: Node) -> bool:
     """Whether a result has the shape and dtype of a tensor that its op reads."""
-    dtype = _dtype(node)
-    same = dtype is not None and dtype is _dtype(operand)
+    dtype = _result_dtype(node)
+    same = dtype is not None and dtype is _result_dtype(operand)
     return same and sizes_of_result(node) == sizes_of_result(operand)
 
 
-def _takes_shape(factor: Any, operand: Node) -> bool:
+def _is_broadcast_factor(factor: Any, operand: Node) -> bool:
     """Whether a product of a tensor and a factor has the shape and dtype of the tensor."""
-    if not isinstance(factor, Node) or None in (_dtype(factor), _dtype(operand)):
+    if not isinstance(factor, Node) or None in (_result_dtype(factor), _result_dtype(operand)):
         return False
     sizes, whole = sizes_of_result(factor), sizes_of_result(operand)
-    same = _dtype(factor) is _dtype(operand) and len(sizes) == len(whole)
+    same = _result_dtype(factor) is _result_dtype(operand) and len(sizes) == len(whole)
     return same and all(size in (1, full) for size, full in zip(sizes, whole, strict=True))
 
 
-def _is_number(module: GraphModule, node: Any, dtype: torch.dtype | None) -> bool:
-    """Whether a node is a constant of a dtype that takes the shape of any tensor."""
+def _is_scalar_constant(module: GraphModule, node: Any, dtype: torch.dtype | None) -> bool:
     value = constant(module, node)
     return value is not None and value.ndim == 0 and value.dtype is dtype

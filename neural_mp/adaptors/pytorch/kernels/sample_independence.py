@@ -93,10 +93,12 @@ def computes_samples_alone(portable: GraphModule) -> bool:
     """
     inputs = [node for node in portable.graph.nodes if node.op == "placeholder"]
     sizes = portable.meta[SIZES]
-    if not inputs or not all(isinstance(a, tuple) and a and _is_dynamic(a[0]) for a in sizes):
+    if not inputs or not all(
+        isinstance(a, tuple) and a and _has_dynamic_length(a[0]) for a in sizes
+    ):
         return False
     (batch, *_) = sizes_of_result(inputs[0])
-    if not all(_is_batch(node, batch) for node in inputs):
+    if not all(_has_batch_first(node, batch) for node in inputs):
         return False
     samples, of_size = set(inputs), set[Node]()
     for node in portable.graph.nodes:
@@ -105,19 +107,21 @@ def computes_samples_alone(portable: GraphModule) -> bool:
             return bool(leaves) and all(leaf in samples for leaf in leaves)
         sources = set(node.all_input_nodes)
         if _is_size(node):
-            if batch in _symbols(expressions([node.meta["val"]])):
+            if batch in _free_symbols(expressions([node.meta["val"]])):
                 of_size.add(node)
         elif sources.isdisjoint(samples):
             if not sources.isdisjoint(of_size):
                 of_size.add(node)
-        elif _keeps_samples(node, samples, batch) and _may_read(node, sources & of_size):
+        elif _keeps_samples_apart(node, samples, batch) and _may_read_sizes(
+            node, sources & of_size
+        ):
             samples.add(node)
         else:
             return False
     return False
 
 
-def _is_dynamic(axis: Axis) -> bool:
+def _has_dynamic_length(axis: Axis) -> bool:
     """Whether an axis may have any length from one on."""
     return axis.least <= 1 and axis.least != axis.largest
 
@@ -126,44 +130,43 @@ def _is_size(node: Node) -> bool:
     return isinstance(node.meta.get("val"), int | torch.SymInt)
 
 
-def _is_batch(node: Node, batch: Any) -> bool:
+def _has_batch_first(node: Node, batch: Any) -> bool:
     """Whether the first axis of a result, and no other, has the length of the batch."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not value.ndim:
         return False
     first, *remaining = sizes_of_result(node)
-    return bool(first == batch) and batch not in _symbols(remaining)
+    return bool(first == batch) and batch not in _free_symbols(remaining)
 
 
-def _symbols(sizes: Iterable[Any]) -> set[Any]:
+def _free_symbols(sizes: Iterable[Any]) -> set[Any]:
     return {symbol for size in sizes for symbol in getattr(size, "free_symbols", ())}
 
 
-def _may_read(node: Node, sizes: set[Node]) -> bool:
+def _may_read_sizes(node: Node, sizes: set[Node]) -> bool:
     """Whether values computed from the size of the batch only shape a result."""
     return not sizes or (node.target is aten.reshape.default and all(map(_is_size, sizes)))
 
 
-def _keeps_samples(node: Node, samples: set[Node], batch: Any) -> bool:
+def _keeps_samples_apart(node: Node, samples: set[Node], batch: Any) -> bool:
     """Whether each sample of a result depends on one sample: that at its place in what is read."""
-    if not _is_batch(node, batch):
+    if not _has_batch_first(node, batch):
         return False
     target, sources = node.target, node.all_input_nodes
     if target in _ON_VALUES:
-        return all(_is_broadcast(source, node, samples) for source in sources)
+        return all(_aligns_samples(source, node, samples) for source in sources)
     batched = [source for source in sources if source in samples]
     axes = batched[0].meta["val"].ndim
     if target in _ON_BATCHES:
         supported = axes >= 2 and _ON_BATCHES[target] in (None, axes)
-        return supported and batched == [node.args[0]] and not _expands_weight(node)
+        return supported and batched == [node.args[0]] and not _dequantizes_weight(node)
     if target in _ALONG_AXES:
         axes = max(axes, node.meta["val"].ndim)  # `unsqueeze` counts those of its result
-        return all(axis % axes for axis in _axes(node))
+        return all(axis % axes for axis in _affected_axes(node))
     return False
 
 
-def _axes(node: Node) -> list[int]:
-    """Return the axes along which an op computes or moves values."""
+def _affected_axes(node: Node) -> list[int]:
     args = arguments(node)
     if node.target is aten.layer_norm.default:
         return list(range(-len(args["normalized_shape"]), 0))
@@ -174,7 +177,7 @@ def _axes(node: Node) -> list[int]:
     return list(pytree.tree_leaves(named))
 
 
-def _is_broadcast(source: Node, node: Node, samples: set[Node]) -> bool:
+def _aligns_samples(source: Node, node: Node, samples: set[Node]) -> bool:
     """Whether an operand holds one value per sample of a result, or the same for all samples."""
     value, axes = source.meta.get("val"), node.meta["val"].ndim
     if not isinstance(value, torch.Tensor):
@@ -184,7 +187,7 @@ def _is_broadcast(source: Node, node: Node, samples: set[Node]) -> bool:
     return value.ndim < axes or sizes_of_result(source)[0] == 1
 
 
-def _expands_weight(node: Node) -> bool:
+def _dequantizes_weight(node: Node) -> bool:
     """Whether a layer converts its weight to float in every call, which parts would repeat."""
     of_float = not is_node(node.args[0], ops.dequantize)
     return of_float and is_node(node.args[1], ops.dequantize_weight, ops.dequantize_grouped)

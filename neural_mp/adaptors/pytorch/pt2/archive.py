@@ -70,7 +70,7 @@ def read_program(path: Path) -> ExportedProgram:
     """
     with checked_archive(path) as archive:
         try:
-            artifact = SerializedArtifact(*_parts(archive))
+            artifact = SerializedArtifact(*_read_parts(archive))
         except ForbiddenOpError as error:
             raise ModelLoadError(f"{str(path)!r} is refused: {error}") from error
         except (ValueError, InvalidValueError) as error:
@@ -120,15 +120,15 @@ def _checked_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
+def _read_parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
     """Return the program text, state, constants and example inputs."""
     names = archive.namelist()
     for name in names:
         _refuse_code(archive, name)
     roots = {name.partition("/")[0] for name in names}
     if len(roots) == 1 and f"{min(roots)}/archive_format" in names:
-        return _parts_below(archive, f"{min(roots)}/")
-    return _parts_before(archive)
+        return _read_new_parts(archive, f"{min(roots)}/")
+    return _read_old_parts(archive)
 
 
 def _refuse_code(archive: zipfile.ZipFile, name: str) -> None:
@@ -139,55 +139,62 @@ def _refuse_code(archive: zipfile.ZipFile, name: str) -> None:
         raise ValueError(f"the archive contains code ({name[:100]!r}), which is never loaded")
 
 
-def _parts_below(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, Any, Any]:
+def _read_new_parts(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, Any, Any]:
     """Return the parts of an archive of torch ≥ 2.8."""
     unknown = [n for n in archive.namelist() if not _KNOWN.fullmatch(n.removeprefix(root))]
     if unknown:
         raise ValueError(f"the archive contains an unknown member {unknown[0][:100]!r}")
-    if _short(archive, f"{root}archive_format") != "pt2":
+    if _read_short_text(archive, f"{root}archive_format") != "pt2":
         raise ValueError("the format of the archive must be pt2")
     _same_byte_order(archive, f"{root}byteorder")
-    program = _member(archive, f"{root}models/{_MODEL}.json")
-    state = _tensors(archive, f"{root}data/weights/", "weights")
-    constants = _tensors(archive, f"{root}data/constants/", "constants")
-    inputs = _inputs(_member(archive, f"{root}data/sample_inputs/{_MODEL}.pt"))
+    program = _read_member(archive, f"{root}models/{_MODEL}.json")
+    state = _read_tensors(archive, f"{root}data/weights/", "weights")
+    constants = _read_tensors(archive, f"{root}data/constants/", "constants")
+    inputs = _read_example_inputs(_read_member(archive, f"{root}data/sample_inputs/{_MODEL}.pt"))
     return checked_program(program), state, constants, inputs
 
 
-def _parts_before(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
+def _read_old_parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
     """Return the parts of an archive of torch ≤ 2.7."""
     names = archive.namelist()
     unknown = [name for name in names if not _KNOWN_BEFORE.fullmatch(name)]
     if unknown:
         raise ValueError(f"the archive contains an unknown member {unknown[0][:100]!r}")
-    program = checked_program(_member(archive, "serialized_exported_program.json"))
-    state = _state(_member(archive, "serialized_state_dict.pt"))
-    constants = _state(_member(archive, "serialized_constants.pt"))
-    return program, state, constants, _inputs(_member(archive, "serialized_example_inputs.pt"))
+    program = checked_program(_read_member(archive, "serialized_exported_program.json"))
+    state = _read_pickled_state(_read_member(archive, "serialized_state_dict.pt"))
+    constants = _read_pickled_state(_read_member(archive, "serialized_constants.pt"))
+    return (
+        program,
+        state,
+        constants,
+        _read_example_inputs(_read_member(archive, "serialized_example_inputs.pt")),
+    )
 
 
-def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:
     if name not in archive.namelist():
         raise ValueError(f"the archive must contain {name!r}")
     return archive.read(name)
 
 
-def _short(archive: zipfile.ZipFile, name: str) -> str:
+def _read_short_text(archive: zipfile.ZipFile, name: str) -> str:
     with archive.open(name) as member:
         return member.read(_SHORT).decode("ascii", "replace").strip()
 
 
 def _same_byte_order(archive: zipfile.ZipFile, name: str) -> None:
-    if name in archive.namelist() and _short(archive, name) != sys.byteorder:
-        raise ValueError(f"the byte order must be {sys.byteorder}, got {_short(archive, name)}")
+    if name in archive.namelist() and _read_short_text(archive, name) != sys.byteorder:
+        raise ValueError(
+            f"the byte order must be {sys.byteorder}, got {_read_short_text(archive, name)}"
+        )
 
 
-def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torch.Tensor]:
+def _read_tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torch.Tensor]:
     """Return name → tensor; tensors in one member share its values."""
     together = f"{folder}{_MODEL}.pt"
     if together in archive.namelist():  # torch 2.8 layout
-        return _state(archive.read(together))
-    listed = checked_payloads(_member(archive, f"{folder}{_MODEL}_{kind}_config.json"))
+        return _read_pickled_state(archive.read(together))
+    listed = checked_payloads(_read_member(archive, f"{folder}{_MODEL}_{kind}_config.json"))
     values: dict[tuple[str, str], torch.Tensor] = {}
     tensors = {}
     for name, where in listed.items():
@@ -205,7 +212,7 @@ def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torc
     return tensors
 
 
-def _plain(content: bytes) -> Any:
+def _unpickle_safely(content: bytes) -> Any:
     try:
         return read_plain(io.BytesIO(content))
     except ModelLoadError as error:
@@ -214,9 +221,8 @@ def _plain(content: bytes) -> Any:
         ) from error
 
 
-def _state(content: bytes) -> dict[str, torch.Tensor]:
-    """Return name → tensor from a pickle of older versions."""
-    state = _plain(content) if content else {}
+def _read_pickled_state(content: bytes) -> dict[str, torch.Tensor]:
+    state = _unpickle_safely(content) if content else {}
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):
@@ -224,9 +230,8 @@ def _state(content: bytes) -> dict[str, torch.Tensor]:
     return dict(state)
 
 
-def _inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the positional and keyword arguments that a program was exported with."""
-    match _plain(content) if content else None:
+def _read_example_inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    match _unpickle_safely(content) if content else None:
         case None:
             return None
         case (tuple() | list() as args, dict() as named) if all(type(n) is str for n in named):

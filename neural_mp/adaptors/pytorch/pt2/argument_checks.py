@@ -48,7 +48,7 @@ def faults(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     yield from check(op, {**defaults, **dict(zip(names, args, strict=False)), **kwargs})
 
 
-def _equal(first: Any, second: Any) -> bool:
+def _is_known_equal(first: Any, second: Any) -> bool:
     return bool(statically_known_true(first == second))
 
 
@@ -57,7 +57,7 @@ def has_shape(tensor: Any, shape: tuple[Any, ...]) -> bool:
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.dim() == len(shape)
-        and all(map(_equal, tensor.shape, shape))
+        and all(map(_is_known_equal, tensor.shape, shape))
     )
 
 
@@ -86,13 +86,15 @@ def _weight_norm(_: OpOverload, given: Arguments) -> Iterator[str]:
         yield f"dim must be an axis of v, which has {direction.dim()}, got {dim}"
         return
     expected = tuple(n if axis == dim else 1 for axis, n in enumerate(direction.shape))
-    if not has_shape(size, expected) or not all(_equal(n, int(n)) and n > 0 for n in expected):
+    if not has_shape(size, expected) or not all(
+        _is_known_equal(n, int(n)) and n > 0 for n in expected
+    ):
         yield f"g must have the shape {expected}, got {tuple(size.shape)}"
     if size.dtype != direction.dtype or not size.is_floating_point():
         yield f"g and v must have the same float type, got {size.dtype} and {direction.dtype}"
 
 
-def _fourier(op: OpOverload, given: Arguments) -> Iterator[str]:
+def _fourier_faults(op: OpOverload, given: Arguments) -> Iterator[str]:
     x, axes = given["self"], given["dim"]
     if not axes or len(set(axes)) < len(axes) or not all(0 <= axis < x.dim() for axis in axes):
         yield f"dim must name different axes of an input with {x.dim()}, got {list(axes)}"
@@ -106,11 +108,13 @@ def _fourier(op: OpOverload, given: Arguments) -> Iterator[str]:
         yield f"input must be of {'floats' if real else 'complex numbers'}, got {x.dtype}"
     if not all(statically_known_true(x.shape[axis] > 0) for axis in axes):
         yield "the transformed axes must not be empty"
-    if name == "_fft_c2r" and not _equal(given["last_dim_size"] // 2 + 1, x.shape[axes[-1]]):
+    if name == "_fft_c2r" and not _is_known_equal(
+        given["last_dim_size"] // 2 + 1, x.shape[axes[-1]]
+    ):
         yield f"last_dim_size must suit {x.shape[axes[-1]]} values, got {given['last_dim_size']}"
 
 
-def _recurrent(op: OpOverload, given: Arguments) -> Iterator[str]:
+def _recurrent_faults(op: OpOverload, given: Arguments) -> Iterator[str]:
     name, layers = packet_of(op), given.get("num_layers")
     if op._overloadname != "input" or not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
         yield f"the op must be of the kind input, with 1 to {_MAX_LAYERS} layers, got {layers}"
@@ -130,7 +134,7 @@ def _recurrent(op: OpOverload, given: Arguments) -> Iterator[str]:
         input_size = x.shape[2] if layer == 0 else result * sides
         height = GATES[name] * width
         biases = [(height,), (height,)] if given["has_biases"] else []
-        projection = [] if _equal(result, width) else [(result, width)]
+        projection = [] if _is_known_equal(result, width) else [(result, width)]
         expected += [(height, input_size), (height, result), *biases, *projection] * sides
     if len(weights) != len(expected) or not all(map(has_shape, weights, expected)):
         yield f"params must have the shapes {expected[:8]}"
@@ -138,7 +142,7 @@ def _recurrent(op: OpOverload, given: Arguments) -> Iterator[str]:
         yield "input, states and params must have the same float type"
 
 
-def _attention(_: OpOverload, given: Arguments) -> Iterator[str]:
+def _attention_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
     query, key, value = (given[name] for name in ("query", "key", "value"))
     if {t.dim() for t in (query, key, value)} != {4}:
         yield "query, key and value must have 4 axes"
@@ -152,20 +156,20 @@ def _attention(_: OpOverload, given: Arguments) -> Iterator[str]:
         yield "query, key and value must have the same float type"
 
 
-def _bag(_: OpOverload, given: Arguments) -> Iterator[str]:
+def _bag_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
     if given["offsets"].dim() != 1 or given["weight"].dim() != 2:
         yield "offsets must have 1 axis, and weight 2"
-    elif _equal(given["offsets"].shape[0], 0):
+    elif _is_known_equal(given["offsets"].shape[0], 0):
         yield "offsets must not be empty"
 
 
-def _power(_: OpOverload, given: Arguments) -> Iterator[str]:
+def _power_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
     if not -(2**31) < given["n"] < 2**31:
         yield f"n must have 32 bits, got {given['n']}"
 
 
 _CHECKS: dict[str, Callable[[OpOverload, Arguments], Iterator[str]]] = {
-    **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), _fourier),
+    **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), _fourier_faults),
     **dict.fromkeys(
         (
             "_native_batch_norm_legit",
@@ -175,9 +179,9 @@ _CHECKS: dict[str, Callable[[OpOverload, Arguments], Iterator[str]]] = {
         ),
         _batch_norm,
     ),
-    **dict.fromkeys(BAGS, _bag),
-    **dict.fromkeys(GATES, _recurrent),
-    **dict.fromkeys(("linalg_matrix_power", "matrix_power"), _power),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    **dict.fromkeys(BAGS, _bag_faults),
+    **dict.fromkeys(GATES, _recurrent_faults),
+    **dict.fromkeys(("linalg_matrix_power", "matrix_power"), _power_faults),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention_faults,
     "_weight_norm": _weight_norm,
 }

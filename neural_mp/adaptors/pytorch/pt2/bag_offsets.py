@@ -60,7 +60,7 @@ def offset_faults(
     while isinstance(source, Node):
         passed.append(source)
         if packet_of(source.target) in _COPIES:
-            cast = _cast(source)
+            cast = _cast_target(source)
             if cast not in (None, *_INTEGERS):
                 yield f"offsets must be integers of 32 or 64 bits, got {cast}"
             is_cast = is_cast or cast is not None
@@ -80,13 +80,13 @@ def offset_faults(
         value = values.get(source.name)
         if value is not None and not _is_ascending(value):
             yield "offsets must be numbers in ascending order"
-    elif not _ascends(source, exact=is_cast):
+    elif not _counts_upwards(source, exact=is_cast):
         yield "offsets must be an input, a constant, or of the op arange"
     if any(map(is_written, [*passed, *source.all_input_nodes])):
         yield "offsets must not be changed by an op"
 
 
-def _cast(node: Node) -> object:
+def _cast_target(node: Node) -> object:
     """Return the type that a copy may change numbers to; None if their type stays."""
     if packet_of(node.target) not in ("_to_copy", "to", "view"):
         return None
@@ -120,59 +120,57 @@ def writes_of(
     mutated = {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
 
     @cache
-    def written(graph: Graph) -> frozenset[Node]:
-        return frozenset(_written(graph))
+    def find_written(graph: Graph) -> frozenset[Node]:
+        return frozenset(_written_nodes(graph))
 
-    top = written(program.graph)
+    top = find_written(program.graph)
     changed = {n.name for n in top} | {
         n.name
         for n in program.graph.nodes
         if n.op == "placeholder" and mutated & {n.name, names.get(n.name)}
     }
-    memory = {_memory(values[name]) for name in changed if name in values}
+    memory = {_storage_pointer(values[name]) for name in changed if name in values}
 
     def is_written(node: Node) -> bool:
         if node.graph is not program.graph:
-            return node in written(node.graph)
+            return node in find_written(node.graph)
         value = values.get(node.name) if node.op == "placeholder" else None
-        return node.name in changed or (value is not None and _memory(value) in memory)
+        return node.name in changed or (value is not None and _storage_pointer(value) in memory)
 
     return is_written
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def _storage_pointer(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _written(graph: Graph) -> Iterator[Node]:
+def _written_nodes(graph: Graph) -> Iterator[Node]:
     """Yield the nodes that an op of a graph writes to, and all of which these may be views."""
-    pending = [argument for node in graph.nodes for argument in _targets(node)]
+    pending = [argument for node in graph.nodes for argument in _written_arguments(node)]
     visited: set[Node] = set()
     while pending:
         node = pending.pop()
         if node not in visited:
             visited.add(node)
             yield node
-            pending += _viewed(node)
+            pending += _viewed_arguments(node)
 
 
-def _targets(node: Node) -> list[Node]:
-    """Return the arguments that a node may write to."""
+def _written_arguments(node: Node) -> list[Node]:
     if isinstance(node.target, OpOverload):
-        return _annotated(node, writes=True)
-    graphs = [inner.graph for graph in graphs_of(node) for inner in _graphs(graph)]
+        return _annotated_arguments(node, writes=True)
+    graphs = [inner.graph for graph in graphs_of(node) for inner in _all_graphs(graph)]
     ops = [n.target for graph in graphs for n in graph.nodes]
     ops += [argument for argument in node.args if isinstance(argument, OpOverload)]
     writes = any(isinstance(op, OpOverload) and op._schema.is_mutable for op in ops)
     return node.all_input_nodes if writes else []
 
 
-def _graphs(graph: GraphModule) -> list[GraphModule]:
+def _all_graphs(graph: GraphModule) -> list[GraphModule]:
     return [module for module in graph.modules() if isinstance(module, GraphModule)]
 
 
-def _viewed(node: Node) -> list[Node]:
-    """Return the arguments whose memory the result of a node may share."""
+def _viewed_arguments(node: Node) -> list[Node]:
     op = node.target
     if not isinstance(op, OpOverload):
         return node.all_input_nodes
@@ -181,10 +179,10 @@ def _viewed(node: Node) -> list[Node]:
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     if op.has_kernel_for_dispatch_key(composite):  # such as dropout, which may return its input
         return node.all_input_nodes
-    return _annotated(node, writes=False)
+    return _annotated_arguments(node, writes=False)
 
 
-def _annotated(node: Node, *, writes: bool) -> list[Node]:
+def _annotated_arguments(node: Node, *, writes: bool) -> list[Node]:
     """Return the arguments that the schema of an op calls views or, at `writes`, written."""
     nodes: list[Node] = []
     for index, argument in enumerate(node.target._schema.arguments):
@@ -197,7 +195,7 @@ def _annotated(node: Node, *, writes: bool) -> list[Node]:
     return nodes
 
 
-def _ascends(node: Node, *, exact: bool, factors: int = 1) -> bool:
+def _counts_upwards(node: Node, *, exact: bool, factors: int = 1) -> bool:
     """Whether a node counts upwards: `arange`, also in steps of a size.
 
     Args:
@@ -207,21 +205,29 @@ def _ascends(node: Node, *, exact: bool, factors: int = 1) -> bool:
     """
     if packet_of(node.target) == "mul" and isinstance(node.args[0], Node):
         factor = node.args[1]
-        return factors > 0 and _is_count(factor) and _ascends(node.args[0], exact=exact, factors=0)
+        return (
+            factors > 0
+            and _is_positive_count(factor)
+            and _counts_upwards(node.args[0], exact=exact, factors=0)
+        )
     if packet_of(node.target) != "arange":
         return False
     numbers = list(node.args)
     start, end = (numbers[0], numbers[1]) if len(numbers) > 1 else (0, numbers[0])
     step = numbers[2] if len(numbers) > 2 else 1
     dtype = node.kwargs.get("dtype")
-    is_integer = _is_count(end) or dtype is torch.int64 or not exact
-    is_valid = isinstance(end, Node) or _is_count(end)
+    is_integer = _is_positive_count(end) or dtype is torch.int64 or not exact
+    is_valid = isinstance(end, Node) or _is_positive_count(end)
     return (
-        start == 0 and is_valid and is_integer and _is_count(step) and dtype in (None, torch.int64)
+        start == 0
+        and is_valid
+        and is_integer
+        and _is_positive_count(step)
+        and dtype in (None, torch.int64)
     )
 
 
-def _is_count(value: object) -> bool:
+def _is_positive_count(value: object) -> bool:
     """Whether an argument is a positive number of 31 bits or the size of a tensor."""
     if isinstance(value, Node):
         return value.target is torch.ops.aten.sym_size.int

@@ -78,51 +78,51 @@ def graphs_of(node: Node) -> list[GraphModule]:
     return [graph for graph in candidates if isinstance(graph, GraphModule)]
 
 
-def _operands(role: Role, values: Sequence[Any]) -> tuple[Operand, ...]:
+def _build_operands(role: Role, values: Sequence[Any]) -> tuple[Operand, ...]:
     return tuple(Operand(value, role) for value in values)
 
 
-def _cond(_: Any, first: Any, second: Any, values: Sequence[Any]) -> Iterator[NestedCall]:
+def _cond_calls(_: Any, first: Any, second: Any, values: Sequence[Any]) -> Iterator[NestedCall]:
     for branch in (first, second):
-        yield NestedCall(branch, _operands(Role.SAME, values))
+        yield NestedCall(branch, _build_operands(Role.SAME, values))
 
 
-def _while(
+def _while_calls(
     test: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any]
 ) -> Iterator[NestedCall]:
-    operands = _operands(Role.CARRIED, carried) + _operands(Role.SAME, additional)
+    operands = _build_operands(Role.CARRIED, carried) + _build_operands(Role.SAME, additional)
     yield NestedCall(test, operands)
     yield NestedCall(body, operands, carries=True)
 
 
-def _scan(
+def _scan_calls(
     body: Any, first: Sequence[Any], rows: Sequence[Any], additional: Sequence[Any]
 ) -> Iterator[NestedCall]:
-    carried = _operands(Role.CARRIED, first)
-    operands = carried + _operands(Role.ROW, rows) + _operands(Role.SAME, additional)
+    carried = _build_operands(Role.CARRIED, first)
+    operands = carried + _build_operands(Role.ROW, rows) + _build_operands(Role.SAME, additional)
     yield NestedCall(body, operands, carries=True)
 
 
-def _map(body: Any, rows: Sequence[Any], additional: Sequence[Any]) -> Iterator[NestedCall]:
-    yield NestedCall(body, _operands(Role.ROW, rows) + _operands(Role.SAME, additional))
+def _map_calls(body: Any, rows: Sequence[Any], additional: Sequence[Any]) -> Iterator[NestedCall]:
+    yield NestedCall(body, _build_operands(Role.ROW, rows) + _build_operands(Role.SAME, additional))
 
 
-def _wrapped(settings: int) -> Callable[..., Iterator[NestedCall]]:
+def _wrapper_calls(settings: int) -> Callable[..., Iterator[NestedCall]]:
     """Return the call of an op with so many arguments before its graph."""
 
-    def calls(*args: Any) -> Iterator[NestedCall]:
-        yield NestedCall(args[settings], _operands(Role.SAME, args[settings + 1 :]))
+    def wrapped_calls(*args: Any) -> Iterator[NestedCall]:
+        yield NestedCall(args[settings], _build_operands(Role.SAME, args[settings + 1 :]))
 
-    return calls
+    return wrapped_calls
 
 
 #: Ops → the calls of their graphs. `associative_scan` is none of them: it calls its graph with
 #: several rows at once.
 _CALLS: dict[str, Callable[..., Iterator[NestedCall]]] = {
-    "cond": _cond,
-    "map_impl": _map,
-    "scan": _scan,
-    "while_loop": _while,
-    "wrap_with_autocast": _wrapped(4),
-    "wrap_with_set_grad_enabled": _wrapped(1),
+    "cond": _cond_calls,
+    "map_impl": _map_calls,
+    "scan": _scan_calls,
+    "while_loop": _while_calls,
+    "wrap_with_autocast": _wrapper_calls(4),
+    "wrap_with_set_grad_enabled": _wrapper_calls(1),
 }

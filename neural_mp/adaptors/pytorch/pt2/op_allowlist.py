@@ -63,11 +63,10 @@ def allowed_ops() -> Mapping[str, frozenset[str]]:
         library, colon, names = line.partition(":")
         if colon and not line.startswith("#"):
             allowed[library] = allowed.get(library, frozenset()).union(names.split())
-    return {**allowed, qdq_ops.LIBRARY: _own_ops()}
+    return {**allowed, qdq_ops.LIBRARY: _own_op_names()}
 
 
-def _own_ops() -> frozenset[str]:
-    """Return the names of the ops in this package's library."""
+def _own_op_names() -> frozenset[str]:
     prefix = f"{qdq_ops.LIBRARY}::"
     names = torch._C._dispatch_get_all_op_names()
     return frozenset(
@@ -90,11 +89,11 @@ def checked_target(target: str) -> str:
     library, name, overload = named.groups()
     trusted = is_trusted(f"{library}.{name}")
     if not (trusted or is_allowed(library, name)):
-        raise ForbiddenOpError(_refusal(target, library, name))
+        raise ForbiddenOpError(_explain_refusal(target, library, name))
     if library == _HIGHER_ORDER:
-        exists = overload is None and isinstance(_found(library, name), HigherOrderOperator)
+        exists = overload is None and isinstance(_find_op(library, name), HigherOrderOperator)
     else:
-        op = _found(library, name, overload or "")
+        op = _find_op(library, name, overload or "")
         exists = isinstance(op, OpOverload) and (trusted or _computes_tensors(op))
     if not exists:
         raise ValueError(
@@ -109,7 +108,7 @@ def is_allowed(library: str, name: str) -> bool:
     return name in names or (name.endswith("_") and name.removesuffix("_") in names)
 
 
-def _refusal(target: str, library: str, name: str) -> str:
+def _explain_refusal(target: str, library: str, name: str) -> str:
     if library in _OWN or library == _HIGHER_ORDER:
         why = "exported inference programs do not contain, and whose arguments may be unchecked"
     else:
@@ -136,7 +135,7 @@ def _computes_tensors(op: OpOverload) -> bool:
     return "Tensor" in types or schema.name in _OF_NUMBERS
 
 
-def _found(*names: str) -> Any:
+def _find_op(*names: str) -> Any:
     target: Any = torch.ops
     for name in names:
         target = getattr(target, name, None)

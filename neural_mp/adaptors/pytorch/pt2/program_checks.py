@@ -45,7 +45,7 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
     Raises:
         ValueError: an argument does not fit.
     """
-    graphs = _graphs(program.graph_module)
+    graphs = _all_graphs(program.graph_module)
     nodes = [node for graph in graphs for node in graph.graph.nodes]
     for node in nodes:
         for op in filter(is_checked, node.args):
@@ -53,7 +53,7 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
     if not any(map(_is_checked, nodes)):
         return
     for node in nodes:
-        if _reshapes(node) and node.graph is not program.graph:
+        if _reshapes_in_place(node) and node.graph is not program.graph:
             raise ValueError(
                 f"the op {node.target} ({node.name!r}) must not change the shape of a tensor in "
                 f"place in a nested graph; export the model without it"
@@ -72,8 +72,7 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
         _Propagation(program.graph_module, checks).run(*inputs, enable_io_processing=False)
 
 
-def _graphs(module: GraphModule) -> list[GraphModule]:
-    """Return a graph and all within it."""
+def _all_graphs(module: GraphModule) -> list[GraphModule]:
     return [inner for inner in module.modules() if isinstance(inner, GraphModule)]
 
 
@@ -81,20 +80,18 @@ def _is_checked(node: Node) -> bool:
     return is_checked(node.target)
 
 
-def _holds_checked(graph: GraphModule) -> bool:
-    """Whether a graph contains an op whose arguments are checked, at any depth."""
-    return any(_is_checked(node) for inner in _graphs(graph) for node in inner.graph.nodes)
+def _has_checked_ops(graph: GraphModule) -> bool:
+    return any(_is_checked(node) for inner in _all_graphs(graph) for node in inner.graph.nodes)
 
 
-def _reshapes(node: Node) -> bool:
-    """Whether an op changes the shape of a tensor in place."""
+def _reshapes_in_place(node: Node) -> bool:
     op = node.target
     if not isinstance(op, OpOverload) or packet_of(op) == "detach_":
         return False
     return torch.Tag.inplace_view in op.tags
 
 
-def _wrong(node: Node, fault: str) -> str:
+def _describe_fault(node: Node, fault: str) -> str:
     return f"the arguments of the op {node.target} ({node.name!r}) are wrong: {fault}"
 
 
@@ -126,11 +123,11 @@ class _Propagation(Interpreter):
         self._checks, self._scope = checks, scope
         self.extra_traceback = False  # the faults name their nodes
         self._nested = {
-            node for node in module.graph.nodes if any(map(_holds_checked, graphs_of(node)))
+            node for node in module.graph.nodes if any(map(_has_checked_ops, graphs_of(node)))
         }
         self._needed: set[Node] = set()
         for node in reversed(module.graph.nodes):
-            if scope is not None or _reshapes(node):
+            if scope is not None or _reshapes_in_place(node):
                 self._needed.add(node)
             if node in self._needed or node in self._nested or _is_checked(node):
                 self._needed.update(node.all_input_nodes)
@@ -142,12 +139,12 @@ class _Propagation(Interpreter):
             ValueError: an argument does not fit.
         """
         if _is_checked(n):
-            self._check(n)
+            self._check_node(n)
         elif n in self._nested:
-            self._check_nested(n)
+            self._check_nested_graphs(n)
         return super().run_node(n) if n.op == "placeholder" or n in self._needed else None
 
-    def _check(self, node: Node) -> None:
+    def _check_node(self, node: Node) -> None:
         arguments = self.fetch_args_kwargs_from_env(node)
         fault = next(self._checks.of_offsets(node, self._scope), None)
         if fault is None:
@@ -155,16 +152,15 @@ class _Propagation(Interpreter):
         if fault is not None and packet_of(node.target) in GATES:
             fault = self._fault_of_example(node.target, *arguments)
         if fault is not None:
-            raise ValueError(_wrong(node, fault))
+            raise ValueError(_describe_fault(node, fault))
 
-    def _check_nested(self, node: Node) -> None:
-        """Check the arguments of ops in the graphs that a node calls."""
+    def _check_nested_graphs(self, node: Node) -> None:
         values, _ = self.fetch_args_kwargs_from_env(node)
         # The nodes say what the operands are made from, and their values what they are.
         of_nodes = nested_calls(node.target, node.args)
         of_values = nested_calls(node.target, values)
         called = [id(call.graph) for call in of_values]
-        if any(_holds_checked(graph) and id(graph) not in called for graph in graphs_of(node)):
+        if any(_has_checked_ops(graph) and id(graph) not in called for graph in graphs_of(node)):
             raise ValueError(f"a graph must not be an input of another one ({node.name!r})")
         for nodes, call in zip(of_nodes, of_values, strict=True):
             self._check_call(node, nodes.operands, call)
@@ -177,7 +173,7 @@ class _Propagation(Interpreter):
         if len(inputs) != len(nodes):
             raise ValueError(f"the graph of {node.name!r} must have {len(nodes)} inputs")
         scope = Scope(dict(zip(inputs, nodes, strict=True)), self._scope)
-        arguments = [_given(operand) for operand in call.operands]
+        arguments = [_nested_input(operand) for operand in call.operands]
         results = _Propagation(graph, self._checks, scope).run(
             *arguments, enable_io_processing=False
         )
@@ -192,7 +188,7 @@ class _Propagation(Interpreter):
                 f"{len(results)}"
             )
         for previous, current in zip(carried, results, strict=False):
-            if not _is_like(current, previous):
+            if not _keeps_form(current, previous):
                 raise ValueError(
                     f"the tensors that the loop {node.name!r} carries must keep their shape and "
                     f"type, got {current} after {previous}"
@@ -211,33 +207,33 @@ class _Propagation(Interpreter):
             fixed = [t for t in states if not isinstance(t.shape[1], torch.SymInt)]
             if any(t.shape[1] not in x.shape[:2] for t in fixed):
                 return "states must have the batch size of every input"
-        sized = pytree.tree_map(self._sized, (args, kwargs))
+        sized = pytree.tree_map(self._resize_to_example, (args, kwargs))
         return next(faults(op, *sized), None)
 
-    def _sized(self, leaf: Any) -> Any:
+    def _resize_to_example(self, leaf: Any) -> Any:
         """Return a tensor with the sizes of the example; unchanged if these are unknown."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        sizes = [self._size(size) for size in leaf.shape]
+        sizes = [self._resolve_size(size) for size in leaf.shape]
         if any(size is None for size in sizes):
             return leaf
         return torch.empty(sizes, dtype=leaf.dtype, device="meta")
 
-    def _size(self, size: Any) -> int | None:
+    def _resolve_size(self, size: Any) -> int | None:
         if isinstance(size, int):
             return size
         value = size.node.expr.subs(self._checks.sizes)
         return int(value) if value.is_Integer else None
 
 
-def _given(operand: Operand) -> Any:
+def _nested_input(operand: Operand) -> Any:
     """Return what a nested graph gets for an operand, at any of its calls."""
     value = operand.value
     if operand.role is Role.SAME:
         return value
     if isinstance(value, torch.Tensor):
         # New tensors, since the values of constants do not stay.
-        return torch.empty_like(value) if operand.role is Role.CARRIED else _row(value)
+        return torch.empty_like(value) if operand.role is Role.CARRIED else _empty_row(value)
     if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
         mode = torch._guards.detect_fake_mode()
         shapes = mode.shape_env if mode is not None else None
@@ -247,13 +243,13 @@ def _given(operand: Operand) -> Any:
     raise ValueError(f"loops must carry tensors and whole numbers, got {value}")
 
 
-def _row(tensor: torch.Tensor) -> torch.Tensor:
+def _empty_row(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.dim():
         raise ValueError("the rows of a loop must be of a tensor with axes")
     return tensor.new_empty(tensor.shape[1:])
 
 
-def _is_like(current: Any, previous: Any) -> bool:
+def _keeps_form(current: Any, previous: Any) -> bool:
     """Whether a carried value keeps its shape and type; whole numbers may be any."""
     if not isinstance(previous, torch.Tensor):
         return isinstance(current, int | torch.SymInt)

@@ -96,7 +96,7 @@ nothing: Validator[Any] = matching("nothing, since no such part is loaded", lamb
 def one_key(validators: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
     """Validate a dict with a single key, which selects the validator of its value."""
 
-    def checked(value: Any) -> dict[str, Any]:
+    def validate_item(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) != 1:
             raise invalid("a value with a single key for its kind", value)
         ((key, item),) = value.items()
@@ -104,7 +104,7 @@ def one_key(validators: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any
             raise InvalidValueError(f"values of the kind {preview(key)} are never loaded")
         return {key: validate_at(key, validators[key], item)}
 
-    return checked
+    return validate_item
 
 
 _DEVICES = ("cpu", "cuda", "hpu", "meta", "mps", "mtia", "xla", "xpu")
@@ -136,7 +136,7 @@ def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
     return payloads
 
 
-def _expression(value: object) -> str:
+def _validate_expression(value: object) -> str:
     return rendered(text(value))
 
 
@@ -145,20 +145,20 @@ def _range_key(value: object) -> str:
     return str(value)  # compared as text, never evaluated
 
 
-def _target(value: object) -> str:
+def _validate_target(value: object) -> str:
     return checked_target(text(value))
 
 
-def _argument(value: object) -> Any:
+def _validate_argument(value: object) -> Any:
     return _ARGUMENT(value)
 
 
-def _graph(value: object) -> Any:
+def _validate_graph(value: object) -> Any:
     return _GRAPH(value)
 
 
 _HINT = one_key({"as_int": int64, "as_bool": boolean, "as_float": real})
-_SYMBOLIC = record({"expr_str": _expression}, {"hint": optional(_HINT)})
+_SYMBOLIC = record({"expr_str": _validate_expression}, {"hint": optional(_HINT)})
 _SIZE = one_key({"as_expr": _SYMBOLIC, "as_int": int64})
 _SIZES = list_of(_SIZE, f"a list of at most {MAX_TENSOR_AXES}", MAX_TENSOR_AXES)
 _FRACTION = one_key({"as_expr": _SYMBOLIC, "as_float": real})
@@ -204,9 +204,9 @@ _ARGUMENT = one_key(
         "as_bools": list_of(boolean),
         "as_sym_bool": _NAMED_TRUTH,
         "as_sym_bools": list_of(_NAMED_TRUTH),
-        "as_graph": record({"name": name, "graph": _graph}),
+        "as_graph": record({"name": name, "graph": _validate_graph}),
         "as_optional_tensors": list_of(_TENSOR_OR_NONE),
-        "as_operator": _target,
+        "as_operator": _validate_target,
         "as_sym_float": _NAMED_FRACTION,
         "as_sym_floats": list_of(_NAMED_FRACTION),
         "as_optional_tensor": _TENSOR_OR_NONE,
@@ -214,14 +214,14 @@ _ARGUMENT = one_key(
         "as_nested_tensors": list_of(list_of(_TENSOR)),
         "as_int_lists": list_of(list_of(int64)),
         "as_float_lists": list_of(list_of(real)),
-        "as_string_to_argument": mapping_of(_argument, text),
+        "as_string_to_argument": mapping_of(_validate_argument, text),
     }
 )
 _CALL = record(
     {
-        "target": _target,
+        "target": _validate_target,
         "inputs": list_of(
-            record({"name": argument_name, "arg": _argument}, {"kind": optional(int64)})
+            record({"name": argument_name, "arg": _validate_argument}, {"kind": optional(int64)})
         ),
         "outputs": list_of(_ARGUMENT),
         # Of an op's origin, only the names of its modules are needed.
@@ -231,8 +231,8 @@ _CALL = record(
 )
 
 
-def _node(value: object) -> dict[str, Any]:
-    """Validate a node; the results of its powers and shifts must stay small."""
+def _validate_node(value: object) -> dict[str, Any]:
+    """Keep the results of powers and shifts small."""
     node: dict[str, Any] = _CALL(value)
     if node["target"] in _GROWING:
         last = node["inputs"][-1]["arg"] if node["inputs"] else {}
@@ -248,7 +248,7 @@ _GRAPH = record(
     {
         "inputs": list_of(_ARGUMENT),
         "outputs": list_of(_ARGUMENT),
-        "nodes": list_of(_node),
+        "nodes": list_of(_validate_node),
         "tensor_values": mapping_of(_TENSOR_META, name),
         "sym_int_values": mapping_of(_SIZE, name),
         "sym_bool_values": mapping_of(_TRUTH, name),

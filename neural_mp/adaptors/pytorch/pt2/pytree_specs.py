@@ -32,24 +32,23 @@ def checked_tree(text: object) -> str:
     spec = load_json(text)
     match spec:
         case [int() as version, dict() as tree] if version == _VERSION:
-            return json.dumps([_VERSION, _checked(tree, 0)])
+            return json.dumps([_VERSION, _validate_spec(tree, 0)])
     raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(text)}")
 
 
-def _checked(tree: object, depth: int) -> dict[str, Any]:
+def _validate_spec(tree: object, depth: int) -> dict[str, Any]:
     match tree:
         case {"type": None, "context": None, "children_spec": []}:
             return {"type": None, "context": None, "children_spec": []}
         case {"type": str() as kind, "context": context, "children_spec": list() as children}:
             if depth < MAX_DEPTH:
-                below = [_checked(child, depth + 1) for child in children]
-                checked = _context(kind, context)
+                below = [_validate_spec(child, depth + 1) for child in children]
+                checked = _validate_context(kind, context)
                 return {"type": kind, "context": checked, "children_spec": below}
     raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(tree)}")
 
 
-def _context(kind: str, context: object) -> Any:
-    """Return the validated context of a container, e.g. the keys of a dict."""
+def _validate_context(kind: str, context: object) -> Any:
     registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     if kind not in registered:
         raise ValueError(
@@ -69,7 +68,7 @@ def _context(kind: str, context: object) -> Any:
         raise ValueError(f"the program takes or returns {kind!r}, a class with a reader of its own")
     if context is not None and not isinstance(context, str):
         raise ValueError(f"expected keys, got {preview(context)}")
-    return None if context is None else json.dumps(_plain(load_json(context)))
+    return None if context is None else json.dumps(_validate_plain_keys(load_json(context)))
 
 
 def _default_dict(context: Any) -> dict[str, Any]:
@@ -82,15 +81,15 @@ def _default_dict(context: Any) -> dict[str, Any]:
             return {
                 "default_factory_module": module,
                 "default_factory_name": name,
-                "dict_context": _plain(keys),
+                "dict_context": _validate_plain_keys(keys),
             }
     raise ValueError(f"expected the keys of a defaultdict, got {preview(context)}")
 
 
-def _plain(value: object, depth: int = 0) -> Any:
+def _validate_plain_keys(value: object, depth: int = 0) -> Any:
     """Return a value of lists, strings and numbers: PyTorch treats some dicts as class names."""
     if isinstance(value, list) and depth < MAX_DEPTH:
-        return [_plain(item, depth + 1) for item in value]
+        return [_validate_plain_keys(item, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"expected plain keys, got {preview(value)}")

@@ -114,30 +114,29 @@ def read_plain(file: BinaryIO) -> Any:
         return _Built(archive, root).built(described, 0)
 
 
-def _code(step: str) -> int:
+def _opcode_byte(step: str) -> int:
     code: bytes = getattr(pickle, step)
     return code[0]
 
 
 def _set_item(reader: Any) -> None:
     value, key = reader.stack.pop(), reader.stack.pop()
-    _put(reader.stack[-1], key, value)
+    _set_dict_item(reader.stack[-1], key, value)
 
 
 def _set_items(reader: Any) -> None:
     items = reader.pop_mark()
     for key, value in zip(items[::2], items[1::2], strict=True):
-        _put(reader.stack[-1], key, value)
+        _set_dict_item(reader.stack[-1], key, value)
 
 
-def _put(into: Any, key: object, value: object) -> None:
+def _set_dict_item(into: Any, key: object, value: object) -> None:
     if type(into) not in (dict, OrderedDict) or not isinstance(key, _PLAIN):
         raise ValueError("the keys of a dict must be names")
     into[key] = value
 
 
-def _leave_state(reader: Any) -> None:
-    """Drop an object's state, which is not used."""
+def _drop_state(reader: Any) -> None:
     reader.stack.pop()
 
 
@@ -145,10 +144,10 @@ class _Reader(pickle._Unpickler):
     """Unpickler that maps the names of tensor components to placeholders."""
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
-        **{code: pickle._Unpickler.dispatch[code] for code in map(_code, _STEPS.split())},
-        _code("SETITEM"): _set_item,
-        _code("SETITEMS"): _set_items,
-        _code("BUILD"): _leave_state,
+        **{code: pickle._Unpickler.dispatch[code] for code in map(_opcode_byte, _STEPS.split())},
+        _opcode_byte("SETITEM"): _set_item,
+        _opcode_byte("SETITEMS"): _set_items,
+        _opcode_byte("BUILD"): _drop_state,
     }
 
     def __init__(self, content: bytes) -> None:
@@ -157,21 +156,21 @@ class _Reader(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case "collections", "OrderedDict":
-                return _ordered
+                return _empty_ordered_dict
             case "builtins" | "__builtin__", "complex":
                 return complex
             case "builtins" | "__builtin__", "set":
-                return _unread
+                return _drop_set
             case "torch", "Size":
                 return tuple
             case "torch", "device":
                 return torch.device
             case "torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor_v3":
-                return _described
+                return _describe_tensor
             case "torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state":
-                return _parameter
+                return _describe_parameter
             case "torch._tensor", "_rebuild_from_type_v2":
-                return _with_attributes
+                return _drop_attributes
             case "torch", "Tensor":
                 return _PLAIN_TENSOR
             case "torch.nn.parameter", "Parameter":
@@ -179,7 +178,7 @@ class _Reader(pickle._Unpickler):
             case "torch._dynamo.decorators", "_DimRange":
                 return _Attribute
             case "torch.serialization", "_get_layout":
-                return _strided
+                return _parse_layout
             case (("torch" | "torch.storage"), _) if name in _STORAGES:
                 return _Marker(_STORAGES[name])
             case "torch", _ if name in _DTYPES:
@@ -195,17 +194,17 @@ class _Reader(pickle._Unpickler):
         raise ValueError(f"the pickle contains an unknown storage {preview(pid)}")
 
 
-def _ordered() -> OrderedDict[Any, Any]:
+def _empty_ordered_dict() -> OrderedDict[Any, Any]:
     """Return an empty dict; items follow later in the pickle."""
     return OrderedDict()
 
 
-def _unread(_items: object) -> _Attribute:
+def _drop_set(_items: object) -> _Attribute:
     """Drop a set: only tensor attributes are sets."""
     return _Attribute()
 
 
-def _described(
+def _describe_tensor(
     storage: object,
     offset: object,
     size: object,
@@ -217,18 +216,18 @@ def _described(
     return _Pickled(storage, offset, size, stride, requires_grad, dtype)
 
 
-def _parameter(data: object, requires_grad: object, *_unused: object) -> _Pickled:
+def _describe_parameter(data: object, requires_grad: object, *_unused: object) -> _Pickled:
     if not isinstance(data, _Pickled):
         raise ValueError("a parameter must be a tensor")
     form = (data.storage, data.offset, data.size, data.stride, requires_grad, data.dtype)
     return _Pickled(*form, parameter=True)
 
 
-def _with_attributes(
+def _drop_attributes(
     make: Callable[..., _Pickled], kind: object, arguments: Iterable[object], _attributes: object
 ) -> _Pickled:
     """Return a tensor without attributes left by an export with dynamic sizes."""
-    if make not in (_described, _parameter):
+    if make not in (_describe_tensor, _describe_parameter):
         raise ValueError("a tensor must have the metadata of torch.save")
     tensor: _Pickled = make(*arguments)
     if kind is not (_PARAMETER if tensor.parameter else _PLAIN_TENSOR):
@@ -236,7 +235,7 @@ def _with_attributes(
     return tensor
 
 
-def _strided(name: object) -> torch.layout:
+def _parse_layout(name: object) -> torch.layout:
     if name != "torch.strided":
         raise ValueError(f"the layout of a tensor must be torch.strided, got {preview(name)}")
     return torch.strided
@@ -260,7 +259,7 @@ class _Built:
             )
         if isinstance(value, _Pickled):
             if id(value) not in self._tensors:
-                self._tensors[id(value)] = self._tensor(value)
+                self._tensors[id(value)] = self._build_tensor(value)
             return self._tensors[id(value)]
         if type(value) in (tuple, list):
             return type(value)(self.built(item, depth + 1) for item in value)
@@ -270,7 +269,7 @@ class _Built:
             return value
         raise ValueError(f"expected tensors, got {preview(type(value).__name__)}")
 
-    def _tensor(self, described: _Pickled) -> torch.Tensor:
+    def _build_tensor(self, described: _Pickled) -> torch.Tensor:
         match described:
             case _Pickled(
                 storage=_Storage(key=key, location=location, dtype=named),
@@ -281,13 +280,15 @@ class _Built:
             ) if all(type(n) is int for n in (*size, *stride)):
                 dtype = described.dtype or named
                 if dtype is not None:
-                    tensor = viewed(self._bytes(key, location), View(dtype, size, stride, offset))
+                    tensor = viewed(
+                        self._storage_bytes(key, location), View(dtype, size, stride, offset)
+                    )
                     if described.parameter:
                         return nn.Parameter(tensor, requires_grad)
                     return tensor.requires_grad_(requires_grad)
         raise ValueError("a tensor must have the metadata of torch.save")
 
-    def _bytes(self, key: str, location: str) -> torch.Tensor:
+    def _storage_bytes(self, key: str, location: str) -> torch.Tensor:
         if key not in self._values:
             name = f"{self._root}/data/{key}"
             if name not in self._archive.namelist() or not _DEVICE.fullmatch(location):

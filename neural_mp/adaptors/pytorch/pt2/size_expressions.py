@@ -67,14 +67,14 @@ def rendered(text: str) -> str:
     """
     if (
         len(text) > limits.MAX_EXPRESSION_CHARS
-        or _depth(text) > limits.MAX_DEPTH
+        or _nesting_depth(text) > limits.MAX_DEPTH
         or not text.isascii()
     ):
         raise ValueError(f"{text[:100]!r} is too long, or not an expression of sizes")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        result = _rendered(tree.body, 1, 0)
-        _terms(tree.body)
+        result = _render_tree(tree.body, 1, 0)
+        _count_terms(tree.body)
         return result
     except (SyntaxError, RecursionError, MemoryError, _NotOneError) as error:
         raise ValueError(f"{text[:100]!r} is not an expression of sizes") from error
@@ -84,7 +84,7 @@ class _NotOneError(Exception):
     """Raised for a construct that no size expression contains."""
 
 
-def _depth(text: str) -> int:
+def _nesting_depth(text: str) -> int:
     deepest = depth = 0
     for character in text:
         if character in "([{":
@@ -95,7 +95,7 @@ def _depth(text: str) -> int:
     return max(deepest, text.count("**"), len(re.findall(r"[-+~][-+~ ]*[-+~]", text)))
 
 
-def _rendered(tree: ast.AST, power: int, level: int) -> str:
+def _render_tree(tree: ast.AST, power: int, level: int) -> str:
     """Render a subexpression; `power` is the product of the enclosing exponents."""
     if level > 2 * limits.MAX_DEPTH:
         raise _NotOneError
@@ -103,45 +103,45 @@ def _rendered(tree: ast.AST, power: int, level: int) -> str:
         case ast.Constant(value=bool() as flag):
             return str(flag)
         case ast.Constant(value=int() as number):
-            return _number(number)
+            return _format_integer(number)
         case ast.Constant(value=float() as real) if math.isfinite(real):
             return repr(real)
         case ast.Name(id=name) if _SYMBOL.fullmatch(name) or name in _CONSTANTS:
             return name
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            return f"({_OPERATORS[type(op)]}{_rendered(operand, power, level + 1)})"
+            return f"({_OPERATORS[type(op)]}{_render_tree(operand, power, level + 1)})"
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return f"({' ** '.join(_raised(left, right, power, level))})"
+            return f"({' ** '.join(_render_power(left, right, power, level))})"
         case (
             ast.BinOp(left=left, op=op, right=right)
             | ast.Compare(left=left, ops=[op], comparators=[right])
         ) if type(op) in _OPERATORS:
-            sides = (_rendered(side, power, level + 1) for side in (left, right))
+            sides = (_render_tree(side, power, level + 1) for side in (left, right))
             return f"({f' {_OPERATORS[type(op)]} '.join(sides)})"
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            return _call(name, args, keywords, power, level + 1)
+            return _render_call(name, args, keywords, power, level + 1)
     raise _NotOneError
 
 
-def _call(
+def _render_call(
     name: str, args: list[ast.expr], keywords: list[ast.keyword], power: int, level: int
 ) -> str:
     if name == "Symbol":
-        return _symbol(args, keywords)
+        return _render_symbol(args, keywords)
     if name == "Float":
-        return _float(args, keywords)
+        return _render_float(args, keywords)
     if keywords or not args:
         raise _NotOneError
     if name in _POWERS and len(args) == 2:
-        return f"{name}({', '.join(_raised(args[0], args[1], power, level))})"
+        return f"{name}({', '.join(_render_power(args[0], args[1], power, level))})"
     if name in {"Integer", "Rational"}:
-        return f"{name}({', '.join(map(_integer, args))})"
+        return f"{name}({', '.join(map(_render_integer, args))})"
     if name not in _FUNCTIONS:
         raise _NotOneError
-    return f"{name}({', '.join(_rendered(arg, power, level) for arg in args)})"
+    return f"{name}({', '.join(_render_tree(arg, power, level) for arg in args)})"
 
 
-def _symbol(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
+def _render_symbol(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
     match args:
         case [ast.Constant(value=str() as name)] if _SYMBOL.fullmatch(name):
             pass
@@ -159,7 +159,7 @@ def _symbol(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
     return f"Symbol({', '.join(parts)})"
 
 
-def _float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
+def _render_float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
     match args, keywords:
         case (
             [ast.Constant(value=str() as text)],
@@ -169,69 +169,69 @@ def _float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
     raise _NotOneError
 
 
-def _raised(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple[str, str]:
+def _render_power(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple[str, str]:
     """Render a base and its small constant exponent."""
-    number = _constant(exponent)
+    number = _constant_value(exponent)
     if number is None or power * max(abs(number), 1) > limits.MAX_EXPRESSION_EXPONENT:
         raise _NotOneError
-    raised = _rendered(base, int(power * max(abs(number), 1)), level + 1)
-    return raised, _rendered(exponent, 1, level + 1)
+    raised = _render_tree(base, int(power * max(abs(number), 1)), level + 1)
+    return raised, _render_tree(exponent, 1, level + 1)
 
 
-def _constant(tree: ast.expr) -> float | None:
+def _constant_value(tree: ast.expr) -> float | None:
     """Return the value of a number in any notation; None for other expressions."""
     match tree:
         case ast.Constant(value=int() | float() as number):
             return number
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            below = _constant(operand)
+            below = _constant_value(operand)
             return None if below is None else -below
         case ast.Call(func=ast.Name(id="Integer"), args=[argument], keywords=[]):
-            return _constant(argument)
+            return _constant_value(argument)
         case ast.Call(func=ast.Name(id="Rational"), args=[dividend, divisor], keywords=[]):
-            parts = _constant(dividend), _constant(divisor)
+            parts = _constant_value(dividend), _constant_value(divisor)
             return None if not parts[0] or not parts[1] else parts[0] / parts[1]
     return None
 
 
-def _integer(tree: ast.expr) -> str:
-    number = _constant(tree)
+def _render_integer(tree: ast.expr) -> str:
+    number = _constant_value(tree)
     if not isinstance(number, int):
         raise _NotOneError
-    return _number(number)
+    return _format_integer(number)
 
 
-def _number(number: int) -> str:
+def _format_integer(number: int) -> str:
     if abs(number) > limits.MAX_PROGRAM_INTEGER:
         raise _NotOneError
     return str(number)
 
 
-def _terms(tree: ast.AST) -> int:
+def _count_terms(tree: ast.AST) -> int:
     """Return the number of terms of an expression after expansion."""
     count = 1
     match tree:
         case ast.UnaryOp(operand=operand):
-            count = _terms(operand)
+            count = _count_terms(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            count = _terms_of("Pow", [left, right])
+            count = _count_call_terms("Pow", [left, right])
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
-            count = _terms_of("Add", [left, right])
+            count = _count_call_terms("Add", [left, right])
         case ast.BinOp(left=left, right=right):
-            count = _terms_of("Mul", [left, right])
+            count = _count_call_terms("Mul", [left, right])
         case ast.Compare(left=left, comparators=[right]):
-            count = _terms_of("Add", [left, right])
+            count = _count_call_terms("Add", [left, right])
         case ast.Call(func=ast.Name(id=name), args=args):
-            count = _terms_of(name, args)
+            count = _count_call_terms(name, args)
     if count > limits.MAX_EXPRESSION_TERMS:
         raise _NotOneError
     return count
 
 
-def _terms_of(name: str, args: list[ast.expr]) -> int:
+def _count_call_terms(name: str, args: list[ast.expr]) -> int:
     """Return the number of terms of a function, or of the equivalent operator."""
-    counts = [_terms(arg) for arg in args]
-    if name in _COMPARING and sum(map(_compared, args)) > limits.MAX_EXPRESSION_COMPARED:
+    counts = [_count_terms(arg) for arg in args]
+    if name in _COMPARING and sum(map(_count_compared, args)) > limits.MAX_EXPRESSION_COMPARED:
         raise _NotOneError
     match name:
         case "Add" | "Identity":
@@ -239,14 +239,14 @@ def _terms_of(name: str, args: list[ast.expr]) -> int:
         case "Mul":
             return math.prod(counts)
         case "Pow":
-            exponent = math.ceil(abs(_constant(args[1]) or 0))
+            exponent = math.ceil(abs(_constant_value(args[1]) or 0))
             return math.comb(counts[0] + exponent - 1, exponent)
     return 1
 
 
-def _compared(tree: ast.expr) -> int:
+def _count_compared(tree: ast.expr) -> int:
     """Return the number of values that an argument contributes to a comparing function."""
     match tree:
         case ast.Call(func=ast.Name(id=name), args=args) if name in _COMPARING:
-            return sum(map(_compared, args))
+            return sum(map(_count_compared, args))
     return 1

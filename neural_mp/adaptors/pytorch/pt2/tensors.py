@@ -104,11 +104,11 @@ def view_of(meta: dict[str, Any]) -> View:
     dtype = getattr(torch, _DTYPES.get(meta["dtype"], ""), None)
     if dtype is None or meta["layout"] != _STRIDED:
         raise ValueError(f"unsupported tensor: data type {meta['dtype']}, layout {meta['layout']}")
-    sizes, strides = (tuple(map(_int, meta[key])) for key in ("sizes", "strides"))
-    return View(dtype, sizes, strides, _int(meta["storage_offset"]))
+    sizes, strides = (tuple(map(_parse_size, meta[key])) for key in ("sizes", "strides"))
+    return View(dtype, sizes, strides, _parse_size(meta["storage_offset"]))
 
 
-def _int(size: object) -> int:
+def _parse_size(size: object) -> int:
     match size:
         case {"as_int": int() as number}:
             return number
