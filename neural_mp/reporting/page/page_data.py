@@ -13,6 +13,7 @@ from typing import Any
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op
 from neural_mp.core.op_timings import MAX_GAIN
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import visible
 from neural_mp.reporting.page.map_levels import map_levels
@@ -155,14 +156,10 @@ def _encode_plans(view: View) -> dict[str, str]:
     """Return trial → encoded precisions; of long runs, only the best trials."""
     room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
     chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.ranking_loss))[:room]
-    followed: dict[int, str] = {}
-    plans: dict[str, str] = {}
-    for trial in chosen:
-        key = hash(trial.plan)
-        if key not in followed:
-            followed[key] = letters(view, view.record.setup.followed(trial.plan).effective)
-        plans[str(trial.number)] = followed[key]
-    return plans
+    followed: dict[PrecisionPlan, str] = {}
+    for plan in {trial.plan for trial in chosen}:
+        followed[plan] = letters(view, view.record.setup.followed(plan).effective)
+    return {str(trial.number): followed[trial.plan] for trial in chosen}
 
 
 def _to_microseconds(seconds: float | None) -> float | None:
