@@ -31,7 +31,7 @@ from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.op_types import TYPES
+from neural_mp.adaptors.onnxrt.ops import TYPES
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind

@@ -66,7 +66,7 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     for node in in_order(program.graph):
         write_out_type(node)
     constant_folding.fold_constants(program, names, folder)
-    for node in [node for node in in_order(program.graph) if node.op_type == "If"]:
+    for node in list(in_order(program.graph)):
         constant_folding.fold_branch(node, names)
     for node in list(in_order(program.graph)):
         constant_folding.fold_batch_norm(node, names)

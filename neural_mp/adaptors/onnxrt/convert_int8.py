@@ -1,4 +1,4 @@
-"""Conversion of ops for the integer kernels of ONNX Runtime.
+"""Writers of the integer kernels of ONNX Runtime, which the table of ops refers to.
 
 Convolutions and joining ops are placed between DequantizeLinear and QuantizeLinear, which ONNX
 Runtime fuses into one kernel. Matrix products are written as that kernel
@@ -11,14 +11,61 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.common.tensor_variants import UINT8
-from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT
-from neural_mp.adaptors.onnxrt.fusion import FusionGroup, limits
+from neural_mp.adaptors.common.tensor_variants import FP32, UINT8
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array, put_input
+from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
 from neural_mp.adaptors.onnxrt.quant_params import StoredWeight, store_bias, store_weight
 from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.precision import OpConfig
+
+FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
+
+#: Positions of the weights of the INT8 LSTM, as of LSTM, each with that of its zero points; the
+#: scales precede the zero points.
+LSTM_WEIGHTS = ((1, 9), (2, 11))
+
+
+def write_convolution(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
+    """Convert a convolution with its fused ops; its kernel writes INT8 only."""
+    as_product = is_pointwise(fusion_group.head)
+    if as_product and str(fusion_group.tail.name) not in variants.int8_outputs:
+        _write_pointwise(variants, fusion_group.head, config)
+    else:
+        write_kernel(variants, fusion_group, config)
+
+
+def is_pointwise(convolution: ir.Node) -> bool:
+    """Whether a convolution multiplies each position by one matrix."""
+    weight, numbers = input_of(convolution, 1), convolution.attributes
+    if weight is None or weight.const_value is None:
+        return False
+    return (
+        set(weight.const_value.shape.numpy()[2:]) == {1}
+        and numbers.get_int("group", 1) == 1
+        and set(numbers.get_ints("strides", [1])) == {1}
+        and not any(numbers.get_ints("pads", [0]))
+    )
+
+
+def limits(node: ir.Node) -> tuple[float, float] | None:
+    """Return the bounds of an activation's result; None for other ops."""
+    if node.op_type == "Relu":
+        return 0.0, np.inf
+    if node.op_type != "Clip":
+        return None
+    bounds = [-np.inf, np.inf]
+    for index in (1, 2):
+        bound = input_of(node, index)
+        if bound is None:
+            continue
+        array = array_of(bound)
+        if array is None or array.size != 1:
+            return None
+        bounds[index - 1] = float(array.reshape(()))
+    low, high = bounds
+    return (low, high) if low <= 0 <= high else None
 
 
 def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
@@ -38,8 +85,9 @@ def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig
     variants.put(tail, UINT8, variants.quantize(tail, result, after=last))
 
 
-def write_pool(variants: Variants, head: ir.Node) -> None:
+def write_pool(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
     """Convert the mean of all positions of an image: the pooling has an integer kernel."""
+    head = fusion_group.head
     (data, *_), (tail,), name = head.inputs, head.outputs, str(head.name)
     assert data is not None
     assert data.shape is not None
@@ -86,10 +134,10 @@ def write_product(variants: Variants, fusion_group: FusionGroup, config: OpConfi
         values, parameters = variants.stored(data), list(variants.parameters(data))
     stored = store_weight(matrix, 1, config.weight)
     inputs = _factors(variants, head, [values, *parameters], stored, bias)
-    variants.replace(head, PRODUCT, inputs, fusion_group.tail.outputs[0])
+    variants.replace(head, INT8_PRODUCT, inputs, fusion_group.tail.outputs[0])
 
 
-def write_pointwise(variants: Variants, head: ir.Node, config: OpConfig) -> None:
+def _write_pointwise(variants: Variants, head: ir.Node, config: OpConfig) -> None:
     """Convert a convolution of single positions whose result is read in float.
 
     The kernel of a convolution writes INT8 only. The same as a product, with the channels last,
@@ -103,7 +151,7 @@ def write_pointwise(variants: Variants, head: ir.Node, config: OpConfig) -> None
     operands = [variants.channels_last(data, weight.ndim), *variants.parameters(data)]
     inputs = _factors(variants, head, operands, stored, bias)
     order = [0, weight.ndim - 1, *range(1, weight.ndim - 1)]
-    variants.replace(head, PRODUCT, inputs, head.outputs[0], order=order)
+    variants.replace(head, INT8_PRODUCT, inputs, head.outputs[0], order=order)
 
 
 def _factors(
@@ -124,26 +172,73 @@ def _factors(
 
 def matrix_and_bias(head: ir.Node) -> tuple[Array, Array | None]:
     """Return the matrix, shape [inputs, outputs], and bias of a layer, with factors applied."""
-    weight = known_array(head.inputs[1])
-    if head.op_type == "MatMul":
-        return weight, None
-    matrix = weight.T if head.attributes.get_int("transB", 0) else weight
-    matrix = matrix * np.float32(head.attributes.get_float("alpha", 1.0))
+    weight, numbers = known_array(head.inputs[1]), head.attributes
+    matrix = weight.T if numbers.get_int("transB", 0) else weight
+    if "alpha" in numbers:
+        matrix = matrix * np.float32(numbers.get_float("alpha"))
     bias = array_of(input_of(head, 2))
     if bias is None:
         return matrix, None
-    bias = bias.reshape(-1) * np.float32(head.attributes.get_float("beta", 1.0))
+    bias = bias.reshape(-1) * np.float32(numbers.get_float("beta", 1.0))
     return matrix, np.broadcast_to(bias, matrix.shape[1:])
 
 
-def write_mover(variants: Variants, node: ir.Node) -> None:
-    """Convert a quantize-agnostic op: the same op on uint8."""
+def write_mover(variants: Variants, node: ir.Node, fill: int | None) -> None:
+    """Convert a quantize-agnostic op: the same op on uint8; `fill` is the position of a zero."""
     moved = node.inputs[0]
     assert moved is not None
     stored = variants.stored(moved)
-    if node.op_type == "Pad":
-        zero = variants.parameters(moved)[1]
-        put_input(node, 2, zero)
+    if fill is not None:
+        put_input(node, fill, variants.parameters(moved)[1])
     node.replace_input_with(0, stored)
     for result in node.outputs:
         variants.put_moved(result, moved)
+
+
+def write_table(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
+    """Convert an op that reads rows of a constant table: INT8 rows, each with its own scale.
+
+    Memory bounds such an op, so several standard ops are about as fast as the original.
+    """
+    node = fusion_group.head
+    rows = node.inputs[1]
+    assert config.weight is not None
+    assert rows is not None
+    stored = store_weight(known_array(node.inputs[0]), 0, config.weight)
+    stem = str(node.name)
+    table = variants.shared_constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
+    scales = variants.names.constant(f"{stem}.table/scale", stored.scales.reshape(-1, 1))
+    indices = variants.real(rows)
+    integers = variants.add("Gather", [table, indices], f"{stem}/rows", ir.DataType.INT8)
+    numbers = variants.add(
+        "Cast", [integers], f"{stem}/cast", ir.DataType.FLOAT, {"to": int(ir.DataType.FLOAT)}
+    )
+    steps = variants.add("Gather", [scales, indices], f"{stem}/scales", ir.DataType.FLOAT)
+    result = variants.add("Mul", [numbers, steps], f"{stem}/real", ir.DataType.FLOAT)
+    variants.put(node.outputs[0], FP32, result)
+
+
+def write_lstm(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
+    """Convert an LSTM to dynamic quantization of its inputs."""
+    node = fusion_group.head
+    assert config.weight is not None
+    for position, value in enumerate(node.inputs):
+        if value is not None and position not in dict(LSTM_WEIGHTS):
+            node.replace_input_with(position, variants.real(value))
+    stem = str(node.name)
+    for position, zero in LSTM_WEIGHTS:
+        prefix = f"{stem}.weight_{position}"
+        # The kernel expects the last two axes of [directions, rows, inputs] transposed.
+        matrices = np.ascontiguousarray(known_array(node.inputs[position]).transpose(0, 2, 1))
+        directions, _, columns = matrices.shape
+        stored = [store_weight(matrix, 1, config.weight) for matrix in matrices]
+        integers = np.stack([weight.integers for weight in stored])
+        put_input(node, position, variants.shared_constant(f"{prefix}/{integers.dtype}", integers))
+        for index, name, parts in (
+            (zero - 1, "scale", [weight.scales for weight in stored]),
+            (zero, "zero_point", [weight.zero_points for weight in stored]),
+        ):
+            values = np.stack(parts).reshape(directions, columns)
+            put_input(node, index, variants.names.constant(f"{prefix}/{name}", values))
+    node.op_type, node.domain, node.version = INT8_LSTM, CONTRIB, None
+    node.attributes.pop("layout", None)

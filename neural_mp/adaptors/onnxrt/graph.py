@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.constant_folding import stored_constants
-from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT
-from neural_mp.adaptors.onnxrt.fusion import JOINERS, is_pointwise
+from neural_mp.adaptors.onnxrt.convert_int8 import is_pointwise
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, constants_of, read_by
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel
+from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, INT8_PRODUCT, has_kernel
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.ops import Role, has_role, is_product
 from neural_mp.adaptors.onnxrt.source_quantization import ran_in_integers
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Op, OpGraph
 from neural_mp.core.precision import Precision
@@ -33,7 +33,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
                 writes_int8=_writes_int8(model, name),
-                joins_int8=node.op_type in JOINERS and name in structure.fusion_groups,
+                joins_int8=name in structure.fusion_groups and has_role(node, Role.JOINING),
                 weights=sum(constant.size for constant in constants_of(node)),
                 source_precision=_source_precision(node),
                 shape=_shape(node),
@@ -65,9 +65,9 @@ def _large_constants(node: ir.Node) -> tuple[str, ...]:
 def _writes_int8(model: OnnxModel, name: str) -> bool:
     """Whether the integer kernel of an op cannot write float."""
     node, group = model.structure.nodes[name], model.structure.fusion_groups.get(name)
-    if node.op_type != "Conv" or group is None:
+    if group is None or not has_role(node, Role.LAYER) or is_product(node):
         return False
-    as_product = is_pointwise(node) and has_kernel(model.provider, PRODUCT, CONTRIB)
+    as_product = is_pointwise(node) and has_kernel(model.provider, INT8_PRODUCT, CONTRIB)
     return not as_product or group.activation is not None
 
 

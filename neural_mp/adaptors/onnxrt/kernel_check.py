@@ -15,9 +15,10 @@ from functools import cached_property
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.runtime_probe import deviations, version_of
-from neural_mp.adaptors.onnxrt.fusion import has_weight, structure
+from neural_mp.adaptors.onnxrt.fusion import structure
 from neural_mp.adaptors.onnxrt.kernel_check_cases import case_of
 from neural_mp.adaptors.onnxrt.kernel_check_probe import JOINER, LAYER, MOVER
+from neural_mp.adaptors.onnxrt.ops import has_weight, is_product
 from neural_mp.adaptors.onnxrt.opset import opset_of
 
 #: Must change with the cases or the probe.
@@ -55,7 +56,7 @@ class KernelCheck:
             else:
                 role = JOINER
             # Products are written as their kernel.
-            if role == LAYER and node.op_type != "Conv":
+            if role == LAYER and is_product(node):
                 continue
             case = case_of(node, role, opset)
             if case is not None:

@@ -23,8 +23,6 @@ _MAX_SIZE, _REMAINDER_OF = 48, 24
 _MAX_ELEMENTS = 4_000_000
 #: Maximum number of channels and groups of a layer.
 _MAX_CHANNELS = 16
-#: Ops whose vectors of floats are sizes, not values.
-_SIZES_IN_FLOATS = ("Resize", "Upsample")
 
 Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]
@@ -87,13 +85,13 @@ def _values(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _is_generated(node: ir.Node, value: ir.Value) -> bool:
-    """Whether the values of a constant are of no importance."""
+    """Whether the values of a constant are of no importance; those of Resize are sizes."""
     constant = value.const_value
     return (
         constant is not None
         and is_float32(value)
         and constant.size > 1
-        and node.op_type not in _SIZES_IN_FLOATS
+        and node.op_type != "Resize"
     )
 
 

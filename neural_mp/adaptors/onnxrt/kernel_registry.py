@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 #: The domain of ONNX Runtime's own operators.
 CONTRIB = "com.microsoft"
+#: ONNX Runtime's INT8 matrix product with float output, and its LSTM with INT8 products.
+INT8_PRODUCT, INT8_LSTM = "MatMulIntegerToFloat", "DynamicQuantizeLSTM"
 _CPU = "CPUExecutionProvider"
 #: The last version of a kernel definition without an upper bound.
 _WITHOUT_END = 2**31 - 1

@@ -12,6 +12,7 @@ from neural_mp.adaptors.onnxrt.convert_int8 import matrix_and_bias
 from neural_mp.adaptors.onnxrt.fusion import is_table
 from neural_mp.adaptors.onnxrt.graph_edit import known_array
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.ops import is_product
 from neural_mp.util.pytree import Array
 
 
@@ -21,7 +22,7 @@ def layers(model: OnnxModel) -> dict[str, StoredLayer]:
     for name, node in model.structure.nodes.items():
         if is_table(node):
             stored[name] = StoredLayer(partial(known_array, node.inputs[0]))
-        elif name in model.structure.fusion_groups and node.op_type in ("MatMul", "Gemm"):
+        elif name in model.structure.fusion_groups and is_product(node):
             tensor = model.structure.names.get(node.inputs[0]) if node.inputs[0] else None
             weight = node.inputs[1]
             if tensor is not None and weight is not None and weight.const_value is not None:

@@ -29,6 +29,7 @@ from neural_mp.adaptors.onnxrt.graph_edit import (
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.adaptors.onnxrt.map_types import program_from, save_program
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
+from neural_mp.adaptors.onnxrt.ops import FLOAT_RECURRENT
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.reference_run import Reference
 from neural_mp.adaptors.onnxrt.sessions import CPU, PLAIN, Runner
@@ -76,7 +77,7 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
 def left_alone(program: ir.Model) -> list[str]:
     """Return a note about recurrent layers without an integer kernel, in any graph."""
     nodes = (node for node in in_order(program.graph) if not node.domain)
-    slow = (node.op_type for node in nodes if node.op_type == "RNN")
+    slow = (node.op_type for node in nodes if node.op_type in FLOAT_RECURRENT)
     return list(stays_in_fp32(slow, "", "ONNX Runtime has no integer kernel for it"))
 
 

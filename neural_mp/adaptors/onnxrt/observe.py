@@ -29,6 +29,7 @@ from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.graph_edit import is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.ops import row_of
 from neural_mp.adaptors.onnxrt.sessions import ALL, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.source_quantization import source_range
 from neural_mp.core.graph import OpGraph
@@ -40,8 +41,6 @@ from neural_mp.util.pytree import float_arrays
 _FETCHED_BYTES = 32 << 20
 #: Sample limit for batches that are not split.
 _WHOLE = sys.maxsize
-#: Ops with channels on axis 1; for all others, the last axis is assumed.
-_CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
 #: Types of tensors that may hold NaN or Inf.
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 
@@ -207,10 +206,8 @@ def _floats(output: object) -> list[Array]:
 
 
 def _channels_second(value: ir.Value) -> bool:
-    readers = [use.node.op_type for use in value.uses()]
-    producer = value.producer()
-    neighbours = [*readers, *([producer.op_type] if producer is not None else [])]
-    return any(op in _CHANNELS_SECOND for op in neighbours)
+    neighbours = [value.producer(), *(use.node for use in value.uses())]
+    return any(node is not None and row_of(node).channels_second for node in neighbours)
 
 
 def _samples_alone(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) -> list[_Results]:

@@ -17,6 +17,7 @@ from neural_mp.adaptors.onnxrt.fused_kernels import fused_owners, nodes_of
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.n_bits import PRODUCT, multiplies_integers
+from neural_mp.adaptors.onnxrt.ops import CONVERSIONS, INTEGER_KERNELS, RUNS_GRAPHS
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 _MAX_WRITTEN_BYTES = 1 << 30
 #: Suffix of kernel times after the node name.
 _SUFFIX = "_kernel_time"
-#: Kernels whose time includes that of others.
-_RUN_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
 #: Additions of ONNX Runtime to the name of a node or its result in a kernel name, also in bodies of
 #: functions, e.g. SequenceMap; and of its fusions, e.g. `fused fc/MatMulAddFusion`.
 _DECORATION = re.compile(
@@ -90,7 +89,7 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
         if running:
             around, own = running[-1]
             running[-1] = around, max(own - kernel["dur"], 0.0)
-        if kernel["args"].get("op_name") in _RUN_GRAPHS:
+        if kernel["args"].get("op_name") in RUNS_GRAPHS:
             running.append((kernel, float(kernel["dur"])))
         else:
             yield kernel, float(kernel["dur"])
@@ -130,17 +129,13 @@ def _owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
     owners: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
-        if conversions or op == name or node.op_type not in (*_CONVERSIONS, "Transpose"):
+        if conversions or op == name or node.op_type not in (*CONVERSIONS, "Transpose"):
             owners[name] = op
             for value in node.outputs:
                 owners.setdefault(str(value.name), op)
     return owners
 
 
-#: Kernels with INT8 products, whether their inputs are float or quantized.
-_INTEGER = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantize")
-#: Ops that convert between variants of a tensor.
-_CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _PRECISIONS = {
     "float": Precision.FP32,
     "double": Precision.FP32,
@@ -177,7 +172,7 @@ def _kernel(details: Mapping[str, Any], multiplies_integers: bool) -> TracedKern
     name = str(details["op_name"])
     types = [kind for tensor in details["input_type_shape"] for kind in tensor]
     reads_bytes = any(kind in _BYTES for kind in types)
-    if name.startswith(_INTEGER) or (name == PRODUCT and multiplies_integers):
+    if name.startswith(INTEGER_KERNELS) or (name == PRODUCT and multiplies_integers):
         return TracedKernel(name, Precision.INT8, True)
     if types and types[0] in _BYTES:
         return TracedKernel(name, None, True)
@@ -199,7 +194,7 @@ def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
             kind = SIXTEEN_BITS.get(ir.DataType(node.attributes.get_int("to", 1)))
             if kind is not None and node.inputs[0] is not None:
                 rounded[node.inputs[0]] = formats[node.outputs[0]] = kind
-        elif node.op_type not in _CONVERSIONS:
+        elif node.op_type not in CONVERSIONS:
             working[model.ops.get(name, name)] = node.outputs[0]
             inputs = [kind for v in node.inputs if v and (kind := formats.get(v) or _stored_in(v))]
             if inputs:

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.quant_params import Array, QuantParams
 from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
-from neural_mp.adaptors.onnxrt.fusion import GraphStructure
 from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.quant_params import StoredWeight
@@ -43,13 +42,14 @@ class Variants(TensorVariants[ir.Value]):
         owner: the op being converted.
         owners: new node → the op that it was inserted for.
         names: the names in the graph.
+        int8_outputs: the ops whose result the plan stores in INT8.
         has_int8: whether any tensor is quantized.
     """
 
     def __init__(
         self,
         graph: ir.Graph,
-        structure: GraphStructure,
+        tensors: Mapping[ir.Value, str],
         flow: QuantizationFlow,
         ranges: Mapping[str, Range],
     ) -> None:
@@ -57,7 +57,8 @@ class Variants(TensorVariants[ir.Value]):
         self.place: ir.Node | None = None
         self.owner = ""
         self.owners: dict[str, str] = {}
-        self._graph, self._tensors = graph, structure.names
+        self._graph, self._tensors = graph, tensors
+        self.int8_outputs = flow.int8_outputs
         self.has_int8 = bool(flow.int8_outputs or flow.int8_reads)
         self._end = graph
         self.names = GraphNames(graph)
