@@ -17,7 +17,13 @@ from neural_mp.adaptors.onnxrt.fused_kernels import fused_owners, nodes_of
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.n_bits import PRODUCT, multiplies_integers
-from neural_mp.adaptors.onnxrt.ops import CONVERSIONS, INTEGER_KERNELS, RUNS_GRAPHS
+from neural_mp.adaptors.onnxrt.ops import (
+    CONVERSIONS,
+    INTEGER_KERNELS,
+    RUNS_GRAPHS,
+    has_weight,
+    row_of,
+)
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
@@ -164,7 +170,15 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in executed)}
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
-    ran = {op: op_trace(kernels, requested.get(op)) for op, kernels in executed.items()}
+    # Without a weight, an integer kernel rounds nothing that is not quantized already.
+    equal = {
+        model.ops.get(op, op)
+        for op, node in nodes.items()
+        if row_of(node).kernel and not has_weight(node)
+    }
+    ran = {
+        op: op_trace(kernels, requested.get(op), op in equal) for op, kernels in executed.items()
+    }
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
