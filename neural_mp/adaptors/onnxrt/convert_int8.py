@@ -25,6 +25,7 @@ FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
 #: Positions of the weights of the INT8 LSTM, as of LSTM, each with that of its zero points; the
 #: scales precede the zero points.
 LSTM_WEIGHTS = ((1, 9), (2, 11))
+_UINT8_MAX = np.iinfo(np.uint8).max
 
 
 def write_convolution(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
@@ -99,6 +100,35 @@ def write_pool(variants: Variants, fusion_group: FusionGroup, config: OpConfig) 
         axes = variants.names.constant(f"{name}.positions", positions)
         stored = variants.add("Squeeze", [stored, axes], f"{name}/squeezed", ir.DataType.UINT8)
     variants.put(tail, UINT8, stored)
+
+
+def write_hard_sigmoid(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
+    """Convert a HardSigmoid to the kernel of a sum, which saturates where the op clips."""
+    head, tail = fusion_group.head, fusion_group.tail.outputs[0]
+    if not variants.encoding_of(tail).clamps(0.0, 1.0):
+        write_kernel(variants, fusion_group, config)
+        return
+    (data,), name = head.inputs, str(head.name)
+    assert data is not None
+    assert data.shape is not None
+    zero = variants.parameters(data)[1]
+    slope = np.float32(head.attributes.get_float("alpha", 0.2)) * variants.encoding_of(data).scale
+    offset = head.attributes.get_float("beta", 0.5) / _UINT8_MAX
+    # Summands with different numbers of axes slow the kernel down.
+    largest = np.full([1] * len(data.shape), _UINT8_MAX, np.uint8)
+    inputs = [
+        variants.stored(data),
+        variants.names.constant(f"{name}.slope", np.float32(slope)),
+        zero,
+        variants.names.constant(f"{name}.offset", largest),
+        variants.names.constant(f"{name}.offset/scale", np.float32(offset)),
+        variants.names.constant(f"{name}.offset/zero_point", np.uint8(0)),
+        *variants.parameters(tail),
+    ]
+    result = variants.add(
+        "QLinearAdd", inputs, f"{name}/{UINT8}", ir.DataType.UINT8, domain=CONTRIB
+    )
+    variants.put(tail, UINT8, result)
 
 
 def _quantize_parameters(variants: Variants, head: ir.Node, config: OpConfig) -> None:

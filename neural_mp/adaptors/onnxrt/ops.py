@@ -18,6 +18,7 @@ from neural_mp.adaptors.onnxrt.convert_int8 import (
     LSTM_WEIGHTS,
     FusionGroup,
     write_convolution,
+    write_hard_sigmoid,
     write_kernel,
     write_lstm,
     write_pool,
@@ -143,6 +144,13 @@ def averages_images(node: ir.Node) -> bool:
     return sorted(int(axis) % rank for axis in axes) == list(range(2, rank))
 
 
+def _rises_from_negatives(node: ir.Node) -> bool:
+    """Whether a HardSigmoid has the usual signs, and an input of known rank."""
+    numbers, data = node.attributes, node.inputs[0]
+    signs = numbers.get_float("alpha", 0.2) > 0 and numbers.get_float("beta", 0.5) > 0
+    return signs and data is not None and data.shape is not None
+
+
 def _pads_zeros(node: ir.Node) -> bool:
     padding = array_of(input_of(node, 2))
     return padding is None or not padding.any()
@@ -223,6 +231,7 @@ OPS: Mapping[str, OpRow] = {
     ),
     "Sigmoid": OpRow(Role.JOINING, "QLinearSigmoid"),
     "LeakyRelu": OpRow(Role.JOINING, "QLinearLeakyRelu"),
+    "HardSigmoid": OpRow(Role.JOINING, "QLinearAdd", write_hard_sigmoid, _rises_from_negatives),
     "Softmax": OpRow(kernel="QLinearSoftmax", float_only=_SLOWER.format("QLinearSoftmax")),
     "Where": OpRow(kernel="QLinearWhere", float_only=_SLOWER.format("QLinearWhere")),
     "BatchNormalization": OpRow(channels_second=True),

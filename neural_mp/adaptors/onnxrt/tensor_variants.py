@@ -323,10 +323,12 @@ class Variants(TensorVariants[ir.Value]):
         dtype: ir.DataType,
         attributes: Mapping[str, int | str | list[int]] | None = None,
         after: ir.Node | None = None,
+        domain: str = "",
     ) -> ir.Value:
         """Insert a new node with one result (see `insert`) and return the result."""
         result = ir.val(self.names.new(name), dtype)
-        self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", after)
+        node = ir.node(op, inputs, attributes, domain=domain, outputs=[result])
+        self.insert(node, f"{name}/{op}", after)
         return result
 
     def _transposed(
