@@ -19,7 +19,7 @@ from onnx_nets import as_onnx, graph, op
 
 import neural_mp
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.onnxrt.sessions import ALL, PLAIN
+from neural_mp.adaptors.onnxrt.graph.sessions import ALL, PLAIN
 from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel

@@ -10,17 +10,13 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt import n_bits
 from neural_mp.adaptors.onnxrt.fusion import is_table, joined
-from neural_mp.adaptors.onnxrt.kernel_registry import (
-    CONTRIB,
-    has_kernel,
-    has_kernel_of,
-    runs_natively,
-)
-from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.ops import (
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.opset import is_function, takes, typed_inputs
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU
+from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
+from neural_mp.adaptors.onnxrt.kernels import n_bits
+from neural_mp.adaptors.onnxrt.kernels.ops import (
     SCATTERS,
     TYPES,
     Role,
@@ -29,10 +25,14 @@ from neural_mp.adaptors.onnxrt.ops import (
     row_of,
     weight_axes,
 )
-from neural_mp.adaptors.onnxrt.opset import is_function, takes, typed_inputs
+from neural_mp.adaptors.onnxrt.kernels.registry import (
+    CONTRIB,
+    has_kernel,
+    has_kernel_of,
+    runs_natively,
+)
+from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.reduce_range import kernel_of
-from neural_mp.adaptors.onnxrt.sessions import CPU
-from neural_mp.adaptors.onnxrt.subgraphs import bodies_of
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType, Scheme
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
 from neural_mp.core.precision import Precision

@@ -12,12 +12,12 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.affine import Affine
-from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt.kernel_registry import runs_natively
-from neural_mp.adaptors.onnxrt.ops import RANDOM, dequantizes, quantizes
-from neural_mp.adaptors.onnxrt.opset import opset_of
-from neural_mp.adaptors.onnxrt.sessions import CPU, PLAIN, Runner, bytes_of
-from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, bytes_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import RANDOM, dequantizes, quantizes
+from neural_mp.adaptors.onnxrt.kernels.registry import runs_natively
 from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)

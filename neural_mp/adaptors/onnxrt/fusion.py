@@ -11,12 +11,12 @@ from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.onnxrt.constant_folding import is_constant
-from neural_mp.adaptors.onnxrt.convert_int8 import FusionGroup, limits
-from neural_mp.adaptors.onnxrt.graph_edit import array_of, is_float32, used_outputs
-from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
-from neural_mp.adaptors.onnxrt.ops import Role, has_role, row_of
-from neural_mp.adaptors.onnxrt.opset import opset_of
-from neural_mp.adaptors.onnxrt.subgraphs import body_inputs, in_order
+from neural_mp.adaptors.onnxrt.graph.edit import array_of, is_float32, used_outputs
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import body_inputs, in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, row_of
+from neural_mp.adaptors.onnxrt.kernels.registry import moves_bytes
+from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, limits
 
 Step = fusion.Step[ir.Node, ir.Value]
 

@@ -1,4 +1,4 @@
-"""Constants of layers, for rescaling by channel."""
+"""Constants of layers: for rescaling by channel, and with the tensors that they multiply."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.layer_windows import Window
-from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
+from neural_mp.adaptors.common.optional import StoredLayer
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure, is_table, structure
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.edit import known_array
+from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, is_product, row_of, weight_axes
+from neural_mp.adaptors.onnxrt.kernels.writers import matrix_and_bias
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.ops import Role, has_role, is_product, row_of, weight_axes
+from neural_mp.util.pytree import Array
 
 
 def layer_params(model: OnnxModel) -> dict[str, LayerParams]:
@@ -143,3 +147,21 @@ def _bias_place(graph: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Nod
         return None, 0
     (addition,) = step.ops
     return addition, list(addition.inputs).index(step.operand)
+
+
+def stored_layers(model: OnnxModel) -> dict[str, StoredLayer]:
+    """Return op → its weight and the tensor that it reads."""
+    stored = {}
+    for name, node in model.structure.nodes.items():
+        if is_table(node):
+            stored[name] = StoredLayer(partial(known_array, node.inputs[0]))
+        elif name in model.structure.fusion_groups and is_product(node):
+            tensor = model.structure.names.get(node.inputs[0]) if node.inputs[0] else None
+            weight = node.inputs[1]
+            if tensor is not None and weight is not None and weight.const_value is not None:
+                stored[name] = StoredLayer(partial(_weight, node), tensor)
+    return stored
+
+
+def _weight(node: ir.Node) -> Array:
+    return np.ascontiguousarray(matrix_and_bias(node)[0].T)

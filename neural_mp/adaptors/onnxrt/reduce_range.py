@@ -11,11 +11,11 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.onnxrt import graph_edit as edit
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import KERNEL_WEIGHTS, Role, dequantizes, has_role
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import unsigned
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.ops import KERNEL_WEIGHTS, Role, dequantizes, has_role
-from neural_mp.adaptors.onnxrt.quant_params import unsigned
-from neural_mp.adaptors.onnxrt.subgraphs import in_order
 from neural_mp.core.int8_accumulation import KernelKind
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of, input_of
-from neural_mp.adaptors.onnxrt.ops import (
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of, input_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import (
     KEEPS_SIGN,
     NON_NEGATIVE,
     Role,
@@ -23,7 +24,6 @@ from neural_mp.adaptors.onnxrt.ops import (
     quantizes,
     row_of,
 )
-from neural_mp.adaptors.onnxrt.subgraphs import in_order
 from neural_mp.core.observations import Range
 
 #: Keys in the `meta` of a value, of its range, and of a node, of the mark that it ran in integers.

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
-from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, is_tensor, parts_of
-from neural_mp.adaptors.onnxrt.opset import opset_of
-from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, runners
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_tensor, parts_of
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, runners
 
 #: The first opset with sequences.
 _HAS_SEQUENCES = 11

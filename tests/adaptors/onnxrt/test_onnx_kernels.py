@@ -10,7 +10,7 @@ from machine import CONVOLUTION, DENSE, DEPTHWISE, products_here, weight_limit_h
 from onnx import numpy_helper
 from onnx_nets import Converted, graph, op, run
 
-from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
+from neural_mp.adaptors.onnxrt.kernels.registry import moves_bytes
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision

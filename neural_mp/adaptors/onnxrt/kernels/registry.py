@@ -11,7 +11,7 @@ from functools import lru_cache
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.opset import takes, types_of, version_in, version_of
+from neural_mp.adaptors.onnxrt.graph.opset import takes, types_of, version_in, version_of
 
 logger = logging.getLogger(__name__)
 

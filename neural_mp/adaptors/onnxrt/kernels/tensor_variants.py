@@ -1,21 +1,24 @@
-"""Dtype variants of tensors, as nodes and constants of an ONNX graph."""
+"""Dtype variants of tensors and quantized weights, as nodes and constants of an ONNX graph."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.quant_params import Array, QuantParams
+from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
+from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
-from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.quant_params import StoredWeight
-from neural_mp.adaptors.onnxrt.subgraphs import runners, spot_in
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import runners, spot_in
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.quantization_flow import QuantizationFlow
 
 DTYPES = {
@@ -341,3 +344,57 @@ class Variants(TensorVariants[ir.Value]):
     ) -> ir.Value:
         dtype = DTYPES[variant]
         return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, after)
+
+
+#: The zero point of unsigned weights.
+_MIDDLE = 128
+_INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A quantized weight.
+
+    Attributes:
+        integers: the quantized values.
+        scales: of every channel, float32.
+        zero_points: of every channel, in the dtype of the integers.
+        axis: the axis of the channels.
+    """
+
+    integers: Array
+    scales: Array
+    zero_points: Array
+    axis: int
+
+
+def store_weight(
+    weight: Array, axis: int, spec: QuantSpec, bias: Array | None = None, input_scale: float = 1.0
+) -> StoredWeight:
+    """Quantize a weight to 8 bits, symmetric per channel of the output axis `axis`.
+
+    The bias is quantized to int32 with weight scale times input scale; if the weight of a channel
+    is too small for the bias to fit, the scale is increased.
+    """
+    limit = weight_qmax(spec)
+    reduced = tuple(i for i in range(weight.ndim) if i != axis)
+    scales = weight_scales(weight, reduced, limit)
+    if bias is not None:
+        least = np.abs(bias).astype(np.float64) / (0.5 * _INT32.max * input_scale)
+        scales = np.maximum(scales, least.astype(np.float32).reshape(scales.shape))
+    integers: Array = round_to_int8(weight, scales, limit)
+    zeros: Array = np.zeros(scales.size, np.int8)
+    if spec.dtype == "uint8":
+        integers, zeros = unsigned(integers), unsigned(zeros)
+    return StoredWeight(integers, scales.reshape(-1), zeros, axis)
+
+
+def unsigned(integers: Array) -> Array:
+    """Return int8 values as uint8, with a zero point of 128."""
+    return (integers.astype(np.int16) + _MIDDLE).astype(np.uint8)
+
+
+def store_bias(bias: Array, scales: Array) -> Array:
+    """Round a bias to int32, one scale per channel."""
+    steps = np.rint(bias.astype(np.float64) / scales.astype(np.float64))
+    return np.clip(steps, _INT32.min, _INT32.max).astype(np.int32)

@@ -13,8 +13,11 @@ from enum import Flag, auto
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.naming import in_camel_case
-from neural_mp.adaptors.onnxrt.convert_gru import gru_obstacle, write_gru
-from neural_mp.adaptors.onnxrt.convert_int8 import (
+from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of
+from neural_mp.adaptors.onnxrt.kernels.gru_writer import gru_obstacle, write_gru
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants
+from neural_mp.adaptors.onnxrt.kernels.writers import (
     LSTM_WEIGHTS,
     FusionGroup,
     write_convolution,
@@ -25,9 +28,6 @@ from neural_mp.adaptors.onnxrt.convert_int8 import (
     write_product,
     write_table,
 )
-from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
-from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.precision import OpConfig
 
 Writer = Callable[[Variants, FusionGroup, OpConfig], None]

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from neural_mp.adaptors.common.grouped_weight import GroupParameters, Quantizer, rounded_inputs
 from neural_mp.adaptors.common.runtime_probe import try_each
-from neural_mp.adaptors.onnxrt import n_bits
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.sessions import CPU
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU
+from neural_mp.adaptors.onnxrt.kernels import n_bits
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
 from neural_mp.core.enums import KernelInputs
 from neural_mp.util.pytree import Array
 

@@ -15,11 +15,10 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_variants import FP32
-from neural_mp.adaptors.onnxrt.convert_int8 import FusionGroup
-from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, INT8_PRODUCT
-from neural_mp.adaptors.onnxrt.quant_params import store_weight
-from neural_mp.adaptors.onnxrt.tensor_variants import Variants
+from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, known_array
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_PRODUCT
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants, store_weight
+from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup
 from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import QuantSpec
 

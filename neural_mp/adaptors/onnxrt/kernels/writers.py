@@ -14,10 +14,14 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_variants import FP32, UINT8
-from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array, put_input
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
-from neural_mp.adaptors.onnxrt.quant_params import StoredWeight, store_bias, store_weight
-from neural_mp.adaptors.onnxrt.tensor_variants import Variants
+from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, known_array, put_input
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import (
+    StoredWeight,
+    Variants,
+    store_bias,
+    store_weight,
+)
 from neural_mp.core.precision import OpConfig
 
 FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
