@@ -10,21 +10,12 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.onnxrt.fusion import is_table, joined
+from neural_mp.adaptors.onnxrt.fusion import is_table, kernel_operands
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.opset import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
-from neural_mp.adaptors.onnxrt.kernels import n_bits
-from neural_mp.adaptors.onnxrt.kernels.ops import (
-    SCATTERS,
-    TYPES,
-    Role,
-    has_role,
-    is_product,
-    row_of,
-    weight_axes,
-)
+from neural_mp.adaptors.onnxrt.kernels import n_bits, ops
 from neural_mp.adaptors.onnxrt.kernels.registry import (
     CONTRIB,
     has_kernel,
@@ -83,20 +74,20 @@ class _KernelFinder:
         if is_table(node):
             rows = self.grouped_specs(n_bits.TABLE, edit.known_array(node.inputs[0]).shape[1])
             return replace(reasons.table_in_bytes(), low_bits=rows)
-        if has_role(node, Role.RECURRENT):
+        if ops.has_role(node, ops.Role.RECURRENT):
             weight = weight_quant_spec(self.accumulation[KernelKind.DENSE])
             return IntegerKernel(
                 weight, (CalibrationAlgorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,)
             )
-        if not has_role(node, Role.LAYER):
+        if not ops.has_role(node, ops.Role.LAYER):
             return IntegerKernel(algorithms=algorithms)
         weight = weight_quant_spec(self.accumulation[kernel_of(node, node.inputs[1])])
         alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
-        if not is_product(node):
+        if not ops.is_product(node):
             return IntegerKernel(weight, algorithms, other_weights=alternatives)
         if self.model.provider == CPU:
             algorithms = (*algorithms, CalibrationAlgorithm.DYNAMIC)
-        inputs = edit.known_array(node.inputs[1]).shape[weight_axes(node)[1]]
+        inputs = edit.known_array(node.inputs[1]).shape[ops.weight_axes(node)[1]]
         low_bits = self.grouped_specs(n_bits.PRODUCT, inputs)
         corrections = reasons.ZERO_POINT_CORRECTIONS
         if not isinstance(low_bits, str):
@@ -129,7 +120,7 @@ class _KernelFinder:
             return "its output and input types differ"
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
-        if node.op_type in SCATTERS and "reduction" in node.attributes:
+        if node.op_type in ops.SCATTERS and "reduction" in node.attributes:
             return "its reduction has FP32 kernels only"
         if precision is Precision.FP16 and not takes(node, opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {opset}"
@@ -164,7 +155,7 @@ class _KernelFinder:
             return False
         typed = typed_inputs(node, opset)
         operands = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
-        is_listed = any(node.op_type in types for types in TYPES.values())
+        is_listed = any(node.op_type in types for types in ops.TYPES.values())
         has_own = has_kernel_of(self.model.provider, node, opset, "float16")
         return any(map(edit.is_float32, operands)) or not (is_listed or has_own)
 
@@ -178,15 +169,15 @@ class _KernelFinder:
             return self._recurrent_obstacle(node)
         if name not in self.model.structure.fusion_groups:
             return self._no_kernel(name, node)
-        provider, row = self.model.provider, row_of(node)
+        provider, row = self.model.provider, ops.row_of(node)
         if not has_kernel(provider, row.kernel, row.domain):
             return f"{provider} has no integer kernel for {node.op_type}"
-        if not all(edit.is_float32(v) for v in joined(node) if v is not None):
+        if not all(edit.is_float32(v) for v in kernel_operands(node) if v is not None):
             return "an input is not known to be float32"
-        return self._weight_obstacle(node) if has_role(node, Role.LAYER) else None
+        return self._weight_obstacle(node) if ops.has_role(node, ops.Role.LAYER) else None
 
     def _recurrent_obstacle(self, node: ir.Node) -> str | None:
-        row = row_of(node)
+        row = ops.row_of(node)
         if self.model.provider != CPU or not has_kernel(CPU, row.kernel, row.domain):
             return f"{self.model.provider} has no integer kernel for {node.op_type}"
         if node.attributes.get_int("layout", 0):
@@ -210,13 +201,13 @@ class _KernelFinder:
             return reasons.CONSTANT_INPUT
         if not reasons.is_usable(weight):
             return reasons.UNUSABLE_WEIGHT
-        if is_product(node) and weight.ndim != 2:
+        if ops.is_product(node) and weight.ndim != 2:
             return "its weight is not a matrix"
         added = edit.input_of(node, 2)
         bias = edit.array_of(added)
         if added is not None and bias is None:
             return "its bias is computed, not constant"
-        return _product_obstacle(node, weight, bias) if is_product(node) else None
+        return _product_obstacle(node, weight, bias) if ops.is_product(node) else None
 
     def _no_kernel(self, name: str, node: ir.Node) -> str:
         if name in self.model.structure.layer_of:
@@ -225,9 +216,9 @@ class _KernelFinder:
             return reasons.AGNOSTIC
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
-        if row_of(node).role in (Role.LAYER, Role.JOINING):
+        if ops.row_of(node).role in (ops.Role.LAYER, ops.Role.JOINING):
             return "its output is not known to be float32, or an input is constant"
-        return row_of(node).float_only or reasons.NO_INTEGER_KERNEL
+        return ops.row_of(node).float_only or reasons.NO_INTEGER_KERNEL
 
 
 def _product_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:
@@ -235,7 +226,7 @@ def _product_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None
         return reasons.TRANSPOSED_INPUT
     if bias is None:
         return None
-    columns = weight.shape[weight_axes(node)[0]]
+    columns = weight.shape[ops.weight_axes(node)[0]]
     if bias.size not in (1, columns) or (bias.ndim and bias.shape[-1] != bias.size):
         return "its bias differs between rows"
     return None

@@ -102,7 +102,9 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
     byte_sizes = {value: _bytes_of_result(copy) for value, copy in inferred.items()}
     sizes = {value: size for value, size in byte_sizes.items() if size is not None}
     most = max(_MOST_GROWTH * room, _MAX_RESULT_BYTES)
-    unsafe = {node for node in nodes if _bytes_of_node(node, sizes) > most}
+    unsafe = {
+        node for node in nodes if sum(sizes.get(v, math.inf) for v in node.outputs if v.name) > most
+    }
     if unsafe:
         nodes = _computable(program, unsafe)
     inside = set(nodes)
@@ -238,11 +240,6 @@ def _inferred(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.
     return dict(zip(results, isolated.graph.outputs, strict=True))
 
 
-def _bytes_of_node(node: ir.Node, sizes: Mapping[ir.Value, int]) -> float:
-    """Return the bytes of all results; infinite if unknown."""
-    return sum(sizes.get(value, math.inf) for value in node.outputs if value.name)
-
-
 def _bytes_of_result(value: ir.Value) -> int | None:
     """Return the size of a computed tensor in bytes; None if unknown."""
     if value.shape is None or value.dtype is None or not value.shape.is_static():
@@ -300,7 +297,7 @@ def _computable(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir
             inputs
             and node not in without
             and constants.issuperset(inputs)
-            and node.op_type not in RANDOM
+            and not node.op_type.startswith(RANDOM)
             and all(_is_number(value) for value in (*inputs, *node.outputs))
             and _has_kernel(node, opset)
             and not list(bodies_of(node))

@@ -10,29 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.tensor_variants import BF16, UINT8, VARIANT_OF
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, is_table, structure
 from neural_mp.adaptors.onnxrt.graph import edit
-from neural_mp.adaptors.onnxrt.graph.edit import known_array
 from neural_mp.adaptors.onnxrt.graph.opset import typed_inputs
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, sink_constants
-from neural_mp.adaptors.onnxrt.kernels import n_bits
 from neural_mp.adaptors.onnxrt.kernels.ops import row_of, weight_axes
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants
-from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, matrix_and_bias, write_mover
+from neural_mp.adaptors.onnxrt.kernels.writers import (
+    FusionGroup,
+    write_low_bit_product,
+    write_low_bit_table,
+    write_mover,
+)
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import ResolvedPlan
-from neural_mp.util.pytree import Array
 
 
 def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
@@ -96,7 +96,8 @@ class _Writer:
         weight = self._grouped_weight(name)
         fusion_group = self.structure.fusion_groups.get(name)
         if weight is not None:
-            write_grouped(self.variants, node, weight, self.model.grouped.get(name))
+            write_low_bits = write_low_bit_table if is_table(node) else write_low_bit_product
+            write_low_bits(self.variants, node, weight, self.model.grouped.get(name))
         elif precision is Precision.INT8 and name in self.structure.alone:
             row_of(node).writer(self.variants, FusionGroup(node), self.plan.plan[name])
         elif precision is Precision.INT8 and fusion_group is not None:
@@ -214,64 +215,6 @@ class _Writer:
 
 def _wide_axis(value: ir.Value) -> tuple[int, int]:
     """Return an axis of known size above 1 and its size; zeros if there is none."""
-    sizes = [] if value.shape is None else list(value.shape.dims)
-    static = [(axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1]
-    return static[0] if static else (0, 0)
-
-
-def write_grouped(
-    variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None = None
-) -> None:
-    """Convert an op whose weight is stored in groups; inputs and outputs stay float.
-
-    Stores `grouped`, if given, instead of rounding the weight.
-    """
-    if is_table(node):
-        _write_table(variants, node, spec, grouped)
-    else:
-        _write_product(variants, node, spec, grouped)
-
-
-def _write_product(
-    variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None
-) -> None:
-    matrix, bias = matrix_and_bias(node)
-    stored = grouped or _nearest(np.ascontiguousarray(matrix.T), spec)
-    operator = n_bits.product(stored, spec)
-    data = node.inputs[0]
-    assert data is not None
-    floats = variants.real(data)
-    if stored.input_factors is not None:
-        factors = variants.names.constant(f"{node.name}.input_factors", stored.input_factors)
-        name = f"{node.name}/scaled_inputs"
-        floats = variants.add("Mul", [floats, factors], name, ir.DataType.FLOAT)
-    inputs = [floats, *_constants(variants, node, operator)]
-    if bias is not None:
-        # Between are zero points, omitted if symmetric, and the order of the inputs.
-        inputs += [None] * (n_bits.BIAS - len(inputs))
-        inputs.append(variants.names.constant(f"{node.name}.bias", bias.astype(np.float32)))
-    variants.replace(node, n_bits.PRODUCT, inputs, node.outputs[0], operator.attributes)
-
-
-def _write_table(
-    variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None
-) -> None:
-    operator = n_bits.table(grouped or _nearest(known_array(node.inputs[0]), spec), spec)
-    codes, *parameters = _constants(variants, node, operator)
-    rows = node.inputs[1]
-    assert rows is not None
-    inputs = [codes, variants.real(rows), *parameters]
-    variants.replace(node, n_bits.TABLE, inputs, node.outputs[0], operator.attributes)
-
-
-def _nearest(weight: Array, spec: QuantSpec) -> GroupedWeight:
-    return Quantizer(spec, GroupParameters.ZERO_POINTS).nearest(weight)
-
-
-def _constants(
-    variants: Variants, node: ir.Node, operator: n_bits.Operator
-) -> list[ir.Value | None]:
-    return [
-        variants.shared_constant(f"{node.name}.weight/{part}", values)
-        for part, values in operator.constants.items()
-    ]
+    sizes = () if value.shape is None else value.shape.dims
+    wide = ((axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1)
+    return next(wide, (0, 0))

@@ -70,7 +70,7 @@ def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructu
                 parts[tensor] = name
             values[tensor] = value
     sound = {name: node for name, node in nodes.items() if name not in rejected}
-    heads = [node for node in sound.values() if _heads(node)]
+    heads = [node for node in sound.values() if _may_head_group(node)]
     groups = find_fusion_groups(heads, _Kernels(rejected))
     return GraphStructure(
         nodes,
@@ -94,22 +94,23 @@ def is_table(node: ir.Node) -> bool:
     (table, rows), axis = node.inputs, node.attributes.get_int("axis", 0)
     if axis or rows is None or rows.const_value is not None or not is_float32(table):
         return False
-    if table is None or table.const_value is None:
+    if table is None or table.const_value is None or table.shape is None:
         return False
-    return table.shape is not None and len(table.shape) == 2
+    return len(table.shape) == 2
 
 
-def _heads(node: ir.Node) -> bool:
+def _may_head_group(node: ir.Node) -> bool:
     """Whether an op may be the first of a kernel with quantized inputs."""
     if not is_float32(node.outputs[0]) or not node.inputs:
         return False
     if has_role(node, Role.LAYER):
         return True
-    computed = all(value is not None and value.const_value is None for value in joined(node))
+    operands = kernel_operands(node)
+    computed = all(value is not None and value.const_value is None for value in operands)
     return has_role(node, Role.JOINING) and computed and len(used_outputs(node)) == 1
 
 
-def joined(node: ir.Node) -> tuple[ir.Value | None, ...]:
+def kernel_operands(node: ir.Node) -> tuple[ir.Value | None, ...]:
     """Return the inputs of a layer or joining op that its integer kernel reads."""
     return tuple(node.inputs[: row_of(node).operands])
 

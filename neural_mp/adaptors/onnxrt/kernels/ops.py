@@ -14,23 +14,13 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.naming import in_camel_case
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of
+from neural_mp.adaptors.onnxrt.kernels import writers
 from neural_mp.adaptors.onnxrt.kernels.gru_writer import gru_obstacle, write_gru
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
 from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants
-from neural_mp.adaptors.onnxrt.kernels.writers import (
-    LSTM_WEIGHTS,
-    FusionGroup,
-    write_convolution,
-    write_hard_sigmoid,
-    write_kernel,
-    write_lstm,
-    write_pool,
-    write_product,
-    write_table,
-)
 from neural_mp.core.precision import OpConfig
 
-Writer = Callable[[Variants, FusionGroup, OpConfig], None]
+Writer = Callable[[Variants, writers.FusionGroup, OpConfig], None]
 
 #: Rank of images: samples, channels, two axes of positions.
 _LEAST_IMAGE_RANK = 4
@@ -78,7 +68,7 @@ class OpRow:
 
     role: Role | None = None
     kernel: str = ""
-    writer: Writer = write_kernel
+    writer: Writer = writers.write_kernel
     applies: Callable[[ir.Node], bool] | None = None
     domain: str = CONTRIB
     float_only: str | None = None
@@ -134,7 +124,7 @@ def dequantizes(node: ir.Node) -> bool:
     return node.op_type == "DequantizeLinear" and node.domain in ("", CONTRIB)
 
 
-def averages_images(node: ir.Node) -> bool:
+def _averages_images(node: ir.Node) -> bool:
     """Whether a ReduceMean averages all positions of an image: its integer kernel is a pooling."""
     data, axes_input = node.inputs[0], input_of(node, 1)
     axes = node.attributes.get_ints("axes", ()) if axes_input is None else array_of(axes_input)
@@ -145,7 +135,6 @@ def averages_images(node: ir.Node) -> bool:
 
 
 def _rises_from_negatives(node: ir.Node) -> bool:
-    """Whether a HardSigmoid has the usual signs, and an input of known rank."""
     numbers, data = node.attributes, node.inputs[0]
     signs = numbers.get_float("alpha", 0.2) > 0 and numbers.get_float("beta", 0.5) > 0
     return signs and data is not None and data.shape is not None
@@ -210,16 +199,16 @@ OPS: Mapping[str, OpRow] = {
     "Conv": OpRow(
         Role.LAYER,
         "QLinearConv",
-        write_convolution,
+        writers.write_convolution,
         domain="",
         channels_second=True,
         fuses_activation=True,
         rounded_by_runtime=True,
     ),
     "ConvTranspose": OpRow(weight_axes=(1, 0), rounded_by_runtime=True),
-    "MatMul": OpRow(Role.LAYER, INT8_PRODUCT, write_product, weight_axes=(1, 0), bias=None),
+    "MatMul": OpRow(Role.LAYER, INT8_PRODUCT, writers.write_product, weight_axes=(1, 0), bias=None),
     "Gemm": OpRow(
-        Role.LAYER, INT8_PRODUCT, write_product, weight_axes=(1, 0), rounded_by_runtime=True
+        Role.LAYER, INT8_PRODUCT, writers.write_product, weight_axes=(1, 0), rounded_by_runtime=True
     ),
     "Add": OpRow(Role.JOINING, "QLinearAdd", fuses_activation=True),
     "Mul": OpRow(Role.JOINING, "QLinearMul"),
@@ -227,11 +216,13 @@ OPS: Mapping[str, OpRow] = {
     "AveragePool": OpRow(Role.JOINING, "QLinearAveragePool", channels_second=True),
     "GlobalAveragePool": OpRow(Role.JOINING, "QLinearGlobalAveragePool", channels_second=True),
     "ReduceMean": OpRow(
-        Role.JOINING, "QLinearGlobalAveragePool", write_pool, averages_images, operands=1
+        Role.JOINING, "QLinearGlobalAveragePool", writers.write_pool, _averages_images, operands=1
     ),
     "Sigmoid": OpRow(Role.JOINING, "QLinearSigmoid"),
     "LeakyRelu": OpRow(Role.JOINING, "QLinearLeakyRelu"),
-    "HardSigmoid": OpRow(Role.JOINING, "QLinearAdd", write_hard_sigmoid, _rises_from_negatives),
+    "HardSigmoid": OpRow(
+        Role.JOINING, "QLinearAdd", writers.write_hard_sigmoid, _rises_from_negatives
+    ),
     "Softmax": OpRow(kernel="QLinearSoftmax", float_only=_SLOWER.format("QLinearSoftmax")),
     "Where": OpRow(kernel="QLinearWhere", float_only=_SLOWER.format("QLinearWhere")),
     "BatchNormalization": OpRow(channels_second=True),
@@ -243,7 +234,7 @@ OPS: Mapping[str, OpRow] = {
     "Unsqueeze": OpRow(Role.MOVING, passed_by_dequantize=True),
     "Slice": OpRow(Role.MOVING, passed_by_dequantize=True),
     "Split": OpRow(Role.MOVING, moves_several=True),
-    "Gather": OpRow(Role.MOVING | Role.TABLE, writer=write_table),
+    "Gather": OpRow(Role.MOVING | Role.TABLE, writer=writers.write_table),
     "Expand": OpRow(Role.MOVING),
     "Tile": OpRow(Role.MOVING),
     "DepthToSpace": OpRow(Role.MOVING),
@@ -251,7 +242,7 @@ OPS: Mapping[str, OpRow] = {
     "Pad": OpRow(Role.MOVING, applies=_pads_zeros, fill=2),
     "Resize": OpRow(Role.MOVING, applies=_selects_nearest),
     "Identity": OpRow(Role.MOVING),
-    "LSTM": OpRow(Role.RECURRENT, INT8_LSTM, write_lstm),
+    "LSTM": OpRow(Role.RECURRENT, INT8_LSTM, writers.write_lstm),
     "GRU": OpRow(Role.RECURRENT, INT8_PRODUCT, write_gru, obstacle=gru_obstacle),
 }
 #: Recurrent layers that stay in FP32.
@@ -262,32 +253,13 @@ NON_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "E
 KEEPS_SIGN = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "GlobalMaxPool"})
 #: Types that run nested graphs.
 RUNS_GRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-#: Types whose results differ from run to run.
-RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-        "Dropout",
-    }
-)
+#: Types whose results differ from run to run, or the start of their names.
+RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout")
 #: Types whose `reduction` has FP32 kernels only.
 SCATTERS = frozenset({"ScatterElements", "ScatterND"})
 
 #: Types that convert between the variants of a tensor.
 CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-#: Names of kernels with INT8 products, whether their inputs are float or quantized, begin so.
-INTEGER_KERNELS = (
-    "QLinear",
-    "QGemm",
-    "QAttention",
-    "MatMulInteger",
-    "ConvInteger",
-    "DynamicQuantize",
-)
 #: Integer kernel → positions of its weights, each with that of its zero points.
 KERNEL_WEIGHTS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "QLinearConv": ((3, 5),),
@@ -297,5 +269,7 @@ KERNEL_WEIGHTS: Mapping[str, tuple[tuple[int, int], ...]] = {
     INT8_PRODUCT: ((1, 5),),
     "DynamicQuantizeMatMul": ((1, 3),),
     "QGemm": ((3, 5),),
-    INT8_LSTM: LSTM_WEIGHTS,
+    INT8_LSTM: writers.LSTM_WEIGHTS,
 }
+#: Names of kernels with INT8 products, whether their inputs are float or quantized, begin so.
+INTEGER_KERNELS = (*KERNEL_WEIGHTS, "QLinear", "QAttention", "DynamicQuantize")

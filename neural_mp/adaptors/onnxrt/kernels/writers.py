@@ -12,9 +12,11 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common import fusion
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_variants import FP32, UINT8
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, known_array, put_input
+from neural_mp.adaptors.onnxrt.kernels import n_bits
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
 from neural_mp.adaptors.onnxrt.kernels.tensor_variants import (
     StoredWeight,
@@ -23,6 +25,7 @@ from neural_mp.adaptors.onnxrt.kernels.tensor_variants import (
     store_weight,
 )
 from neural_mp.core.precision import OpConfig
+from neural_mp.core.quant_spec import QuantSpec
 
 FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
 
@@ -276,3 +279,50 @@ def write_lstm(variants: Variants, fusion_group: FusionGroup, config: OpConfig) 
             put_input(node, index, variants.names.constant(f"{prefix}/{name}", values))
     node.op_type, node.domain, node.version = INT8_LSTM, CONTRIB, None
     node.attributes.pop("layout", None)
+
+
+def write_low_bit_product(
+    variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None
+) -> None:
+    """Convert a product with its weight in groups; `grouped`, if given, is not rounded again."""
+    matrix, bias = matrix_and_bias(node)
+    stored = grouped or _nearest(np.ascontiguousarray(matrix.T), spec)
+    operator = n_bits.product(stored, spec)
+    data = node.inputs[0]
+    assert data is not None
+    floats = variants.real(data)
+    if stored.input_factors is not None:
+        factors = variants.names.constant(f"{node.name}.input_factors", stored.input_factors)
+        name = f"{node.name}/scaled_inputs"
+        floats = variants.add("Mul", [floats, factors], name, ir.DataType.FLOAT)
+    inputs = [floats, *_constants(variants, node, operator)]
+    if bias is not None:
+        # Between are zero points, omitted if symmetric, and the order of the inputs.
+        inputs += [None] * (n_bits.BIAS - len(inputs))
+        inputs.append(variants.names.constant(f"{node.name}.bias", bias.astype(np.float32)))
+    variants.replace(node, n_bits.PRODUCT, inputs, node.outputs[0], operator.attributes)
+
+
+def write_low_bit_table(
+    variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None
+) -> None:
+    """Convert a table to rows in groups; `grouped`, if given, is not rounded again."""
+    operator = n_bits.table(grouped or _nearest(known_array(node.inputs[0]), spec), spec)
+    codes, *parameters = _constants(variants, node, operator)
+    rows = node.inputs[1]
+    assert rows is not None
+    inputs = [codes, variants.real(rows), *parameters]
+    variants.replace(node, n_bits.TABLE, inputs, node.outputs[0], operator.attributes)
+
+
+def _nearest(weight: Array, spec: QuantSpec) -> GroupedWeight:
+    return Quantizer(spec, GroupParameters.ZERO_POINTS).nearest(weight)
+
+
+def _constants(
+    variants: Variants, node: ir.Node, operator: n_bits.Operator
+) -> list[ir.Value | None]:
+    return [
+        variants.shared_constant(f"{node.name}.weight/{part}", values)
+        for part, values in operator.constants.items()
+    ]
