@@ -20,12 +20,15 @@ class OpTrace:
         reads_int8: whether any kernel read 8-bit values.
         rounded_to: 16-bit precision set for the op if the runtime lacks such a kernel: the op was
             computed in FP32 on rounded values.
+        equals_float: whether an integer kernel of the op stands for the float op between quantized
+            tensors: its results are equal, but for rounding.
     """
 
     kernels: tuple[str, ...]
     precision: Precision | None = None
     reads_int8: bool = False
     rounded_to: Precision | None = None
+    equals_float: bool = False
 
     @property
     def executed(self) -> bool:
@@ -60,7 +63,11 @@ class TracedKernel:
     reads_int8: bool = False
 
 
-def op_trace(kernels: Sequence[TracedKernel], rounded_to: Precision | None = None) -> OpTrace:
+def op_trace(
+    kernels: Sequence[TracedKernel],
+    rounded_to: Precision | None = None,
+    equals_float: bool = False,
+) -> OpTrace:
     """Return the trace of an op from its kernels in execution order."""
     precisions = [kernel.precision for kernel in kernels if kernel.precision is not None]
     return OpTrace(
@@ -68,4 +75,5 @@ def op_trace(kernels: Sequence[TracedKernel], rounded_to: Precision | None = Non
         Precision.INT8 if Precision.INT8 in precisions else next(iter(precisions), None),
         any(kernel.reads_int8 for kernel in kernels),
         rounded_to,
+        equals_float,
     )

@@ -20,7 +20,7 @@ from neural_mp.util.string_enum import StringEnum
 class Verdict(StringEnum):
     """Audit result of one op.
 
-    The first three agree with the plan; the next three differ without numerical effect; the last
+    The first three agree with the plan; the next four differ without numerical effect; the last
     three contradict the plan.
     """
 
@@ -33,6 +33,8 @@ class Verdict(StringEnum):
     UNFUSED = "ran unfused"
     #: Quantize-agnostic, planned above INT8, but moved INT8 data.
     PASSED_INT8 = "passed int8 through"
+    #: Planned in FP32 between quantized tensors, but in an integer kernel with equal results.
+    EQUAL_INT8 = "ran in int8, equal"
     #: Not executed on these inputs, e.g. in a branch not taken.
     NOT_REACHED = "not reached"
     LOWER = "ran lower than planned"
@@ -44,7 +46,7 @@ class Verdict(StringEnum):
 #: Verdicts that contradict the plan.
 BROKEN = (Verdict.HIGHER, Verdict.NO_KERNEL, Verdict.LOWER)
 #: Verdicts that differ from the plan, worst first.
-_FOUND = (*BROKEN, Verdict.UNFUSED, Verdict.PASSED_INT8, Verdict.NOT_REACHED)
+_FOUND = (*BROKEN, Verdict.UNFUSED, Verdict.PASSED_INT8, Verdict.EQUAL_INT8, Verdict.NOT_REACHED)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Audit(Printed):
     def holds(self) -> bool:
         """Whether no op computed above or below its planned precision.
 
-        16-bit precisions may be emulated, and quantize-agnostic ops may move quantized tensors.
+        16-bit precisions may be emulated, quantize-agnostic ops may move quantized tensors, and a
+        runtime may compute ops between quantized tensors in integers with equal results.
         """
         return not any(op.verdict in BROKEN for op in self.ops)
 
@@ -174,7 +177,9 @@ def _judge_op(
         above = ran.precision in (Precision.FP32, None, op.source)
         # Integer ops of the original model, outside any plan, have kernels named like their type.
         own = set(ran.kernels) == {op.type}
-        return Verdict.AS_PLANNED if above or own else Verdict.LOWER
+        if above or own:
+            return Verdict.AS_PLANNED
+        return Verdict.EQUAL_INT8 if ran.equals_float else Verdict.LOWER
     return _judge_16_bits(op.precision, ran, is_native)
 
 

@@ -341,8 +341,11 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
     return table
 
 
-_YELLOW = (Verdict.EMULATED, Verdict.UNFUSED, Verdict.PASSED_INT8, Verdict.NOT_REACHED)
-_STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
+_STYLES = {
+    **dict.fromkeys(Verdict, "yellow"),
+    **dict.fromkeys((Verdict.AS_PLANNED, Verdict.FUSED), ""),
+    **dict.fromkeys(BROKEN, "red"),
+}
 
 
 def audit_table(ops: Iterable[AuditedOp]) -> Table:
@@ -356,19 +359,25 @@ def audit_table(ops: Iterable[AuditedOp]) -> Table:
             op.planned.type,
             op.planned.words,
             op.ran_in.value if op.ran_in is not None else "",
-            Text(f"{op.verdict}{along}", _STYLES.get(op.verdict, "")),
+            Text(f"{op.verdict}{along}", _STYLES[op.verdict]),
             ", ".join(op.kernels),
         )
     return table
 
 
 def audit_words(audit: Audit) -> str:
-    """Summarize an audit in one or two lines."""
+    """Summarize an audit in a few lines."""
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in audit.counts().items())
     summary = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
     summary += f": {verdicts}" if verdicts else ""
     if not audit.complete:
         summary += "\nsaved by an earlier version: only ops named in the plan are listed"
+    equal = audit.counts().get(Verdict.EQUAL_INT8, 0)
+    if equal:
+        summary += (
+            f"\nbetween tensors in int8, the runtime computes {counted(equal, 'op')} planned in "
+            f"fp32 with an integer kernel, with equal numbers but for rounding"
+        )
     broken = sum(op.verdict in BROKEN for op in audit.ops)
     if not broken:
         return f"{summary}\nthe plan holds"

@@ -19,6 +19,8 @@ from onnx_nets import as_onnx, graph, op
 
 import neural_mp
 from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.onnxrt.graph.sessions import ALL, PLAIN
+from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.kernel_trace import OpTrace
@@ -27,6 +29,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError
 from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audit_ops, audited
+from neural_mp.reporting import audit_words
 from neural_mp.runs.report import Report
 from neural_mp.space import EffectiveOp, TuningSpace, planned_ops
 from neural_mp.testing import uniform
@@ -341,3 +344,33 @@ def test_an_empty_plan_has_nothing_to_audit(torch_case):
     )
     with pytest.raises(PlanError, match="nothing to audit"):
         result.audit()
+
+
+def test_an_excluded_op_in_an_integer_kernel_of_equal_numbers_contradicts_nothing():
+    """ONNX Runtime computes a Sigmoid between quantized tensors as QLinearSigmoid."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(4, 4, 3, 3)).astype(np.float32) for name in ("v", "w")}
+    nodes = [op("Conv", "x v", "h"), op("Sigmoid", "h", "s"), op("Conv", "s w", "y")]
+    net = graph(nodes, {"x": [None, 4, 9, 9]}, ["y"], weights)
+    data = rng.random((8, 4, 9, 9), dtype=np.float32)
+    adaptor = adaptor_for(net)
+    model = adaptor.load(net, example=data)
+    space = adaptor.space(model, machine())
+    (sigmoid,) = [op.name for op in space.graph if op.type == "Sigmoid"]
+    resolved = space.resolve(uniform(space, INT8).replacing({sigmoid: FP32}))
+    observed = adaptor.observe(model, [data], space)
+    converted = adaptor.convert(model, resolved, observed, space)
+    audit = audited(LoadedModel(adaptor, converted), planned_ops(space, resolved))
+    (finding,) = audit.findings
+    assert (finding.name, finding.planned.precision) == (sigmoid, Precision.FP32)
+    assert (finding.ran_in, finding.kernels) == (INT8, ("QLinearSigmoid",))
+    assert finding.verdict is Verdict.EQUAL_INT8
+    assert audit.holds
+    assert "computes 1 op planned in fp32 with an integer kernel" in audit_words(audit)
+    # The integers after the op are those of the float op, but for one step of rounding.
+    program = with_outputs(converted.program, ["s/uint8"])
+    (fused,), (unfused,) = (
+        converted.session(program, level=level)({"x": data}, ["s/uint8"]) for level in (ALL, PLAIN)
+    )
+    assert np.ptp(unfused) > 100
+    assert np.abs(fused.astype(int) - unfused.astype(int)).max() <= 1

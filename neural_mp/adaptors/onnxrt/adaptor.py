@@ -15,8 +15,6 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.onnxrt import (
-    fusions,
-    layer_inputs,
     layer_params,
     loading,
     observe,
@@ -26,13 +24,12 @@ from neural_mp.adaptors.onnxrt import (
 )
 from neural_mp.adaptors.onnxrt.capabilities import kernels
 from neural_mp.adaptors.onnxrt.convert import write
-from neural_mp.adaptors.onnxrt.graph import build_graph
-from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph.edit import tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.int8_accumulation import int8_accumulation
-from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
-from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.op_types import TYPES
-from neural_mp.adaptors.onnxrt.sessions import CPU
+from neural_mp.adaptors.onnxrt.kernels.ops import TYPES
+from neural_mp.adaptors.onnxrt.kernels.registry import every_op_type
+from neural_mp.adaptors.onnxrt.model import OnnxModel, build_graph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.util.memory import collection_paused
@@ -57,12 +54,12 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
-    unoptimized_run = UnoptimizedRun(fusions.outputs, fusions.first_deviating)
+    unoptimized_run = UnoptimizedRun(observe.unoptimized_outputs, observe.first_deviating)
     corrections = optional.Corrections(
         layer_params.layer_params, layer_params.with_layer_params, values=observe.values
     )
     output_keeping = OutputKeeping(observe.watch)
-    layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
+    layer_inputs = optional.LayerInputs(layer_params.stored_layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_unsigned_weights

@@ -10,36 +10,26 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt import n_bits
-from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL
-from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
-from neural_mp.adaptors.onnxrt.fusion import (
-    JOINERS,
-    LAYERS,
-    is_recurrent,
-    is_table,
-    joined,
-)
-from neural_mp.adaptors.onnxrt.kernel_registry import (
+from neural_mp.adaptors.onnxrt.fusion import is_table, kernel_operands
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.opset import is_function, takes, typed_inputs
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU
+from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
+from neural_mp.adaptors.onnxrt.kernels import n_bits, ops
+from neural_mp.adaptors.onnxrt.kernels.registry import (
     CONTRIB,
     has_kernel,
     has_kernel_of,
     runs_natively,
 )
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.op_types import TYPES
-from neural_mp.adaptors.onnxrt.opset import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.reduce_range import kernel_of
-from neural_mp.adaptors.onnxrt.sessions import CPU
-from neural_mp.adaptors.onnxrt.subgraphs import bodies_of
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType, Scheme
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 
 _UNSIGNED = QuantSpec(QuantDType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
-_SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 _RUNS_GRAPHS = "it runs nested graphs, whose ops have precisions of their own"
 
@@ -84,20 +74,20 @@ class _KernelFinder:
         if is_table(node):
             rows = self.grouped_specs(n_bits.TABLE, edit.known_array(node.inputs[0]).shape[1])
             return replace(reasons.table_in_bytes(), low_bits=rows)
-        if is_recurrent(node):
+        if ops.has_role(node, ops.Role.RECURRENT):
             weight = weight_quant_spec(self.accumulation[KernelKind.DENSE])
             return IntegerKernel(
                 weight, (CalibrationAlgorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,)
             )
-        if node.op_type not in LAYERS:
+        if not ops.has_role(node, ops.Role.LAYER):
             return IntegerKernel(algorithms=algorithms)
-        if node.op_type != "Conv" and self.model.provider == CPU:
-            algorithms = (*algorithms, CalibrationAlgorithm.DYNAMIC)
         weight = weight_quant_spec(self.accumulation[kernel_of(node, node.inputs[1])])
         alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
-        if node.op_type == "Conv":
+        if not ops.is_product(node):
             return IntegerKernel(weight, algorithms, other_weights=alternatives)
-        inputs = edit.known_array(node.inputs[1]).shape[node.attributes.get_int("transB", 0)]
+        if self.model.provider == CPU:
+            algorithms = (*algorithms, CalibrationAlgorithm.DYNAMIC)
+        inputs = edit.known_array(node.inputs[1]).shape[ops.weight_axes(node)[1]]
         low_bits = self.grouped_specs(n_bits.PRODUCT, inputs)
         corrections = reasons.ZERO_POINT_CORRECTIONS
         if not isinstance(low_bits, str):
@@ -130,7 +120,7 @@ class _KernelFinder:
             return "its output and input types differ"
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
-        if node.op_type in _SCATTERS and "reduction" in node.attributes:
+        if node.op_type in ops.SCATTERS and "reduction" in node.attributes:
             return "its reduction has FP32 kernels only"
         if precision is Precision.FP16 and not takes(node, opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {opset}"
@@ -165,7 +155,7 @@ class _KernelFinder:
             return False
         typed = typed_inputs(node, opset)
         operands = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
-        is_listed = any(node.op_type in types for types in TYPES.values())
+        is_listed = any(node.op_type in types for types in ops.TYPES.values())
         has_own = has_kernel_of(self.model.provider, node, opset, "float16")
         return any(map(edit.is_float32, operands)) or not (is_listed or has_own)
 
@@ -179,19 +169,16 @@ class _KernelFinder:
             return self._recurrent_obstacle(node)
         if name not in self.model.structure.fusion_groups:
             return self._no_kernel(name, node)
-        provider = self.model.provider
-        domain = "" if node.op_type == "Conv" else CONTRIB
-        kind = "GlobalAveragePool" if node.op_type == "ReduceMean" else node.op_type
-        kernel = PRODUCT if kind in ("MatMul", "Gemm") else f"QLinear{kind}"
-        if not has_kernel(provider, kernel, domain):
+        provider, row = self.model.provider, ops.row_of(node)
+        if not has_kernel(provider, row.kernel, row.domain):
             return f"{provider} has no integer kernel for {node.op_type}"
-        if not all(edit.is_float32(v) for v in joined(node) if v is not None):
+        if not all(edit.is_float32(v) for v in kernel_operands(node) if v is not None):
             return "an input is not known to be float32"
-        return self._weight_obstacle(node) if node.op_type in LAYERS else None
+        return self._weight_obstacle(node) if ops.has_role(node, ops.Role.LAYER) else None
 
     def _recurrent_obstacle(self, node: ir.Node) -> str | None:
-        kernel = RECURRENT_KERNEL if node.op_type == "LSTM" else PRODUCT
-        if self.model.provider != CPU or not has_kernel(CPU, kernel, CONTRIB):
+        row = ops.row_of(node)
+        if self.model.provider != CPU or not has_kernel(CPU, row.kernel, row.domain):
             return f"{self.model.provider} has no integer kernel for {node.op_type}"
         if node.attributes.get_int("layout", 0):
             return "its layout is batch first; the integer kernel requires sequences first"
@@ -204,7 +191,7 @@ class _KernelFinder:
                 return reasons.COMPUTED_WEIGHT
             if not reasons.is_usable(weight):
                 return reasons.UNUSABLE_WEIGHT
-        return gru_obstacle(node) if node.op_type == "GRU" else None
+        return None if row.obstacle is None else row.obstacle(node)
 
     def _weight_obstacle(self, node: ir.Node) -> str | None:
         weight = edit.array_of(node.inputs[1])
@@ -214,15 +201,13 @@ class _KernelFinder:
             return reasons.CONSTANT_INPUT
         if not reasons.is_usable(weight):
             return reasons.UNUSABLE_WEIGHT
-        if node.op_type == "MatMul":
-            return None if weight.ndim == 2 else "its weight is not a matrix"
+        if ops.is_product(node) and weight.ndim != 2:
+            return "its weight is not a matrix"
         added = edit.input_of(node, 2)
         bias = edit.array_of(added)
         if added is not None and bias is None:
             return "its bias is computed, not constant"
-        if node.op_type == "Gemm":
-            return _gemm_obstacle(node, weight, bias)
-        return None
+        return _product_obstacle(node, weight, bias) if ops.is_product(node) else None
 
     def _no_kernel(self, name: str, node: ir.Node) -> str:
         if name in self.model.structure.layer_of:
@@ -231,17 +216,17 @@ class _KernelFinder:
             return reasons.AGNOSTIC
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
-        if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
+        if ops.row_of(node).role in (ops.Role.LAYER, ops.Role.JOINING):
             return "its output is not known to be float32, or an input is constant"
-        return reasons.NO_INTEGER_KERNEL
+        return ops.row_of(node).float_only or reasons.NO_INTEGER_KERNEL
 
 
-def _gemm_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:
+def _product_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:
     if node.attributes.get_int("transA", 0):
         return reasons.TRANSPOSED_INPUT
     if bias is None:
         return None
-    columns = weight.shape[0 if node.attributes.get_int("transB", 0) else 1]
+    columns = weight.shape[ops.weight_axes(node)[0]]
     if bias.size not in (1, columns) or (bias.ndim and bias.shape[-1] != bias.size):
         return "its bias differs between rows"
     return None

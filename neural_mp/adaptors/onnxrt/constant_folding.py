@@ -12,11 +12,12 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.affine import Affine
-from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt.kernel_registry import runs_natively
-from neural_mp.adaptors.onnxrt.opset import opset_of
-from neural_mp.adaptors.onnxrt.sessions import CPU, PLAIN, Runner, bytes_of
-from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, bytes_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import RANDOM, dequantizes, quantizes
+from neural_mp.adaptors.onnxrt.kernels.registry import runs_natively
 from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)
@@ -33,17 +34,6 @@ _MAX_CHAIN_NODES = 64
 _CONSTANT = "neural_mp.constant"
 #: Repetitions of constant folding.
 _MOST_ROUNDS = 3
-_RANDOM_OPS = (
-    "RandomNormal",
-    "RandomUniform",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
-    "Dropout",
-)
-#: The ops around a weight of an already quantized model, which stays stored in integers.
-_QUANTIZING_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 #: The types of folded constants.
 _NUMBERS = (
     ir.DataType.FLOAT,
@@ -68,9 +58,7 @@ def remove_identity(node: ir.Node) -> None:
         return
     mode = edit.input_of(node, 2)
     trains = np.array(0) if mode is None else edit.array_of(mode)
-    same = node.op_type == "Identity" or (
-        len(edit.used_outputs(node)) == 1 and trains is not None and not trains.any()
-    )
+    same = len(edit.used_outputs(node)) == 1 and trains is not None and not trains.any()
     # Includes outputs of bodies: they must be computed within their body.
     if same and not node.outputs[0].is_graph_output() and node.graph is not None:
         node.outputs[0].replace_all_uses_with(node.inputs[0])
@@ -114,7 +102,9 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
     byte_sizes = {value: _bytes_of_result(copy) for value, copy in inferred.items()}
     sizes = {value: size for value, size in byte_sizes.items() if size is not None}
     most = max(_MOST_GROWTH * room, _MAX_RESULT_BYTES)
-    unsafe = {node for node in nodes if _bytes_of_node(node, sizes) > most}
+    unsafe = {
+        node for node in nodes if sum(sizes.get(v, math.inf) for v in node.outputs if v.name) > most
+    }
     if unsafe:
         nodes = _computable(program, unsafe)
     inside = set(nodes)
@@ -161,7 +151,7 @@ class _Chains:
 
     def __init__(self, nodes: Sequence[ir.Node]) -> None:
         self._order = {node: index for index, node in enumerate(nodes)}
-        self._quantizes = any(node.op_type in _QUANTIZING_OPS for node in nodes)
+        self._quantizes = any(quantizes(node) or dequantizes(node) for node in nodes)
 
     def __contains__(self, node: ir.Node) -> bool:
         return node in self._order
@@ -169,7 +159,7 @@ class _Chains:
     def quantize(self, value: ir.Value) -> bool:
         """Whether a value is computed from a quantized one."""
         return self._quantizes and any(
-            node.op_type in _QUANTIZING_OPS for node in self.of([value], _MAX_CHAIN_NODES)
+            quantizes(node) or dequantizes(node) for node in self.of([value], _MAX_CHAIN_NODES)
         )
 
     def of(self, results: Iterable[ir.Value], most: int | None = None) -> list[ir.Node]:
@@ -250,11 +240,6 @@ def _inferred(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.
     return dict(zip(results, isolated.graph.outputs, strict=True))
 
 
-def _bytes_of_node(node: ir.Node, sizes: Mapping[ir.Value, int]) -> float:
-    """Return the bytes of all results; infinite if unknown."""
-    return sum(sizes.get(value, math.inf) for value in node.outputs if value.name)
-
-
 def _bytes_of_result(value: ir.Value) -> int | None:
     """Return the size of a computed tensor in bytes; None if unknown."""
     if value.shape is None or value.dtype is None or not value.shape.is_static():
@@ -312,7 +297,7 @@ def _computable(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir
             inputs
             and node not in without
             and constants.issuperset(inputs)
-            and node.op_type not in _RANDOM_OPS
+            and not node.op_type.startswith(RANDOM)
             and all(_is_number(value) for value in (*inputs, *node.outputs))
             and _has_kernel(node, opset)
             and not list(bodies_of(node))

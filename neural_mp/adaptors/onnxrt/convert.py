@@ -10,104 +10,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8, VARIANT_OF
-from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt.convert_gru import write_gru
-from neural_mp.adaptors.onnxrt.convert_int8 import (
-    write_kernel,
-    write_mover,
-    write_pointwise,
-    write_pool,
-    write_product,
-)
-from neural_mp.adaptors.onnxrt.convert_n_bits import write_grouped
-from neural_mp.adaptors.onnxrt.fusion import (
+from neural_mp.adaptors.common.tensor_variants import BF16, UINT8, VARIANT_OF
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure, is_table, structure
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.opset import typed_inputs
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, sink_constants
+from neural_mp.adaptors.onnxrt.kernels.ops import row_of, weight_axes
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, runs_natively
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants
+from neural_mp.adaptors.onnxrt.kernels.writers import (
     FusionGroup,
-    GraphStructure,
-    is_pointwise,
-    is_table,
-    structure,
+    write_low_bit_product,
+    write_low_bit_table,
+    write_mover,
 )
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.opset import typed_inputs
-from neural_mp.adaptors.onnxrt.quant_params import store_weight
-from neural_mp.adaptors.onnxrt.subgraphs import in_order, sink_constants
-from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.observations import Range
-from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import ResolvedPlan
-
-#: ONNX Runtime's LSTM with INT8 products, in its `ContribOperators.md`.
-RECURRENT_KERNEL = "DynamicQuantizeLSTM"
-#: Input positions of its weights, as in LSTM, and of their zero points; the scales precede the zero
-#: points.
-RECURRENT_WEIGHTS = ((1, 9), (2, 11))
-
-
-def write_table(variants: Variants, node: ir.Node, config: OpConfig) -> None:
-    """Convert an op that reads rows of a constant table: INT8 rows, each with its own scale.
-
-    Memory bounds such an op, so several standard ops are about as fast as the original.
-    """
-    assert config.weight is not None
-    rows = node.inputs[1]
-    assert rows is not None
-    stored = store_weight(edit.known_array(node.inputs[0]), 0, config.weight)
-    stem = str(node.name)
-    table = variants.shared_constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
-    scales = variants.names.constant(f"{stem}.table/scale", stored.scales.reshape(-1, 1))
-    indices = variants.real(rows)
-    integers = variants.add("Gather", [table, indices], f"{stem}/rows", ir.DataType.INT8)
-    numbers = variants.add(
-        "Cast", [integers], f"{stem}/cast", ir.DataType.FLOAT, {"to": int(ir.DataType.FLOAT)}
-    )
-    steps = variants.add("Gather", [scales, indices], f"{stem}/scales", ir.DataType.FLOAT)
-    result = variants.add("Mul", [numbers, steps], f"{stem}/real", ir.DataType.FLOAT)
-    variants.put(node.outputs[0], FP32, result)
-
-
-def write_recurrent(variants: Variants, node: ir.Node, config: OpConfig) -> None:
-    """Convert a recurrent layer to dynamic quantization of its inputs."""
-    assert config.weight is not None
-    if node.op_type == "GRU":
-        write_gru(variants, node, config.weight)
-        return
-    for position, value in enumerate(node.inputs):
-        if value is not None and position not in dict(RECURRENT_WEIGHTS):
-            node.replace_input_with(position, variants.real(value))
-    stem = str(node.name)
-    for position, zero in RECURRENT_WEIGHTS:
-        prefix = f"{stem}.weight_{position}"
-        # The kernel expects the last two axes of [directions, rows, inputs] transposed.
-        matrices = np.ascontiguousarray(edit.known_array(node.inputs[position]).transpose(0, 2, 1))
-        directions, _, columns = matrices.shape
-        stored = [store_weight(matrix, 1, config.weight) for matrix in matrices]
-        integers = np.stack([weight.integers for weight in stored])
-        edit.put_input(
-            node, position, variants.shared_constant(f"{prefix}/{integers.dtype}", integers)
-        )
-        for index, name, parts in (
-            (zero - 1, "scale", [weight.scales for weight in stored]),
-            (zero, "zero_point", [weight.zero_points for weight in stored]),
-        ):
-            values = np.stack(parts).reshape(directions, columns)
-            edit.put_input(node, index, variants.names.constant(f"{prefix}/{name}", values))
-    node.op_type, node.domain, node.version = RECURRENT_KERNEL, CONTRIB, None
-    node.attributes.pop("layout", None)
 
 
 def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
     """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
     graph = structure(program, model.rejected)
-    variants = Variants(program.graph, graph, plan.flow, ranges)
+    variants = Variants(program.graph, graph.names, plan.flow, ranges)
     writer = _Writer(model, program, graph, plan, variants)
     for name, node in graph.nodes.items():
         writer.write(name, node)
@@ -133,24 +65,14 @@ def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
     (`WeightBiasQuantization`, since 1.21). Plans keep such ops in FP32 mostly for accuracy. A
     DequantizeLinear with a scale per channel is not rewritten.
     """
-    weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] else None
-    if node.domain or weight is None:
+    weight, row = edit.input_of(node, 1), row_of(node)
+    if not row.rounded_by_runtime or weight is None or weight.const_value is None:
         return 0, 0
-    shape = weight.shape.numpy()
-    if node.op_type == "Conv":
-        return 1, shape[1] * node.attributes.get_int("group", 1)
-    if node.op_type == "ConvTranspose":
-        return 1, shape[0]
-    if node.op_type == "Gemm":
-        transposed = node.attributes.get_int("transB", 0)
-        return 1 - node.attributes.get_int("transA", 0), shape[1 if transposed else 0]
-    return 0, 0
-
-
-#: Ops that ONNX Runtime moves a DequantizeLinear of one scale past (`QDQPropagation`).
-_PASSED_BY_DEQUANTIZE = frozenset(
-    ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
-)
+    _, inputs = weight_axes(node)
+    # A transposed convolution has the outputs of one group in its weight, others the inputs.
+    groups = node.attributes.get_int("group", 1) if inputs else 1
+    axis = 1 - node.attributes.get_int("transA", 0)
+    return axis, weight.const_value.shape.numpy()[inputs] * groups
 
 
 @dataclass
@@ -174,14 +96,14 @@ class _Writer:
         weight = self._grouped_weight(name)
         fusion_group = self.structure.fusion_groups.get(name)
         if weight is not None:
-            write_grouped(self.variants, node, weight, self.model.grouped.get(name))
+            write_low_bits = write_low_bit_table if is_table(node) else write_low_bit_product
+            write_low_bits(self.variants, node, weight, self.model.grouped.get(name))
         elif precision is Precision.INT8 and name in self.structure.alone:
-            config = self.plan.plan[name]
-            (write_table if is_table(node) else write_recurrent)(self.variants, node, config)
+            row_of(node).writer(self.variants, FusionGroup(node), self.plan.plan[name])
         elif precision is Precision.INT8 and fusion_group is not None:
             self._write_int8(name, node, fusion_group)
         elif name in self.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
-            write_mover(self.variants, node)
+            write_mover(self.variants, node, row_of(node).fill)
         elif precision.is_16_bit:
             self._write_16_bit(node, VARIANT_OF[precision])
         else:
@@ -209,7 +131,7 @@ class _Writer:
 
     def _leads_to_rounding(self, node: ir.Node) -> bool:
         """Whether ONNX Runtime would round the weight of an op after a quantize-agnostic op."""
-        if node.domain or node.op_type not in _PASSED_BY_DEQUANTIZE:
+        if not row_of(node).passed_by_dequantize:
             return False
         return any(
             use.idx == 0
@@ -226,15 +148,7 @@ class _Writer:
         fused = [str(op.name) for op in fusion_group.members]
         self.done.update(fused)
         self.within.update([name, *fused][:-1])
-        config = self.plan.plan[name]
-        if node.op_type in ("MatMul", "Gemm"):
-            write_product(self.variants, fusion_group, config)
-        elif node.op_type == "ReduceMean":
-            write_pool(self.variants, node)
-        elif is_pointwise(node) and str(fusion_group.tail.name) not in self.plan.flow.int8_outputs:
-            write_pointwise(self.variants, node, config)
-        else:
-            write_kernel(self.variants, fusion_group, config)
+        row_of(node).writer(self.variants, fusion_group, self.plan.plan[name])
 
     def _write_16_bit(self, node: ir.Node, variant: str) -> None:
         provider, opset = self.model.provider, self.model.opset
@@ -301,6 +215,6 @@ class _Writer:
 
 def _wide_axis(value: ir.Value) -> tuple[int, int]:
     """Return an axis of known size above 1 and its size; zeros if there is none."""
-    sizes = [] if value.shape is None else list(value.shape.dims)
-    static = [(axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1]
-    return static[0] if static else (0, 0)
+    sizes = () if value.shape is None else value.shape.dims
+    wide = ((axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1)
+    return next(wide, (0, 0))

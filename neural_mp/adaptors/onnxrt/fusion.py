@@ -5,55 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.onnxrt.constant_folding import is_constant
-from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, is_float32, used_outputs
-from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
-from neural_mp.adaptors.onnxrt.opset import opset_of
-from neural_mp.adaptors.onnxrt.subgraphs import body_inputs, in_order
+from neural_mp.adaptors.onnxrt.graph.edit import array_of, is_float32, used_outputs
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import body_inputs, in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, row_of
+from neural_mp.adaptors.onnxrt.kernels.registry import moves_bytes
+from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, limits
 
-FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
 Step = fusion.Step[ir.Node, ir.Value]
-
-#: Layers with a constant weight as second input.
-LAYERS = ("Conv", "MatMul", "Gemm")
-#: Ops whose integer kernel has scales for inputs and output, e.g. `QLinearAdd`.
-JOINERS = (
-    "Add",
-    "Mul",
-    "Concat",
-    "AveragePool",
-    "GlobalAveragePool",
-    "Sigmoid",
-    "LeakyRelu",
-    "ReduceMean",
-)
-#: Rank of images: samples, channels, two axes of positions.
-_LEAST_IMAGE_RANK = 4
-#: Ops that only move or select values; ONNX Runtime has uint8 kernels of most.
-_AGNOSTIC = (
-    "MaxPool",
-    "Reshape",
-    "Transpose",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Slice",
-    "Split",
-    "Gather",
-    "Expand",
-    "Tile",
-    "DepthToSpace",
-    "SpaceToDepth",
-    "Pad",
-    "Resize",
-    "Identity",
-)
 
 
 @dataclass(frozen=True)
@@ -105,14 +70,16 @@ def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructu
                 parts[tensor] = name
             values[tensor] = value
     sound = {name: node for name, node in nodes.items() if name not in rejected}
-    heads = [node for node in sound.values() if _heads(node)]
+    heads = [node for node in sound.values() if _may_head_group(node)]
     groups = find_fusion_groups(heads, _Kernels(rejected))
     return GraphStructure(
         nodes,
         {str(head.name): group for head, group in groups.items()},
         {str(op.name): str(head.name) for op, head in fused_into(groups.values()).items()},
         frozenset(name for name, node in sound.items() if _moves(node, opset)),
-        frozenset(name for name, node in nodes.items() if is_table(node) or is_recurrent(node)),
+        frozenset(
+            name for name, node in nodes.items() if is_table(node) or has_role(node, Role.RECURRENT)
+        ),
         values,
         {value: tensor for tensor, value in values.items()},
         step_inputs,
@@ -122,64 +89,30 @@ def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructu
 
 def is_table(node: ir.Node) -> bool:
     """Whether an op is a lookup in a constant float32 table, e.g. an embedding."""
-    if node.domain or node.op_type != "Gather":
+    if not has_role(node, Role.TABLE):
         return False
     (table, rows), axis = node.inputs, node.attributes.get_int("axis", 0)
     if axis or rows is None or rows.const_value is not None or not is_float32(table):
         return False
-    if table is None or table.const_value is None:
+    if table is None or table.const_value is None or table.shape is None:
         return False
-    return table.shape is not None and len(table.shape) == 2
+    return len(table.shape) == 2
 
 
-def has_weight(node: ir.Node) -> bool:
-    """Whether an op is a layer with a constant weight."""
-    weight = input_of(node, 1)
-    return node.op_type in LAYERS and weight is not None and weight.const_value is not None
-
-
-def is_recurrent(node: ir.Node) -> bool:
-    """Whether an op is a recurrent layer with integer kernels."""
-    return not node.domain and node.op_type in ("LSTM", "GRU")
-
-
-def _heads(node: ir.Node) -> bool:
-    if node.domain or not is_float32(node.outputs[0]) or not node.inputs:
+def _may_head_group(node: ir.Node) -> bool:
+    """Whether an op may be the first of a kernel with quantized inputs."""
+    if not is_float32(node.outputs[0]) or not node.inputs:
         return False
-    if node.op_type in LAYERS:
+    if has_role(node, Role.LAYER):
         return True
-    if node.op_type == "ReduceMean" and not averages_images(node):
-        return False
-    computed = all(value is not None and value.const_value is None for value in joined(node))
-    return node.op_type in JOINERS and computed and len(used_outputs(node)) == 1
+    operands = kernel_operands(node)
+    computed = all(value is not None and value.const_value is None for value in operands)
+    return has_role(node, Role.JOINING) and computed and len(used_outputs(node)) == 1
 
 
-def joined(node: ir.Node) -> tuple[ir.Value | None, ...]:
-    """Return the inputs of a joining op that its integer kernel reads."""
-    return tuple(node.inputs[:1] if node.op_type == "ReduceMean" else node.inputs)
-
-
-def averages_images(node: ir.Node) -> bool:
-    """Whether a ReduceMean averages all positions of an image: its integer kernel is a pooling."""
-    data, axes_input = node.inputs[0], input_of(node, 1)
-    axes = node.attributes.get_ints("axes", ()) if axes_input is None else array_of(axes_input)
-    if data is None or data.shape is None or axes is None or len(data.shape) < _LEAST_IMAGE_RANK:
-        return False
-    rank = len(data.shape)
-    return sorted(int(axis) % rank for axis in axes) == list(range(2, rank))
-
-
-def is_pointwise(node: ir.Node) -> bool:
-    """Whether an op is a convolution that multiplies each position by one matrix."""
-    weight, numbers = input_of(node, 1), node.attributes
-    if node.op_type != "Conv" or node.domain or weight is None or weight.const_value is None:
-        return False
-    return (
-        set(weight.const_value.shape.numpy()[2:]) == {1}
-        and numbers.get_int("group", 1) == 1
-        and set(numbers.get_ints("strides", [1])) == {1}
-        and not any(numbers.get_ints("pads", [0]))
-    )
+def kernel_operands(node: ir.Node) -> tuple[ir.Value | None, ...]:
+    """Return the inputs of a layer or joining op that its integer kernel reads."""
+    return tuple(node.inputs[: row_of(node).operands])
 
 
 class _Kernels(FusionRules[ir.Node, ir.Value]):
@@ -194,14 +127,14 @@ class _Kernels(FusionRules[ir.Node, ir.Value]):
 
     def bias(self, group: FusionGroup) -> Step | None:
         step = _only_reader(group.tail.outputs[0])
-        if step is None or group.head.op_type != "MatMul":
+        if step is None or row_of(group.head).bias is not None:
             return None
         bias = _bias(group.head, step)
         return Step(BIAS, (step,), bias) if bias is not None else None
 
     def activation(self, group: FusionGroup) -> Step | None:
         step = _only_reader(group.tail.outputs[0])
-        if step is None or group.head.op_type not in ("Conv", "Add") or limits(step) is None:
+        if step is None or not row_of(group.head).fuses_activation or limits(step) is None:
             return None
         if step.name in self._rejected:
             return None
@@ -213,25 +146,6 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
         return None
     (use,) = value.uses()
     return use.node if use.node.graph is value.graph and not use.node.domain else None
-
-
-def limits(node: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of an activation's result; None for other ops."""
-    if node.op_type == "Relu":
-        return 0.0, np.inf
-    if node.op_type != "Clip":
-        return None
-    bounds = [-np.inf, np.inf]
-    for index in (1, 2):
-        bound = input_of(node, index)
-        if bound is None:
-            continue
-        array = array_of(bound)
-        if array is None or array.size != 1:
-            return None
-        bounds[index - 1] = float(array.reshape(()))
-    low, high = bounds
-    return (low, high) if low <= 0 <= high else None
 
 
 def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
@@ -252,19 +166,12 @@ def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
 
 def _moves(node: ir.Node, opset: int) -> bool:
     """Whether an op yields the same on quantized as on float values."""
-    if node.domain or node.op_type not in _AGNOSTIC or not is_float32(node.outputs[0]):
+    if not has_role(node, Role.MOVING) or not is_float32(node.outputs[0]):
         return False
     if node.inputs[0] is None or node.inputs[0].const_value is not None:
         return False
     if any(value is not None and value.const_value is None for value in node.inputs[1:]):
         return False
-    if not moves_bytes(node, opset):
+    if len(used_outputs(node)) > 1 and not row_of(node).moves_several:
         return False
-    if node.op_type == "Resize":
-        transform = node.attributes.get_string("coordinate_transformation_mode")
-        nearest = node.attributes.get_string("mode", "nearest") == "nearest"
-        return nearest and transform != "tf_crop_and_resize"
-    if node.op_type == "Pad":
-        padding = array_of(input_of(node, 2))
-        return padding is None or not padding.any()
-    return node.op_type != "MaxPool" or len(used_outputs(node)) == 1
+    return moves_bytes(node, opset)

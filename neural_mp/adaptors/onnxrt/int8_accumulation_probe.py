@@ -9,9 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
 from neural_mp.adaptors.common.quant_params import Array
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.int8_accumulation import CASES
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.sessions import CPU
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
 
 _OPSET, _IR_VERSION = 17, 9
 #: The quantized value of a convolution's largest sum.

@@ -8,17 +8,29 @@ every combination of op, attributes and reduced shapes once per machine and vers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import onnx
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.runtime_probe import deviations, version_of
-from neural_mp.adaptors.onnxrt.fusion import has_weight, structure
-from neural_mp.adaptors.onnxrt.kernel_check_cases import case_of
-from neural_mp.adaptors.onnxrt.kernel_check_probe import JOINER, LAYER, MOVER
-from neural_mp.adaptors.onnxrt.opset import opset_of
+from neural_mp.adaptors.onnxrt.fusion import structure
+from neural_mp.adaptors.onnxrt.graph.edit import is_float32, used_outputs
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
+from neural_mp.adaptors.onnxrt.kernel_check_probe import (
+    GENERATED,
+    JOINER,
+    LAYER,
+    MOVER,
+    READ,
+    ROLE,
+    SHAPES,
+)
+from neural_mp.adaptors.onnxrt.kernels.ops import has_weight, is_product
 
 #: Must change with the cases or the probe.
 _VERSION = 1
@@ -55,7 +67,7 @@ class KernelCheck:
             else:
                 role = JOINER
             # Products are written as their kernel.
-            if role == LAYER and node.op_type != "Conv":
+            if role == LAYER and is_product(node):
                 continue
             case = case_of(node, role, opset)
             if case is not None:
@@ -72,3 +84,148 @@ def compare_ahead(checks: Iterable[KernelCheck]) -> None:
 def _deviations(cases: Mapping[str, bytes]) -> dict[str, str]:
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
     return deviations(_PROBE, f"{_VERSION} {version}", cases)
+
+
+_IR_VERSION = 8
+#: Sizes of free axes: the first axis; the others, once each: two pairs of remainders.
+_FIRST_SIZE, _OTHER_SIZES = 2, (13, 16)
+#: Shape of an input of unknown rank.
+_UNKNOWN_SHAPE = (2, 6, 13, 14)
+#: Greater sizes are reduced to a size with the same remainder by most strides.
+_MAX_SIZE, _REMAINDER_OF = 48, 24
+#: Maximum number of elements of an input in its own shape.
+_MAX_ELEMENTS = 4_000_000
+#: Maximum number of channels and groups of a layer.
+_MAX_CHANNELS = 16
+
+Shape = tuple[int, ...]
+Dims = tuple[int | None, ...]
+
+
+def case_of(node: ir.Node, role: str, opset: int) -> bytes | None:
+    """Return the case of an op, a serialized model of it; None if no integer op can precede it."""
+    if node.domain or list(bodies_of(node)) or not is_float32(node.outputs[0]):
+        return None
+    fed = [value for value in node.inputs if value is not None and value.const_value is None]
+    kinds = {value.dtype for value in fed}
+    # Arbitrary indices would not be valid.
+    if ir.DataType.FLOAT not in kinds or kinds - {ir.DataType.FLOAT, ir.DataType.BOOL}:
+        return None
+    names = {value: f"x{index}" for index, value in enumerate(dict.fromkeys(_values(node)))}
+    proto = ir.serde.serialize_node(node)
+    del proto.input[:], proto.output[:]
+    proto.name = proto.doc_string = ""
+    proto.ClearField("metadata_props")
+    proto.input.extend("" if value is None else names[value] for value in node.inputs)
+    proto.output.extend(
+        f"y{index}" if value.name else "" for index, value in enumerate(node.outputs)
+    )
+    ordered = sorted(proto.attribute, key=lambda attribute: attribute.name)
+    del proto.attribute[:]
+    if role == LAYER:
+        ordered = [attribute for attribute in ordered if attribute.name != "group"]
+    proto.attribute.extend(ordered)
+    free = [value for value in names if value.const_value is None or _is_generated(node, value)]
+    if role == LAYER:
+        shapes, groups = _layer_shapes(node)
+        proto.attribute.append(onnx.helper.make_attribute("group", groups))
+    else:
+        shapes = list(_shapes([_dims(value) for value in free]))
+    inputs = [
+        onnx.helper.make_tensor_value_info(names[value], int(value.dtype or 0), None)
+        for value in free
+    ]
+    constants = [
+        onnx.numpy_helper.from_array(value.const_value.numpy(), names[value])
+        for value in names
+        if value not in free and value.const_value is not None
+    ]
+    graph = onnx.helper.make_graph([proto], "op", inputs, [], constants)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=_IR_VERSION
+    )
+    details: Mapping[str, object] = {
+        ROLE: role,
+        SHAPES: shapes,
+        READ: [f"y{node.outputs.index(value)}" for value in used_outputs(node)],
+        GENERATED: [names[value] for value in free if value.const_value is not None],
+    }
+    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in details.items()})
+    return model.SerializeToString(deterministic=True)
+
+
+def _values(node: ir.Node) -> Iterator[ir.Value]:
+    return (value for value in node.inputs if value is not None)
+
+
+def _is_generated(node: ir.Node, value: ir.Value) -> bool:
+    """Whether the values of a constant are of no importance; those of Resize are sizes."""
+    constant = value.const_value
+    return (
+        constant is not None
+        and is_float32(value)
+        and constant.size > 1
+        and node.op_type != "Resize"
+    )
+
+
+def _dims(value: ir.Value) -> Dims:
+    if value.const_value is not None:
+        return tuple(value.const_value.shape.numpy())
+    if value.shape is None:
+        return _UNKNOWN_SHAPE
+    return tuple(size if isinstance(size, int) else None for size in value.shape)
+
+
+def _shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:
+    """Yield the shapes to run, each with alternatives: those which the op accepts count.
+
+    Reduced shapes come first, as they take less time and apply to more models.
+    """
+    is_free = any(size is None for dims in given for size in dims[1:])
+    for extent in _OTHER_SIZES if is_free else _OTHER_SIZES[:1]:
+        whole = [
+            tuple(
+                size if size is not None else (extent if axis else _FIRST_SIZE)
+                for axis, size in enumerate(dims)
+            )
+            for dims in given
+        ]
+        rank = max(map(len, whole))
+        reduced = [
+            tuple(
+                min(size, _FIRST_SIZE) if rank > 2 and len(shape) == rank and not axis else size
+                for axis, size in enumerate(map(_reduced, shape))
+            )
+            for shape in whole
+        ]
+        alternatives = [reduced, whole] if whole != reduced else [whole]
+        yield [shapes for shapes in alternatives if max(map(_count, shapes)) <= _MAX_ELEMENTS]
+
+
+def _reduced(size: int) -> int:
+    return size if size <= _MAX_SIZE else _REMAINDER_OF + size % _REMAINDER_OF
+
+
+def _count(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _layer_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:
+    """Return the shapes of a convolution's data, weight and bias with few channels, and groups."""
+    data, weight, *bias = _values(node)
+    assert weight.const_value is not None
+    outputs, inputs, *window = weight.const_value.shape.numpy()
+    groups = node.attributes.get_int("group", 1)
+    few = min(groups, _MAX_CHANNELS)
+    out_channels = few * min(outputs // groups, _MAX_CHANNELS)
+    in_channels = min(inputs, _MAX_CHANNELS)
+    constants: list[Shape] = [(out_channels, in_channels, *window), *[(out_channels,)] * len(bias)]
+    dims = _dims(data) if data.shape is not None else (None,) * (2 + len(window))
+    return [
+        [[(_FIRST_SIZE, few * in_channels, *shapes[0][2:]), *constants] for shapes in alternatives]
+        for alternatives in _shapes([dims])
+    ], few

@@ -1,4 +1,4 @@
-"""Constants of layers, for rescaling by channel."""
+"""Constants of layers: for rescaling by channel, and with the tensors that they multiply."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.optional import StoredLayer
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.weights.layer_windows import Window
-from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt.fusion import LAYERS, GraphStructure, structure
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure, is_table, structure
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.edit import known_array
+from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, is_product, row_of, weight_axes
+from neural_mp.adaptors.onnxrt.kernels.writers import matrix_and_bias
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-
-_NORM = "LayerNormalization"
+from neural_mp.util.pytree import Array
 
 
 def layer_params(model: OnnxModel) -> dict[str, LayerParams]:
@@ -35,30 +38,31 @@ def _layer(graph: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
         value = edit.input_of(node, scales)
         return LayerParams(name, lambda: edit.known_array(value).reshape(-1))
     value, numbers = edit.input_of(node, 1), node.attributes
-    if node.domain or node.op_type not in (*LAYERS, _NORM) or value is None:
+    is_norm = node.op_type == "LayerNormalization" and not node.domain
+    if not (is_norm or has_role(node, Role.LAYER)) or value is None:
         return None
     if value.const_value is None or value.shape is None:
         return None
     weight, axes = partial(edit.known_array, value), len(value.shape)
-    across = node.op_type == "Conv" or bool(numbers.get_int("transB", 0))
-    if node.op_type != "MatMul" and not _has_plain_bias(node, value.shape[0 if across else -1]):
+    has_bias, (outputs, inputs) = row_of(node).bias is not None, weight_axes(node)
+    if has_bias and not _has_plain_bias(node, value.shape[outputs]):
         return None
-    if node.op_type == _NORM:
+    if is_norm:
         return LayerParams(name, weight) if axes == 1 else None
-    if node.op_type == "Conv":
+    if not is_product(node):
         groups = numbers.get_int("group", 1)
         window = _window(node, axes - 2)
         return LayerParams(name, weight, 0, 1, groups, 1 - axes, pooled=True, window=window)
-    if node.op_type == "Gemm":
+    if has_bias:
         factors = numbers.get_float("alpha", 1.0), numbers.get_float("beta", 1.0)
         if numbers.get_int("transA", 0) or factors != (1, 1):
             return None
-        return LayerParams(name, weight, outputs=0 if across else 1, inputs=1 if across else 0)
+        return LayerParams(name, weight, outputs=outputs, inputs=inputs)
     group = graph.fusion_groups.get(name)
     if axes != 2 or group is None:
         return None
     result = str(group.tail.name) if group.bias is not None else name
-    return LayerParams(result, weight, outputs=1, inputs=0, shifts=group.bias is not None)
+    return LayerParams(result, weight, outputs, inputs, shifts=group.bias is not None)
 
 
 def _window(node: ir.Node, axes: int) -> Window:
@@ -135,10 +139,29 @@ def _change(
 
 def _bias_place(graph: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
     """Return the node that reads the bias and the position; for MatMul, the Add after it."""
-    if node.op_type != "MatMul":
-        return node, 2
+    position = row_of(node).bias
+    if position is not None:
+        return node, position
     step = graph.fusion_groups[name].bias
     if step is None:
         return None, 0
     (addition,) = step.ops
     return addition, list(addition.inputs).index(step.operand)
+
+
+def stored_layers(model: OnnxModel) -> dict[str, StoredLayer]:
+    """Return op → its weight and the tensor that it reads."""
+    stored = {}
+    for name, node in model.structure.nodes.items():
+        if is_table(node):
+            stored[name] = StoredLayer(partial(known_array, node.inputs[0]))
+        elif name in model.structure.fusion_groups and is_product(node):
+            tensor = model.structure.names.get(node.inputs[0]) if node.inputs[0] else None
+            weight = node.inputs[1]
+            if tensor is not None and weight is not None and weight.const_value is not None:
+                stored[name] = StoredLayer(partial(_weight, node), tensor)
+    return stored
+
+
+def _weight(node: ir.Node) -> Array:
+    return np.ascontiguousarray(matrix_and_bias(node)[0].T)

@@ -1,4 +1,7 @@
-"""Loading of a model: path or object → canonicalized graph with its signature."""
+"""Loading of a model: path or object → canonicalized graph with its signature.
+
+Every rewriting of a model is compared with a run of the original graph.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,29 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
+from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
-from neural_mp.adaptors.onnxrt.external_data import read_without_weights
-from neural_mp.adaptors.onnxrt.file_checks import check_model
-from neural_mp.adaptors.onnxrt.graph_edit import (
+from neural_mp.adaptors.onnxrt.graph.edit import (
     GraphNames,
     correct_declarations,
     name_nodes,
     tensors_in,
 )
+from neural_mp.adaptors.onnxrt.graph.external_data import read_without_weights
+from neural_mp.adaptors.onnxrt.graph.file_checks import check_model
+from neural_mp.adaptors.onnxrt.graph.opset import LEAST_OPSET, opset_of
+from neural_mp.adaptors.onnxrt.graph.protos import program_from, save_program, without_sparse
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
-from neural_mp.adaptors.onnxrt.map_types import program_from, save_program
+from neural_mp.adaptors.onnxrt.kernels.ops import FLOAT_RECURRENT
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
-from neural_mp.adaptors.onnxrt.reference_run import Reference
-from neural_mp.adaptors.onnxrt.sessions import CPU, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.source_quantization import dequantize_source
-from neural_mp.adaptors.onnxrt.sparse import without_sparse
 from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
-from neural_mp.adaptors.onnxrt.subgraphs import in_order
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
+from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
@@ -76,7 +80,7 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
 def left_alone(program: ir.Model) -> list[str]:
     """Return a note about recurrent layers without an integer kernel, in any graph."""
     nodes = (node for node in in_order(program.graph) if not node.domain)
-    slow = (node.op_type for node in nodes if node.op_type == "RNN")
+    slow = (node.op_type for node in nodes if node.op_type in FLOAT_RECURRENT)
     return list(stays_in_fp32(slow, "", "ONNX Runtime has no integer kernel for it"))
 
 
@@ -326,3 +330,100 @@ def _keep_outputs(program: ir.Model, signature: Signature) -> None:
     outputs = signature.output_tensors
     for value in [v for v in program.graph.outputs if v.name not in outputs]:
         program.graph.outputs.remove(value)
+
+
+#: Samples on which a canonicalized graph is run next to the original.
+_COMPARED_SAMPLES = 2
+#: Largest difference of equal outputs, relative to their largest value.
+_TOLERANCE = 1e-3
+#: Largest noise, over the signal, of a model that is quantized already.
+_MAX_SOURCE_NSR = 0.1
+#: Relative change of inputs that only rounding would show.
+_NUDGE_RATIO = 2.0**-20
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The results of the original graph on a few samples.
+
+    Attributes:
+        given: the original graph.
+        feeds: the samples.
+        outputs: the tensors to compare.
+        results: their values; None if the original fails, e.g. on synthetic inputs.
+    """
+
+    given: ir.Model
+    feeds: dict[str, Array]
+    outputs: list[str]
+    results: list[Any] | None
+
+    @classmethod
+    def of(
+        cls, original: Runner, given: ir.Model, signature: Signature, feeds: dict[str, Array]
+    ) -> Reference:
+        """Run the original graph on the first samples of a batch."""
+        few = next(in_parts(feeds, signature.samples(feeds), _COMPARED_SAMPLES))
+        outputs = signature.output_tensors
+        try:
+            return cls(given, few, outputs, original(few, outputs))
+        except ConversionError:
+            return cls(given, few, outputs, None)
+
+    def check(self, prepared: Runner, folder: Path | None, provider: str) -> None:
+        """Check that a rewritten graph yields the same.
+
+        Raises:
+            ConversionError: the rewritten graph fails, or its outputs differ.
+        """
+        if self.results is None:
+            return
+        outputs = prepared(self.feeds, self.outputs)
+        if not _are_close(outputs, self.results) and self._is_stable(folder, provider):
+            raise ConversionError("the outputs differ")
+
+    def is_near(self, bare: Runner) -> bool:
+        """Whether a graph without the model's quantization yields the same, up to its noise."""
+        if self.results is None:
+            return True
+        outputs = bare(self.feeds, self.outputs)
+        for result, expected in zip(float_arrays(outputs), float_arrays(self.results), strict=True):
+            error, signal = np.square(result - expected).sum(), np.square(expected).sum()
+            if not error <= _MAX_SOURCE_NSR * signal:
+                return False
+        return True
+
+    def _is_stable(self, folder: Path | None, provider: str) -> bool:
+        """Whether the original graph yields the same after a change of rounding.
+
+        Random ops never do, and a sorted or thresholded output may not.
+        """
+        nudged = {name: _nudged(array) for name, array in self.feeds.items()}
+        optimized = Runner(self.given, folder, provider)
+        return self.results is not None and _are_close(
+            optimized(nudged, self.outputs), self.results
+        )
+
+
+def _are_close(actual: Any, expected: Any) -> bool:
+    """Whether outputs agree, including the tensors within sequences and maps."""
+    pairs = list(zip(tree_leaves(actual), tree_leaves(expected), strict=False))
+    is_complete = len(pairs) == len(tree_leaves(actual)) == len(tree_leaves(expected))
+    return is_complete and all(_is_close(np.asarray(a), np.asarray(b)) for a, b in pairs)
+
+
+def _is_close(actual: Array, expected: Array) -> bool:
+    """Whether two arrays agree up to rounding, relative to the largest value."""
+    if actual.shape != expected.shape:
+        return False
+    if expected.dtype.kind not in "fV":  # bfloat16 is of kind V in numpy
+        return bool(np.array_equal(actual, expected))
+    output, target = actual.astype(np.float64), expected.astype(np.float64)
+    largest = np.abs(target, where=np.isfinite(target), out=np.zeros_like(target)).max(initial=0.0)
+    return np.allclose(output, target, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
+
+
+def _nudged(value: Any) -> Any:
+    """Return floats changed in their last bits; other inputs unchanged."""
+    is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return value * value.dtype.type(1 + _NUDGE_RATIO) if is_float else value

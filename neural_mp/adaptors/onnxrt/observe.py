@@ -1,4 +1,4 @@
-"""Tensors of a run: calibration statistics, results of ops and the first NaN or Inf."""
+"""Tensors of a run: calibration statistics, results of ops, and the first that deviates."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from neural_mp.adaptors.common.calibration import BatchStats, in_source_range, summarized
 from neural_mp.adaptors.common.example_inputs import in_parts
+from neural_mp.adaptors.common.fusion_check import first_different
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
     OutputLocation,
@@ -25,10 +26,10 @@ from neural_mp.adaptors.common.op_outputs import (
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt import subgraph_outputs
 from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
-from neural_mp.adaptors.onnxrt.graph import build_graph
-from neural_mp.adaptors.onnxrt.graph_edit import is_tensor, parts_of
-from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.sessions import ALL, PLAIN, Runner
+from neural_mp.adaptors.onnxrt.graph.edit import is_tensor, parts_of
+from neural_mp.adaptors.onnxrt.graph.sessions import ALL, PLAIN, Runner
+from neural_mp.adaptors.onnxrt.kernels.ops import row_of
+from neural_mp.adaptors.onnxrt.model import OnnxModel, build_graph
 from neural_mp.adaptors.onnxrt.source_quantization import source_range
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
@@ -39,8 +40,6 @@ from neural_mp.util.pytree import float_arrays
 _FETCHED_BYTES = 32 << 20
 #: Sample limit for batches that are not split.
 _WHOLE = sys.maxsize
-#: Ops with channels on axis 1; for all others, the last axis is assumed.
-_CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
 #: Types of tensors that may hold NaN or Inf.
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 
@@ -206,10 +205,8 @@ def _floats(output: object) -> list[Array]:
 
 
 def _channels_second(value: ir.Value) -> bool:
-    readers = [use.node.op_type for use in value.uses()]
-    producer = value.producer()
-    neighbours = [*readers, *([producer.op_type] if producer is not None else [])]
-    return any(op in _CHANNELS_SECOND for op in neighbours)
+    neighbours = [value.producer(), *(use.node for use in value.uses())]
+    return any(node is not None and row_of(node).channels_second for node in neighbours)
 
 
 def _samples_alone(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) -> list[_Results]:
@@ -319,3 +316,19 @@ def op_outputs(
 def _in_own_type(array: Array, value: ir.Value) -> Array:
     """Return the values of a body, recorded in float32, in their own type."""
     return array if value.dtype is None else array.astype(value.dtype.numpy(), copy=False)
+
+
+def unoptimized_outputs(model: OnnxModel, inputs: Any) -> list[Any]:
+    """Return the outputs of a run without optimizations."""
+    feeds = model.signature.bind(inputs)
+    return model.session(model.runs, level=PLAIN)(feeds, model.signature.output_tensors)
+
+
+def first_deviating(model: OnnxModel, inputs: Any) -> str | None:
+    """Return the first op whose result depends on the optimizations.
+
+    A kernel that runs several ops has one result, that of the last.
+    """
+    ops = list(model.results)
+    unfused, fused = (op_outputs(model, ops, level)(inputs) for level in (PLAIN, ALL))
+    return first_different(ops, unfused, fused)

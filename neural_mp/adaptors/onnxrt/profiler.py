@@ -1,11 +1,15 @@
-"""Kernels and times of ops, from ONNX Runtime's own profiler."""
+"""Kernels and times of ops, from ONNX Runtime's own profiler and its optimized graph.
+
+Kernels that ONNX Runtime fuses, inlines or inserts are attributed by the optimized graph.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,10 +17,16 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.fused_kernels import fused_owners, nodes_of
-from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph.edit import SIXTEEN_BITS, tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.kernels.n_bits import PRODUCT, multiplies_integers
+from neural_mp.adaptors.onnxrt.kernels.ops import (
+    CONVERSIONS,
+    INTEGER_KERNELS,
+    RUNS_GRAPHS,
+    has_weight,
+    row_of,
+)
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.n_bits import PRODUCT, multiplies_integers
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
@@ -27,8 +37,6 @@ logger = logging.getLogger(__name__)
 _MAX_WRITTEN_BYTES = 1 << 30
 #: Suffix of kernel times after the node name.
 _SUFFIX = "_kernel_time"
-#: Kernels whose time includes that of others.
-_RUN_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
 #: Additions of ONNX Runtime to the name of a node or its result in a kernel name, also in bodies of
 #: functions, e.g. SequenceMap; and of its fusions, e.g. `fused fc/MatMulAddFusion`.
 _DECORATION = re.compile(
@@ -90,7 +98,7 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
         if running:
             around, own = running[-1]
             running[-1] = around, max(own - kernel["dur"], 0.0)
-        if kernel["args"].get("op_name") in _RUN_GRAPHS:
+        if kernel["args"].get("op_name") in RUNS_GRAPHS:
             running.append((kernel, float(kernel["dur"])))
         else:
             yield kernel, float(kernel["dur"])
@@ -130,17 +138,13 @@ def _owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
     owners: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
-        if conversions or op == name or node.op_type not in (*_CONVERSIONS, "Transpose"):
+        if conversions or op == name or node.op_type not in (*CONVERSIONS, "Transpose"):
             owners[name] = op
             for value in node.outputs:
                 owners.setdefault(str(value.name), op)
     return owners
 
 
-#: Kernels with INT8 products, whether their inputs are float or quantized.
-_INTEGER = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantize")
-#: Ops that convert between variants of a tensor.
-_CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _PRECISIONS = {
     "float": Precision.FP32,
     "double": Precision.FP32,
@@ -169,7 +173,15 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in executed)}
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
-    ran = {op: op_trace(kernels, requested.get(op)) for op, kernels in executed.items()}
+    # Without a weight, an integer kernel rounds nothing that is not quantized already.
+    equal = {
+        model.ops.get(op, op)
+        for op, node in nodes.items()
+        if row_of(node).kernel and not has_weight(node)
+    }
+    ran = {
+        op: op_trace(kernels, requested.get(op), op in equal) for op, kernels in executed.items()
+    }
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
@@ -177,7 +189,7 @@ def _kernel(details: Mapping[str, Any], multiplies_integers: bool) -> TracedKern
     name = str(details["op_name"])
     types = [kind for tensor in details["input_type_shape"] for kind in tensor]
     reads_bytes = any(kind in _BYTES for kind in types)
-    if name.startswith(_INTEGER) or (name == PRODUCT and multiplies_integers):
+    if name.startswith(INTEGER_KERNELS) or (name == PRODUCT and multiplies_integers):
         return TracedKernel(name, Precision.INT8, True)
     if types and types[0] in _BYTES:
         return TracedKernel(name, None, True)
@@ -199,7 +211,7 @@ def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
             kind = SIXTEEN_BITS.get(ir.DataType(node.attributes.get_int("to", 1)))
             if kind is not None and node.inputs[0] is not None:
                 rounded[node.inputs[0]] = formats[node.outputs[0]] = kind
-        elif node.op_type not in _CONVERSIONS:
+        elif node.op_type not in CONVERSIONS:
             working[model.ops.get(name, name)] = node.outputs[0]
             inputs = [kind for v in node.inputs if v and (kind := formats.get(v) or _stored_in(v))]
             if inputs:
@@ -212,3 +224,81 @@ def _stored_in(value: ir.Value) -> Precision | None:
     """Return the 16-bit precision of a constant; None for other values."""
     constant = value.const_value
     return None if constant is None else SIXTEEN_BITS.get(ir.DataType(constant.dtype))
+
+
+def nodes_of(file: Path) -> list[onnx.NodeProto]:
+    """Return the nodes of an optimized graph; empty if the runtime could not write the file."""
+    if not file.exists():
+        return []
+    return list(onnx.load(file, load_external_data=False).graph.node)
+
+
+def fused_owners(
+    kernels: Iterable[Mapping[str, Any]],
+    nodes: Sequence[onnx.NodeProto],
+    owners: Mapping[str, str],
+) -> dict[str, str]:
+    """Return name of a kernel → op, for kernels that ONNX Runtime has named.
+
+    A kernel counts towards the op that writes its result, or else towards the next op after it: a
+    fused kernel writes the result of its last op, and an inlined function that of its op.
+
+    Args:
+        kernels: the profiler's events of the kernels of unknown ops, in one run.
+        nodes: the nodes of the optimized graph.
+        owners: name of a tensor → its op.
+    """
+    readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in nodes:
+        for value in node.input:
+            readers[value].append(node)
+    named = {node.name: node for node in nodes if node.name}
+    unnamed: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in nodes:
+        if not node.name:
+            unnamed[node.op_type].append(node)
+    ops = {}
+    for name, node in _matched(kernels, named, unnamed):
+        op = _owner(node, readers, owners)
+        if op is not None:
+            ops[name] = op
+    return ops
+
+
+def _matched(
+    kernels: Iterable[Mapping[str, Any]],
+    named: Mapping[str, onnx.NodeProto],
+    unnamed: Mapping[str, Sequence[onnx.NodeProto]],
+) -> Iterator[tuple[str, onnx.NodeProto]]:
+    """Yield name of a kernel and its node; kernels of nodes without a name have a number."""
+    numbered: dict[str, dict[int, str]] = defaultdict(dict)
+    for kernel in kernels:
+        name, details = str(kernel["name"]).removesuffix("_kernel_time"), kernel["args"]
+        if name in named:
+            yield name, named[name]
+        elif name == f"{details['op_name']}_{details.get('node_index')}":
+            numbered[details["op_name"]][int(details["node_index"])] = name
+    for kind, by_number in numbered.items():
+        # Functions are inlined in the order of the graph.
+        if len(by_number) == len(unnamed[kind]):
+            names = (by_number[number] for number in sorted(by_number))
+            yield from zip(names, unnamed[kind], strict=True)
+
+
+def _owner(
+    node: onnx.NodeProto,
+    readers: Mapping[str, Sequence[onnx.NodeProto]],
+    owners: Mapping[str, str],
+) -> str | None:
+    """Return the op of the first known result of a node or of those after it."""
+    waiting, visited = [node], set[str]()
+    while waiting:
+        current = waiting.pop(0)
+        for value in current.output:
+            if value in owners:
+                return owners[value]
+        for value in current.output:
+            if value not in visited:
+                visited.add(value)
+                waiting += readers.get(value, ())
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,26 +11,12 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL, RECURRENT_WEIGHTS
+from neural_mp.adaptors.onnxrt.graph import edit
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import KERNEL_WEIGHTS, Role, dequantizes, has_role
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import unsigned
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.quant_params import unsigned
-from neural_mp.adaptors.onnxrt.subgraphs import in_order
 from neural_mp.core.int8_accumulation import KernelKind
-
-#: Op with INT8 products → positions of its weights, each with that of its zero point.
-_KERNELS: Mapping[str, tuple[tuple[int, int], ...]] = {
-    "QLinearConv": ((3, 5),),
-    "ConvInteger": ((1, 3),),
-    "QLinearMatMul": ((3, 5),),
-    "MatMulInteger": ((1, 3),),
-    "MatMulIntegerToFloat": ((1, 5),),
-    "DynamicQuantizeMatMul": ((1, 3),),
-    "QGemm": ((3, 5),),
-    RECURRENT_KERNEL: RECURRENT_WEIGHTS,
-}
-#: Ops that ONNX Runtime fuses with DequantizeLinear inputs into integer kernels.
-_FUSED = ("Conv", "MatMul", "Gemm")
 
 
 @dataclass(frozen=True)
@@ -72,7 +58,7 @@ def _zero_points(usage: _Read, integers: Array) -> Array:
     array = edit.array_of(edit.input_of(node, usage.zero_point))
     if array is not None:
         return array
-    scales = edit.array_of(node.inputs[1]) if node.op_type == "DequantizeLinear" else None
+    scales = edit.array_of(node.inputs[1]) if dequantizes(node) else None
     return np.zeros(scales.shape if scales is not None else (), integers.dtype)
 
 
@@ -80,10 +66,10 @@ def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
     """Yield the signed weights of INT8 products, once per node that reads them."""
     for node in in_order(graph):
         multiplying: ir.Node | None = node
-        positions = _KERNELS.get(node.op_type, ())
-        if node.op_type == "DequantizeLinear":
+        positions = KERNEL_WEIGHTS.get(node.op_type, ())
+        if dequantizes(node):
             users = (user for user, position in node.outputs[0].uses() if position == 1)
-            fused = (user for user in users if user.op_type in _FUSED and _reads_bytes(user))
+            fused = (user for user in users if has_role(user, Role.LAYER) and _reads_bytes(user))
             positions, multiplying = ((0, 2),), next(fused, None)
         if multiplying is None:
             continue
@@ -97,7 +83,7 @@ def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
 
 def _reads_bytes(node: ir.Node) -> bool:
     source = node.inputs[0].producer() if node.inputs[0] is not None else None
-    return source is not None and source.op_type == "DequantizeLinear"
+    return source is not None and dequantizes(source)
 
 
 def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:

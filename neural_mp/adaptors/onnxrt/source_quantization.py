@@ -13,32 +13,13 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of, input_of
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.subgraphs import in_order
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of, input_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
+from neural_mp.adaptors.onnxrt.kernels import ops
 from neural_mp.core.observations import Range
 
 #: Keys in the `meta` of a value, of its range, and of a node, of the mark that it ran in integers.
 _RANGE, _IN_INTEGERS = "neural_mp.source_range", "neural_mp.in_integers"
-#: Ops that move integers as they do floats, with their data as first input.
-_MOVERS = frozenset(
-    [
-        "MaxPool",
-        "Reshape",
-        "Transpose",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Slice",
-        "Gather",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "Identity",
-    ]
-)
-#: Ops whose results are never negative, and ops that keep this property of their first input.
-_NON_NEGATIVE = frozenset(["Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus"])
-_KEEPS_SIGN = _MOVERS | {"AveragePool", "GlobalAveragePool", "ReduceMean", "GlobalMaxPool"}
 
 
 @dataclass(frozen=True)
@@ -64,9 +45,9 @@ def source_range(value: ir.Value) -> Range | None:
 
 
 def ran_in_integers(node: ir.Node) -> bool:
-    """Whether the given model quantizes the inputs of an op."""
+    """Whether the given model ops.quantizes the inputs of an op."""
     source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    return _IN_INTEGERS in node.meta or (source is not None and _is(source, "DequantizeLinear"))
+    return _IN_INTEGERS in node.meta or (source is not None and ops.dequantizes(source))
 
 
 def dequantize_source(program: ir.Model, names: GraphNames) -> bool:
@@ -76,7 +57,7 @@ def dequantize_source(program: ir.Model, names: GraphNames) -> bool:
     """
     bypassed = False
     for node in list(in_order(program.graph)):
-        data = node.inputs[0] if _is(node, "QuantizeLinear") else None
+        data = node.inputs[0] if ops.quantizes(node) else None
         parameters = _parameters(node) if data is not None else None
         if data is None or parameters is None or data.const_value is not None:
             continue
@@ -103,7 +84,7 @@ def _bypass(node: ir.Node, data: ir.Value, parameters: _Parameters, names: Graph
 def _read_float(quantized: ir.Value, value: ir.Value, parameters: _Parameters, whole: bool) -> None:
     """Replace a quantized tensor by a float one where it is dequantized, or moved until there."""
     for use in list(quantized.uses()):
-        if _is(use.node, "DequantizeLinear"):
+        if ops.dequantizes(use.node):
             if use.idx == 0 and _undoes(use.node, parameters):
                 _replace(use.node.outputs[0], value)
         elif whole:
@@ -153,7 +134,9 @@ def _after_relu(node: ir.Node, data: ir.Value, names: GraphNames) -> ir.Value:
 
 def _is_non_negative(value: ir.Value) -> bool:
     producer = value.producer()
-    while producer is not None and not producer.domain and producer.op_type in _KEEPS_SIGN:
+    while producer is not None and (
+        _moves_any_value(producer) or (not producer.domain and producer.op_type in ops.KEEPS_SIGN)
+    ):
         (source, *_) = producer.inputs
         producer = None if source is None else source.producer()
     if producer is None or producer.domain:
@@ -161,7 +144,7 @@ def _is_non_negative(value: ir.Value) -> bool:
     if producer.op_type == "Clip":
         least = array_of(input_of(producer, 1))
         return least is not None and bool((least >= 0).all())
-    return producer.op_type in _NON_NEGATIVE
+    return producer.op_type in ops.NON_NEGATIVE
 
 
 def _is_dequantized(quantized: ir.Value, parameters: _Parameters) -> bool:
@@ -172,8 +155,7 @@ def _is_dequantized(quantized: ir.Value, parameters: _Parameters) -> bool:
         _undoes(use.node, parameters)
         or (
             use.idx == 0
-            and not use.node.domain
-            and use.node.op_type in _MOVERS
+            and _moves_any_value(use.node)
             and len(use.node.outputs) == 1
             and _is_dequantized(use.node.outputs[0], parameters)
         )
@@ -182,12 +164,12 @@ def _is_dequantized(quantized: ir.Value, parameters: _Parameters) -> bool:
 
 
 def _undoes(node: ir.Node, parameters: _Parameters) -> bool:
-    """Whether a node dequantizes with the parameters of the quantization."""
-    return _is(node, "DequantizeLinear") and _parameters(node) == parameters
+    """Whether a node ops.dequantizes with the parameters of the quantization."""
+    return ops.dequantizes(node) and _parameters(node) == parameters
 
 
-def _is(node: ir.Node, op: str) -> bool:
-    return node.op_type == op and node.domain in ("", CONTRIB)
+def _moves_any_value(node: ir.Node) -> bool:
+    return ops.has_role(node, ops.Role.MOVING) and ops.row_of(node).fill is None
 
 
 def _parameters(node: ir.Node) -> _Parameters | None:
@@ -195,7 +177,7 @@ def _parameters(node: ir.Node) -> _Parameters | None:
     scale, zero = array_of(input_of(node, 1)), array_of(input_of(node, 2))
     if scale is None or scale.size != 1 or (input_of(node, 2) is not None and zero is None):
         return None
-    value = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+    value = node.outputs[0] if ops.quantizes(node) else node.inputs[0]
     third = input_of(node, 2)
     dtype = third.dtype if third is not None else None
     dtype = dtype or (value.dtype if value is not None else None) or ir.DataType.UINT8

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
-from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, is_tensor, parts_of
-from neural_mp.adaptors.onnxrt.opset import opset_of
-from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, runners
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_tensor, parts_of
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, runners
 
 #: The first opset with sequences.
 _HAS_SEQUENCES = 11
@@ -71,7 +71,8 @@ def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.V
         while isinstance(graph, ir.Graph) and graph is not program.graph:
             around.append(parents[graph])
             graph = parents[graph].graph
-        if around and (opset < _HAS_SEQUENCES or not _is_numbers(value)):
+        is_numeric = is_tensor(value) and value.dtype is not ir.DataType.STRING
+        if around and (opset < _HAS_SEQUENCES or not is_numeric):
             return False
         if around and around[0].op_type == "Scan":
             if value.shape is None:
@@ -82,11 +83,6 @@ def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.V
         return all(node.op_type in _TAKE_SEQUENCES for node in around)
 
     return {name: value for name, value in values.items() if is_visible(value)}
-
-
-def _is_numbers(value: ir.Value) -> bool:
-    """Whether a value may be a numeric tensor; unknown types count as such."""
-    return is_tensor(value) and value.dtype is not ir.DataType.STRING
 
 
 def arrays_in(output: object) -> list[Array]:

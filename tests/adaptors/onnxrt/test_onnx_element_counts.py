@@ -7,7 +7,7 @@ import pytest
 
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.onnxrt.sessions import Runner
+from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 
 _BATCH = np.random.default_rng(0).standard_normal((6, 4), dtype=np.float32)
 

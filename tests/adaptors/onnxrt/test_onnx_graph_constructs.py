@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 from onnx_bodies import draw
 from onnx_nets import Converted, graph, op, run
 
-from neural_mp.adaptors.onnxrt.sessions import RUNS_LAYERS_BEFORE_BRANCHES
+from neural_mp.adaptors.onnxrt.graph.sessions import RUNS_LAYERS_BEFORE_BRANCHES
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise
 

@@ -6,8 +6,8 @@ from onnx_nets import Converted, graph, op, run
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt import kernel_check_probe
+from neural_mp.adaptors.onnxrt.graph.sessions import PLAIN, Runner
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
-from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.testing import signal_to_noise

@@ -11,7 +11,7 @@ from onnx import parser
 from onnx_nets import run
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.onnxrt.sessions import Runner
+from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 
 ADAPTOR = OnnxRuntimeAdaptor()
 X = np.ones((2, 4), np.float32)

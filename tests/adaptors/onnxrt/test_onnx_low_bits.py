@@ -13,8 +13,8 @@ from onnx_words import HIDDEN, IDS, WEIGHTS, WIDTH, draw, plan_of, words
 
 import neural_mp
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.onnxrt import n_bits
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.kernels import n_bits
 from neural_mp.core.precision import Precision
 from neural_mp.errors import PlanError
 

@@ -7,7 +7,7 @@ from onnx import helper
 from onnx_nets import Converted, graph, op
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.onnxrt.file_checks import check_model
+from neural_mp.adaptors.onnxrt.graph.file_checks import check_model
 from neural_mp.errors import ModelLoadError
 
 

@@ -14,7 +14,7 @@ from onnx_nets import MACHINE, Converted, as_onnx, graph, kernels, op, run
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
-from neural_mp.adaptors.onnxrt.map_types import program_from
+from neural_mp.adaptors.onnxrt.graph.protos import program_from
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
 from neural_mp.testing import signal_to_noise

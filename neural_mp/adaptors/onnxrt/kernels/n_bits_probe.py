@@ -20,9 +20,9 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     Quantizer,
     rounded_inputs,
 )
-from neural_mp.adaptors.onnxrt import n_bits
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.sessions import CPU
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU
+from neural_mp.adaptors.onnxrt.kernels import n_bits
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
 from neural_mp.core.enums import KernelInputs
 from neural_mp.util.pytree import Array
 

@@ -11,12 +11,14 @@ from functools import lru_cache
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.opset import takes, types_of, version_in, version_of
+from neural_mp.adaptors.onnxrt.graph.opset import takes, types_of, version_in, version_of
 
 logger = logging.getLogger(__name__)
 
 #: The domain of ONNX Runtime's own operators.
 CONTRIB = "com.microsoft"
+#: ONNX Runtime's INT8 matrix product with float output, and its LSTM with INT8 products.
+INT8_PRODUCT, INT8_LSTM = "MatMulIntegerToFloat", "DynamicQuantizeLSTM"
 _CPU = "CPUExecutionProvider"
 #: The last version of a kernel definition without an upper bound.
 _WITHOUT_END = 2**31 - 1

@@ -1,22 +1,24 @@
-"""Dtype variants of tensors, as nodes and constants of an ONNX graph."""
+"""Dtype variants of tensors and quantized weights, as nodes and constants of an ONNX graph."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.quant_params import Array, QuantParams
+from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
+from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
-from neural_mp.adaptors.onnxrt.fusion import GraphStructure
-from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.quant_params import StoredWeight
-from neural_mp.adaptors.onnxrt.subgraphs import runners, spot_in
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import runners, spot_in
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.quantization_flow import QuantizationFlow
 
 DTYPES = {
@@ -43,13 +45,14 @@ class Variants(TensorVariants[ir.Value]):
         owner: the op being converted.
         owners: new node → the op that it was inserted for.
         names: the names in the graph.
+        int8_outputs: the ops whose result the plan stores in INT8.
         has_int8: whether any tensor is quantized.
     """
 
     def __init__(
         self,
         graph: ir.Graph,
-        structure: GraphStructure,
+        tensors: Mapping[ir.Value, str],
         flow: QuantizationFlow,
         ranges: Mapping[str, Range],
     ) -> None:
@@ -57,7 +60,8 @@ class Variants(TensorVariants[ir.Value]):
         self.place: ir.Node | None = None
         self.owner = ""
         self.owners: dict[str, str] = {}
-        self._graph, self._tensors = graph, structure.names
+        self._graph, self._tensors = graph, tensors
+        self.int8_outputs = flow.int8_outputs
         self.has_int8 = bool(flow.int8_outputs or flow.int8_reads)
         self._end = graph
         self.names = GraphNames(graph)
@@ -322,10 +326,12 @@ class Variants(TensorVariants[ir.Value]):
         dtype: ir.DataType,
         attributes: Mapping[str, int | str | list[int]] | None = None,
         after: ir.Node | None = None,
+        domain: str = "",
     ) -> ir.Value:
         """Insert a new node with one result (see `insert`) and return the result."""
         result = ir.val(self.names.new(name), dtype)
-        self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", after)
+        node = ir.node(op, inputs, attributes, domain=domain, outputs=[result])
+        self.insert(node, f"{name}/{op}", after)
         return result
 
     def _transposed(
@@ -338,3 +344,57 @@ class Variants(TensorVariants[ir.Value]):
     ) -> ir.Value:
         dtype = DTYPES[variant]
         return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, after)
+
+
+#: The zero point of unsigned weights.
+_MIDDLE = 128
+_INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A quantized weight.
+
+    Attributes:
+        integers: the quantized values.
+        scales: of every channel, float32.
+        zero_points: of every channel, in the dtype of the integers.
+        axis: the axis of the channels.
+    """
+
+    integers: Array
+    scales: Array
+    zero_points: Array
+    axis: int
+
+
+def store_weight(
+    weight: Array, axis: int, spec: QuantSpec, bias: Array | None = None, input_scale: float = 1.0
+) -> StoredWeight:
+    """Quantize a weight to 8 bits, symmetric per channel of the output axis `axis`.
+
+    The bias is quantized to int32 with weight scale times input scale; if the weight of a channel
+    is too small for the bias to fit, the scale is increased.
+    """
+    limit = weight_qmax(spec)
+    reduced = tuple(i for i in range(weight.ndim) if i != axis)
+    scales = weight_scales(weight, reduced, limit)
+    if bias is not None:
+        least = np.abs(bias).astype(np.float64) / (0.5 * _INT32.max * input_scale)
+        scales = np.maximum(scales, least.astype(np.float32).reshape(scales.shape))
+    integers: Array = round_to_int8(weight, scales, limit)
+    zeros: Array = np.zeros(scales.size, np.int8)
+    if spec.dtype == "uint8":
+        integers, zeros = unsigned(integers), unsigned(zeros)
+    return StoredWeight(integers, scales.reshape(-1), zeros, axis)
+
+
+def unsigned(integers: Array) -> Array:
+    """Return int8 values as uint8, with a zero point of 128."""
+    return (integers.astype(np.int16) + _MIDDLE).astype(np.uint8)
+
+
+def store_bias(bias: Array, scales: Array) -> Array:
+    """Round a bias to int32, one scale per channel."""
+    steps = np.rint(bias.astype(np.float64) / scales.astype(np.float64))
+    return np.clip(steps, _INT32.min, _INT32.max).astype(np.int32)

@@ -35,7 +35,7 @@ INT8_LEVEL, FLOAT_LEVEL = 4, 0
 MIN_INPUTS = min(GROUP_SIZES)
 _ORDER = BitOrder.LOWER_FIRST
 _TOO_FEW = f"weights in groups require at least {MIN_INPUTS} inputs"
-_PROBE = "neural_mp.adaptors.onnxrt.n_bits_probe"
+_PROBE = "neural_mp.adaptors.onnxrt.kernels.n_bits_probe"
 #: Must change with the probe.
 _VERSION = 4
 

@@ -15,14 +15,13 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_variants import FP32
-from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.quant_params import store_weight
-from neural_mp.adaptors.onnxrt.tensor_variants import Variants
+from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, known_array
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_PRODUCT
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants, store_weight
+from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup
+from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import QuantSpec
 
-#: ONNX Runtime's INT8 matrix product with float output.
-PRODUCT = "MatMulIntegerToFloat"
 _DEFAULT_ACTIVATIONS = ("Sigmoid", "Tanh")
 
 
@@ -41,15 +40,17 @@ def gru_obstacle(node: ir.Node) -> str | None:
     return None
 
 
-def write_gru(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
+def write_gru(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
     """Convert a GRU to INT8 products and a Scan for every direction."""
+    node = fusion_group.head
+    assert config.weight is not None
     for position, value in enumerate(node.inputs):
         if value is not None and value.const_value is None:
             node.replace_input_with(position, variants.real(value))
     name = str(node.name)
     node.name = variants.names.new(f"{name}/{FP32}")
     variants.names.give_up(name)
-    writer = _Writer(variants, node, name, spec)
+    writer = _Writer(variants, node, name, config.weight)
     towards = node.attributes.get_string("direction", "forward")
     backwards = {"forward": [0], "reverse": [1], "bidirectional": [0, 1]}[towards]
     states = [writer.direction(index, reverse) for index, reverse in enumerate(backwards)]
@@ -202,7 +203,7 @@ class _Writer:
         inputs = [values, integers, scale, steps, zero, zeros]
         if bias is not None and bias.any():
             inputs.append(self.variants.names.constant(f"{stem}/bias", bias.astype(np.float32)))
-        return self.put(PRODUCT, inputs, domain=CONTRIB)
+        return self.put(INT8_PRODUCT, inputs, domain=CONTRIB)
 
     def dynamic(self, value: ir.Value) -> tuple[ir.Value, ...]:
         """Return a value, dynamically quantized: uint8, scale, zero point."""

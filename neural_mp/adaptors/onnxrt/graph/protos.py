@@ -1,19 +1,25 @@
-"""Map types of inputs and outputs, which onnx-ir does not represent.
+"""Messages with what onnx-ir does not represent: map types, and sparse constants.
 
 Classifiers of scikit-learn return a sequence of maps by default (`ZipMap`). A value of such a type
-has no type in the graph; the type is kept beside it and written back into messages.
+has no type in the graph; the type is kept beside it and written back into messages. Sparse
+constants become dense, which integer kernels require, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx import numpy_helper
 
-from neural_mp.adaptors.onnxrt.file_checks import graphs_within
+from neural_mp.adaptors.onnxrt.graph.file_checks import graphs_within
+from neural_mp.errors import ModelLoadError
+from neural_mp.io.limits import RATIO_EXEMPT_ARRAY_BYTES
 
 #: Key of the type of a value in its `meta`.
 _TYPE = "neural_mp.map_type"
@@ -101,3 +107,52 @@ def _is_map(kind: onnx.TypeProto) -> bool:
     if nested in ("sequence_type", "optional_type"):
         return _is_map(getattr(kind, nested).elem_type)
     return nested == "map_type"
+
+
+def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with dense constants; the model itself if none is sparse.
+
+    Raises:
+        ModelLoadError: a constant exceeds the memory limit, or has indices out of bounds.
+    """
+    if not any(map(_is_sparse, graphs_within([proto.graph]))):
+        return proto
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    for graph in graphs_within([copy.graph]):
+        graph.initializer.extend(map(_dense, graph.sparse_initializer))
+        graph.ClearField("sparse_initializer")
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("sparse_tensor"):
+                    attribute.t.CopyFrom(_dense(attribute.sparse_tensor))
+                    attribute.ClearField("sparse_tensor")
+                    attribute.type, attribute.name = onnx.AttributeProto.TENSOR, "value"
+    return copy
+
+
+def _is_sparse(graph: onnx.GraphProto) -> bool:
+    return bool(graph.sparse_initializer) or any(
+        attribute.HasField("sparse_tensor") for node in graph.node for attribute in node.attribute
+    )
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    name = sparse.values.name
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    size = math.prod(sparse.dims)
+    if min(sparse.dims, default=0) < 0 or size * values.itemsize > RATIO_EXEMPT_ARRAY_BYTES:
+        raise ModelLoadError(
+            f"sparse constant {name!r} must have at most {RATIO_EXEMPT_ARRAY_BYTES} bytes when "
+            f"dense, got the sizes {list(sparse.dims)}; store a dense tensor"
+        )
+    dense = np.zeros(size, values.dtype)
+    try:
+        if indices.ndim > 1:
+            indices = np.ravel_multi_index(tuple(indices.T), tuple(sparse.dims))
+        dense[indices] = values
+    except (IndexError, ValueError) as error:
+        raise ModelLoadError(
+            f"the indices of the sparse constant {name!r} must lie within its sizes "
+            f"{list(sparse.dims)}: {error}"
+        ) from error
+    return numpy_helper.from_array(dense.reshape(tuple(sparse.dims)), name)

@@ -16,8 +16,8 @@ import onnxruntime as ort
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.threads import allowed_threads
-from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
-from neural_mp.adaptors.onnxrt.map_types import message_of, save_program
+from neural_mp.adaptors.onnxrt.graph.edit import tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph.protos import message_of, save_program
 from neural_mp.errors import ConversionError, one_line
 
 #: Major and minor version.

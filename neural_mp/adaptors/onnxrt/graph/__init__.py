@@ -1,0 +1,1 @@
+"""The graph of an ONNX model: files, structure and sessions."""

@@ -1,0 +1,1 @@
+"""Kernels of ONNX Runtime: the table of ops, and the writers of integer kernels."""
