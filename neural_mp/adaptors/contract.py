@@ -28,25 +28,19 @@ from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import Observations, Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
-from neural_mp.util.validators import non_negative_integer, record
+from neural_mp.util.json_fields import Count, JsonFields
 
 #: A model as its adaptor represents it: opaque to others, except for `warnings` and `counts`.
 M = TypeVar("M")
 
 
 @dataclass(frozen=True)
-class ConversionCounts:
+class ConversionCounts(JsonFields):
     """The number of conversions that a model runs per inference."""
 
-    casts: int = 0
-    quantize: int = 0
-    dequantize: int = 0
-
-    @classmethod
-    def from_dict(cls, data: Any) -> ConversionCounts:
-        """Read back the dict of the attributes; raise `NeuralMPError` if malformed."""
-        fields = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
-        return cls(**record({}, fields)(data))
+    casts: Count = 0
+    quantize: Count = 0
+    dequantize: Count = 0
 
 
 class Adaptor(ABC, Generic[M]):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
-from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.plan import PrecisionPlan, parse_plan
 from neural_mp.core.precision import CORRECTIONS
 from neural_mp.core.quantization_flow import (
     QuantizationFlow,
@@ -20,14 +20,15 @@ from neural_mp.core.quantization_flow import (
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report, RuntimeFigures
 from neural_mp.space import Capability
-from neural_mp.util.validators import number, validate_at
+from neural_mp.util.json_fields import Count, JsonFields, NonNegative
+from neural_mp.util.validators import invalid, mapping_of, number, validate_at
 
 #: Key of output noise measured without corrections.
 NO_CORRECTION = "none"
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(JsonFields):
     """An option of a run.
 
     Attributes:
@@ -40,7 +41,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(JsonFields):
     """The machine of a run.
 
     Attributes:
@@ -52,7 +53,7 @@ class Machine:
     """
 
     name: str = "unknown CPU"
-    cores: int = 1
+    cores: Count = 1
     flags: tuple[str, ...] = ()
     supports: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     system: str = ""
@@ -85,9 +86,9 @@ class RunStart:
     capabilities: Mapping[str, Capability]
     tunable_ops: tuple[str, ...] = ()
     tensors: tuple[QuantizedTensor, ...] = ()
-    fan_in: Mapping[str, int] = field(default_factory=dict)
+    fan_in: Mapping[str, Count] = field(default_factory=dict)
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    batch_size: int = 0
+    batch_size: Count = 0
     machine: Machine = Machine()
     versions: Mapping[str, str] = field(default_factory=dict)
     runtimes: tuple[RuntimeFigures, ...] = ()
@@ -98,7 +99,7 @@ class RunStart:
 
 
 @dataclass(frozen=True)
-class Conversion:
+class Conversion(JsonFields):
     """A place where values change their type on every run.
 
     Attributes:
@@ -111,11 +112,11 @@ class Conversion:
     source: str
     readers: tuple[str, ...]
     kind: str
-    seconds: float | None = None
+    seconds: NonNegative | None = None
 
 
 @dataclass(frozen=True)
-class RunEnd:
+class RunEnd(JsonFields):
     """State of a run at its end.
 
     Attributes:
@@ -135,19 +136,27 @@ class RunEnd:
 
     ended: str
     met: bool | None
-    plan: PrecisionPlan
+    plan: Annotated[PrecisionPlan, parse_plan]
     report: Report
-    chosen: int | None = None
+    chosen: Count | None = None
     finalists: tuple[Trial, ...] = ()
-    predicted: Mapping[int, float] = field(default_factory=dict)
-    baseline_times: Mapping[str, float] = field(default_factory=dict)
-    result_times: Mapping[str, float] = field(default_factory=dict)
+    predicted: Annotated[Mapping[int, float], _predicted] = field(default_factory=dict)
+    baseline_times: Mapping[str, NonNegative] = field(default_factory=dict)
+    result_times: Mapping[str, NonNegative] = field(default_factory=dict)
     conversions: tuple[Conversion, ...] = ()
-    timed_samples: int | None = None
+    timed_samples: Count | None = None
+
+
+def _predicted(value: object) -> dict[int, float]:
+    times = mapping_of(number)(value)
+    wrong = next((key for key in times if not (key.isdecimal() and len(key) < 10)), None)
+    if wrong is not None:
+        raise invalid("the number of a trial", wrong)
+    return {int(key): time for key, time in times.items()}
 
 
 @dataclass(frozen=True)
-class ProbeMeasurements:
+class ProbeMeasurements(JsonFields):
     """Measurements besides trials.
 
     Attributes:
@@ -161,8 +170,8 @@ class ProbeMeasurements:
 
     times: OpTimings = field(default_factory=OpTimings)
     output_nsr: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    elements: Mapping[str, float] = field(default_factory=dict)
-    layer_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    elements: Mapping[str, NonNegative] = field(default_factory=dict)
+    layer_errors: Mapping[str, Mapping[str, NonNegative]] = field(default_factory=dict)
 
 
 #: Keys of the run cache with the fields of `ProbeMeasurements`; the key of an output NSR ends in

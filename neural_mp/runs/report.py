@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,30 +15,19 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.stage_noise import StageNoise
 from neural_mp.space import Reason, TuningSpace
 from neural_mp.util.display import Printed, displays
+from neural_mp.util.json_fields import NOT_STORED, Count, Finite, JsonFields, NonNegative
 from neural_mp.util.text import counted
-from neural_mp.util.validators import (
-    boolean,
-    checked,
-    finite,
-    instance_of,
-    list_of,
-    mapping_of,
-    non_negative_float,
-    non_negative_integer,
-    number,
-    optional,
-    record,
-    string,
-)
 
 if TYPE_CHECKING:
     from neural_mp.runs.record import RunRecord
+else:
+    RunRecord = object  # for readers of annotations
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
 
 @dataclass(frozen=True)
-class MetricFigures:
+class MetricFigures(JsonFields):
     """Figures of one metric among several.
 
     Attributes:
@@ -54,7 +43,7 @@ class MetricFigures:
 
 
 @dataclass(frozen=True)
-class RuntimeFigures:
+class RuntimeFigures(JsonFields):
     """Figures of a runtime that could run the model.
 
     Attributes:
@@ -69,8 +58,8 @@ class RuntimeFigures:
     """
 
     framework: str
-    latency: float | None = None
-    int8_latency: float | None = None
+    latency: NonNegative | None = None
+    int8_latency: NonNegative | None = None
     sqnr_db: float | None = None
     chosen: bool = False
     reason: str = ""
@@ -80,7 +69,7 @@ class RuntimeFigures:
 
 
 @dataclass(frozen=True)
-class RuntimeHint:
+class RuntimeHint(JsonFields):
     """Another installed runtime that runs the FP32 model faster than its own framework.
 
     Attributes:
@@ -102,7 +91,7 @@ class RuntimeHint:
 
 
 @dataclass(frozen=True)
-class Report(Printed):
+class Report(Printed, JsonFields):
     """The result of a run in figures.
 
     Attributes:
@@ -146,25 +135,25 @@ class Report(Printed):
 
     metric: str = ""
     higher_is_better: bool = True
-    baseline_accuracy: float | None = None
-    accuracy: float | None = None
+    baseline_accuracy: Finite | None = None
+    accuracy: Finite | None = None
     metrics: Mapping[str, MetricFigures] = field(default_factory=dict)
-    target: float | None = None
+    target: Finite | None = None
     output_sqnr_db: float | None = None
-    baseline_latency: float | None = None
-    latency: float | None = None
+    baseline_latency: NonNegative | None = None
+    latency: NonNegative | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
-    batch_size: int = 0
-    streams: int | None = None
-    baseline_size: int = 0
-    size: int = 0
-    baseline_footprint: int | None = None
-    footprint: int | None = None
-    evaluations: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    batch_size: Count = 0
+    streams: Count | None = None
+    baseline_size: Count = 0
+    size: Count = 0
+    baseline_footprint: Count | None = None
+    footprint: Count | None = None
+    evaluations: Count = 0
+    seconds: Mapping[str, NonNegative] = field(default_factory=dict)
     source_precisions: tuple[str, ...] = (Precision.FP32.value,)
-    op_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    op_counts: Mapping[str, Mapping[str, Count]] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()
     conversions: ConversionCounts = ConversionCounts()
     amp: tuple[str, ...] = ()
@@ -175,7 +164,7 @@ class Report(Printed):
     stage_noise: StageNoise | None = None
     runtimes: tuple[RuntimeFigures, ...] = ()
     hint: RuntimeHint | None = None
-    record: RunRecord | None = field(default=None, compare=False, repr=False)
+    record: RunRecord | None = field(default=None, compare=False, repr=False, metadata=NOT_STORED)
 
     @property
     def casts(self) -> int:
@@ -239,90 +228,11 @@ class Report(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts, without the record."""
-        values = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(self).items()
-            if name not in ("best_rejected", "record")
-        } | {
-            "conversions": asdict(self.conversions),
-            "metrics": {name: asdict(entry) for name, entry in self.metrics.items()},
-            "seconds": dict(self.seconds),
-            "stage_noise": None if self.stage_noise is None else self.stage_noise.to_dict(),
-            "runtimes": [asdict(entry) for entry in self.runtimes],
-            "hint": None if self.hint is None else asdict(self.hint),
-            "op_counts": {kind: dict(by) for kind, by in self.op_counts.items()},
-            "ineligible": [reason.to_dict() for reason in self.ineligible],
-            "speedup": self.speedup,
-            "throughput": self.throughput,
-            "baseline_throughput": self.baseline_throughput,
-        }
-        if self.best_rejected is not None:
-            values["best_rejected"] = self.best_rejected.to_dict()
-        return values
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Report:
-        """Read the output of `to_dict`, including plan and accuracy of the rejected trial.
-
-        Raises:
-            NeuralMPError: the data does not match the schema.
-        """
-        return cls(**_REPORT(data))
-
-
-#: Keeps integers as integers.
-_finite = checked(finite)
-_METRIC = record(
-    {"baseline": number, "value": number},
-    {"target": optional(number), "higher_is_better": boolean},
-)
-_RUNTIME = record(
-    {"framework": string},
-    {
-        **dict.fromkeys(("latency", "int8_latency"), optional(non_negative_float)),
-        "sqnr_db": optional(number),
-        "chosen": boolean,
-        "reason": string,
-        **dict.fromkeys(
-            ("result_speedup", "result_speedup_low", "result_speedup_high"), optional(number)
-        ),
-    },
-)
-RUNTIME_FIGURES = list_of(instance_of(RuntimeFigures, _RUNTIME))
-RUNTIME_HINT = instance_of(
-    RuntimeHint,
-    record(
-        {"framework": string, **dict.fromkeys(("speedup", "speedup_low", "speedup_high"), number)}
-    ),
-)
-_REPORT = record(
-    {},
-    {
-        "metric": string,
-        "higher_is_better": boolean,
-        **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
-        "output_sqnr_db": optional(number),
-        "metrics": mapping_of(instance_of(MetricFigures, _METRIC)),
-        **dict.fromkeys(("baseline_latency", "latency"), optional(non_negative_float)),
-        **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
-        "streams": optional(non_negative_integer),
-        **dict.fromkeys(
-            ("batch_size", "baseline_size", "size", "evaluations"), non_negative_integer
-        ),
-        **dict.fromkeys(("baseline_footprint", "footprint"), optional(non_negative_integer)),
-        "seconds": mapping_of(non_negative_float),
-        "op_counts": mapping_of(mapping_of(non_negative_integer)),
-        "conversions": ConversionCounts.from_dict,
-        "best_rejected": optional(Trial.from_dict),
-        **dict.fromkeys(
-            ("source_precisions", "emulated", "amp", "warnings", "cache_hits"), list_of(string)
-        ),
-        "ineligible": list_of(Reason.from_dict),
-        "stage_noise": optional(StageNoise.from_dict),
-        "runtimes": RUNTIME_FIGURES,
-        "hint": optional(RUNTIME_HINT),
-    },
-)
+        values = super().to_dict()
+        if self.best_rejected is None:
+            del values["best_rejected"]
+        figures = ("speedup", "throughput", "baseline_throughput")
+        return values | {name: getattr(self, name) for name in figures}
 
 
 def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:
