@@ -63,11 +63,11 @@ class JsonFields:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts."""
-        values = {item.name: getattr(self, item.name) for item in _stored_fields(type(self))}
-        if self.omits_defaults:
-            defaults = {item.name: _default(item) for item in _stored_fields(type(self))}
-            values = {name: value for name, value in values.items() if value != defaults[name]}
-        return {name: to_plain(value) for name, value in values.items()}
+        return {
+            item.name: to_plain(getattr(self, item.name))
+            for item in _stored_fields(type(self))
+            if not self.omits_defaults or getattr(self, item.name) != _default(item)
+        }
 
     @classmethod
     def from_dict(cls: type[S], data: object) -> S:
@@ -91,7 +91,7 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
-    return value.item()  # a number of numpy
+    return value.tolist()  # a number or an array of numpy
 
 
 def field_validators(
@@ -103,8 +103,8 @@ def field_validators(
     extra: dict[str, Validator[Any]] = {}
     for item in _stored_fields(kind):
         if item.name not in without:
-            has_default = not item.default is item.default_factory is MISSING
-            (extra if has_default else required)[item.name] = _validator_of(hints[item.name])
+            validators = required if _default(item) is MISSING else extra
+            validators[item.name] = _validator_of(hints[item.name])
     return required, extra
 
 
@@ -118,6 +118,7 @@ def _stored_fields(kind: Any) -> list[Field[Any]]:
 
 
 def _default(item: Field[Any]) -> Any:
+    """Return the default of a field; `MISSING` without any."""
     return item.default if item.default_factory is MISSING else item.default_factory()
 
 

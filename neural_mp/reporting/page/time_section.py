@@ -56,7 +56,7 @@ def _ineligible(view: View) -> Element | None:
     if not reasons:
         return None
     lines = [
-        f"{counted(reason.ops, 'op')} not in {NAMES[reason.precision]}: {reason.words}"
+        f"{counted(reason.ops, 'op')} not in {NAMES[reason.precision]}: {reason.reason}"
         for reason in reasons
     ]
     return element(
