@@ -42,9 +42,8 @@ from neural_mp.io.trust import trusting
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict
-from neural_mp.runs.record import RunRecord
 from neural_mp.runs.record_schema import read_record_file, write_record
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import Report, RunRecord
 from neural_mp.space import EffectiveOp, planned_by_name
 from neural_mp.tuning.measurement.sensitivity import SensitivityReport, sensitivities
 from neural_mp.util.labels import without_key

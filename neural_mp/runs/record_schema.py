@@ -14,7 +14,7 @@ from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import file_context, read_json
-from neural_mp.runs.record import (
+from neural_mp.runs.report import (
     ProbeMeasurements,
     RunEnd,
     RunRecord,
