@@ -111,7 +111,7 @@ def exported(folder: Path) -> Path:
     """Write the decoder as an ONNX file, with the toolkit's own export."""
     adaptor, path = PyTorchAdaptor(), folder / "decoder.onnx"
     model = adaptor.load(trained(), example=torch.from_numpy(windows()[1][:2, :-1]))
-    adaptor.onnx_export.export_onnx(model, path, {})
+    adaptor.export_onnx(model, path, {})
     return path
 
 

@@ -181,7 +181,7 @@ class Converted:
         chosen.update({op: OpConfig(override) for op, override in plan.items()})
         resolved = self.space.resolve(PrecisionPlan(chosen))
         self.model = self.adaptor.convert(self.float, resolved, self.observed, self.space)
-        ran = self.adaptor.kernel_trace.trace(self.model, data)
+        ran = self.adaptor.trace_kernels(self.model, data)
         self.audit = audit_ops(planned_ops(self.space, resolved), ran, lambda _: False)
         verdicts = [(op.name, op.verdict) for op in self.audit.findings]
         harmless = (Verdict.NOT_REACHED, Verdict.PASSED_INT8)

@@ -11,7 +11,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
-from neural_mp.adaptors.common.conversion import prepared_for, profile
+from neural_mp.adaptors.common.conversion import prepare
 from neural_mp.adaptors.common.fusion_check import check_fusions
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
@@ -106,8 +106,8 @@ class LoadedModel(Generic[M]):
         Raises:
             ConversionError: the framework does not time single ops.
         """
-        timing = needed(self.adaptor.op_timing, self.adaptor.framework, "times of single ops")
-        return profile(timing, self.held, self._given(inputs), runs)
+        durations = self.adaptor.time_ops(self.held, self._given(inputs), sum(runs))
+        return {op: tuple(seconds[-runs.timed :]) for op, seconds in durations.items()}
 
     @property
     def layer_shapes(self) -> Mapping[str, Hashable]:
@@ -195,10 +195,8 @@ class LoadedModel(Generic[M]):
 
         None, for one call at a time, returns the model itself.
         """
-        offered = self.adaptor.streams
-        if count is None or offered is None:
-            return self
-        return replace(self, held=offered.with_streams(self.held, count))
+        held = self.held if count is None else self.adaptor.with_streams(self.held, count)
+        return self if held is self.held else replace(self, held=held)
 
     def in_space(
         self,
@@ -333,15 +331,14 @@ class TunableModel(LoadedModel[M]):
             PlanError: a correction in the plan cannot be applied.
         """
         offered = needed(self.adaptor.simulation, self.adaptor.framework, "training with a plan")
-        prepared, ranges = prepared_for(
+        prepared, ranges = prepare(
             self.adaptor, self.held, plan, self.observations, self.space, self.corrected
         )
         return offered.simulated(self.held, prepared, plan, ranges, schedule)
 
     def faster_kernels(self, inputs: Any, ops: Collection[str]) -> Mapping[str, str]:
-        """Return op → a kernel that is faster on a batch; see `FloatKernels`."""
-        offered = self.adaptor.float_kernels
-        return {} if offered is None else offered.faster(self.held, self._given(inputs), ops)
+        """Return op → a kernel that is faster on a batch; see `Adaptor.faster_kernels`."""
+        return self.adaptor.faster_kernels(self.held, self._given(inputs), ops)
 
     def tensor_values(self, inputs: Any) -> dict[str, float]:
         """Return op or graph input → its number of floating-point elements for one batch."""

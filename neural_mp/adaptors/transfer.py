@@ -149,11 +149,11 @@ class CompilingLoader:
 
 def _named_as_source(adaptor: AnyAdaptor, held: Any, source: AnyModel) -> Any:
     """Return a model read from a file with the names that its ops have in the source."""
-    if adaptor.op_names is None:
+    if not adaptor.offers("with_op_names"):
         return held
     own = KnownKinds(source.adaptor.graph(source.held), source.adaptor.op_kinds)
     names = counterparts(own, KnownKinds(adaptor.graph(held), adaptor.op_kinds))
-    return adaptor.op_names.renamed(held, names) if names else held
+    return adaptor.with_op_names(held, names) if names else held
 
 
 def _example(

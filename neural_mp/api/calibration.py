@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import DataError
 from neural_mp.util.pytree import batch_size_of
@@ -70,7 +69,6 @@ def calibration(
         ConversionError: the framework offers no recording.
     """
     adaptor = adaptor_for(model, framework)
-    recorder = needed(adaptor.call_recording, adaptor.framework, "recording of calls")
     inputs = CalibrationInputs(samples)
-    with recorder.recording(model, inputs.add):
+    with adaptor.record_calls(model, inputs.add):
         yield inputs

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.amp import AmpList, Colour
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp
@@ -40,8 +39,7 @@ def write_log(
     warnings = []
     for name, model in (("before", before), ("after", after)):
         try:
-            dump = needed(model.adaptor.graph_dump, model.adaptor.framework, "dump of a graph")
-            dump.dump_graph(model.held, folder / name)
+            model.adaptor.dump_graph(model.held, folder / name)
         except (OSError, NeuralMPError) as error:
             warnings.append(f"the graph {name} was not written to {str(folder)!r}: {error}")
     space, resolved = before.space, before.space.resolve(plan)

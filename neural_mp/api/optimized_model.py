@@ -42,9 +42,8 @@ from neural_mp.io.trust import trusting
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict
-from neural_mp.runs.record import RunRecord
 from neural_mp.runs.record_schema import read_record_file, write_record
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import Report, RunRecord
 from neural_mp.space import EffectiveOp, planned_by_name
 from neural_mp.tuning.measurement.sensitivity import SensitivityReport, sensitivities
 from neural_mp.util.labels import without_key
@@ -225,11 +224,10 @@ class OptimizedModel:
         Raises:
             ConversionError: the model has ops that ONNX lacks, or the framework has no ONNX export.
         """
-        export = needed(self.adaptor.onnx_export, self.framework, "way to ONNX")
         target = validate_option("the ONNX file", file_path, path)
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        export.export_onnx(self.held, target, self._metadata())
+        self.adaptor.export_onnx(self.held, target, self._metadata())
 
     def save_pretrained(
         self, folder: str | Path, quant_method: str = CheckpointFormat.COMPRESSED_TENSORS
@@ -290,7 +288,7 @@ class OptimizedModel:
         suffix = Path(path).suffix.lower() if isinstance(path, str | Path) else ""
         if single and suffix in single.suffixes:
             self._save_file(single, validate_option("the file to save a model in", file_path, path))
-        elif suffix == ONNX_SUFFIX and self.adaptor.onnx_export is not None:
+        elif suffix == ONNX_SUFFIX and self.adaptor.offers("export_onnx"):
             self.export_onnx(path)
         else:
             check_suffix(path, self.adaptor)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from neural_mp.config import settings_from
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.errors import ConfigurationError
-from neural_mp.runs.record import Setting
+from neural_mp.runs.report import Setting
 
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision

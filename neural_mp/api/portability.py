@@ -131,7 +131,7 @@ def idle_precisions(
     for precision in idle:
         if precision in hardware.forced and is_all_fp32:
             reasons = counted_reasons(space, space.graph, [precision])
-            message = reasons[0].words if reasons else "the model has no op with such a kernel"
+            message = reasons[0].reason if reasons else "the model has no op with such a kernel"
             raise UnsupportedPrecisionError(
                 f"{FORCE_VARIABLES[precision]}=1 is set, but no op of this model can run in "
                 f"{precision}: {message}; unset {FORCE_VARIABLES[precision]} for a run in FP32"

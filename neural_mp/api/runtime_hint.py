@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -15,9 +15,10 @@ from neural_mp.adaptors.transfer import TransferFile, runtimes_of, transfer_file
 from neural_mp.api.runtime_verification import compared
 from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.profiling import ratio, uncontended
-from neural_mp.runs.report import RUNTIME_HINT, RuntimeHint
+from neural_mp.runs.report import RuntimeHint
 from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.util.environment import versions_of
+from neural_mp.util.json_fields import to_plain
 from neural_mp.util.text import shape_words
 from neural_mp.util.validators import optional, record
 
@@ -32,7 +33,7 @@ _RUNS = 6
 #: Cost of the transfer to other runtimes, in durations of loading the model.
 _TRANSFER_COST = 2.0
 _KEY = "runtime hint"
-_CACHED = record({"hint": optional(RUNTIME_HINT)})
+_CACHED = record({"hint": optional(RuntimeHint.from_dict)})
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class HintSearch:
         if self._runs(len(names), latency) > max(_SECONDS_OF_RUNS, share):
             return None
         hint = self._measured(names)
-        cache.put(_KEY, {"hint": None if hint is None else asdict(hint)})
+        cache.put(_KEY, {"hint": to_plain(hint)})
         return hint
 
     def _runs(self, count: int, latency: float) -> float:

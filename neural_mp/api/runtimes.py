@@ -251,7 +251,7 @@ class RuntimeChoice:
             return transferred(self.source, runtime)
         model = transferred(self.source, runtime, self._file, self._batch_size)
         model = model.for_streams(self.measurement.streams)
-        if self.needs_gradients and model.adaptor.hessian is None:
+        if self.needs_gradients and not model.adaptor.offers("hessian_traces"):
             raise ConversionError("it has no gradients, which the strategy needs")
         self._space(model)
         return model

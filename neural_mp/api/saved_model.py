@@ -100,7 +100,7 @@ def check_suffix(path: str | Path, adaptor: Adaptor[Any]) -> None:
     """
     if isinstance(path, str | Path):
         files = [*(adaptor.single_file.suffixes if adaptor.single_file else ())]
-        if adaptor.onnx_export is not None and ONNX_SUFFIX not in files:
+        if adaptor.offers("export_onnx") and ONNX_SUFFIX not in files:
             files.append(ONNX_SUFFIX)
         _refuse_file_name(Path(path), f"a model of {adaptor.framework}", files)
 

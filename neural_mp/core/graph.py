@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated, ClassVar, NamedTuple
 
 from neural_mp.core.precision import Precision, precision_name
 from neural_mp.errors import UnknownOperatorError, did_you_mean
+from neural_mp.util.json_fields import Count, JsonFields
+from neural_mp.util.validators import string, tuple_of
 
 #: Share of all weights from which a precision counts as one of the model's.
 _MIN_SHARE = 0.01
@@ -17,8 +20,7 @@ _MIN_SHARE = 0.01
 MIN_CONSTANT_ELEMENTS = 1024
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """A layer (module) of the user's model.
 
     Attributes:
@@ -30,8 +32,12 @@ class Layer:
     type: str
 
 
+def _layer(value: object) -> Layer:
+    return Layer(*tuple_of(string, string)(value))
+
+
 @dataclass(frozen=True)
-class Op:
+class Op(JsonFields):
     """One operation.
 
     Attributes:
@@ -68,6 +74,8 @@ class Op:
         shape: sizes of the first result, None for a free size; None if unknown.
     """
 
+    omits_defaults: ClassVar[bool] = True
+
     name: str
     type: str
     inputs: tuple[str, ...] = ()
@@ -78,12 +86,12 @@ class Op:
     quantized_inputs: tuple[str, ...] = ()
     channel_scales: bool = False
     quantizes_terms: bool = False
-    weights: int = 0
-    layers: tuple[Layer, ...] = ()
+    weights: Count = 0
+    layers: tuple[Annotated[Layer, _layer], ...] = ()
     source_precision: Precision = Precision.FP32
     # Neither field changes which plans exist: digests of spaces are of `repr`.
     widened: bool = field(default=False, repr=False)
-    shape: tuple[int | None, ...] | None = field(default=None, repr=False, compare=False)
+    shape: tuple[Count | None, ...] | None = field(default=None, repr=False, compare=False)
     constants: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     @property

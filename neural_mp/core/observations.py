@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from neural_mp.util.json_fields import Count, JsonFields, NonNegative
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     InvalidValueError,
-    Validator,
     finite_numbers,
-    instance_of,
     integer_between,
     invalid,
-    mapping_of,
-    non_negative_float,
-    non_negative_integer,
-    number,
     one_of,
-    record,
 )
 
 Range = tuple[float, float]
+_Numbers = Annotated[tuple[float, ...], finite_numbers]
+_Positive = Annotated[int, integer_between(1)]
 
 
 class ChannelRange(tuple[float, float]):
@@ -43,7 +39,7 @@ class ChannelRange(tuple[float, float]):
 
 
 @dataclass(frozen=True)
-class ChannelStats:
+class ChannelStats(JsonFields):
     """Statistics of a tensor, one number per channel, in the tensor's own units.
 
     Attributes:
@@ -52,14 +48,29 @@ class ChannelStats:
         mean: mean.
     """
 
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    power: tuple[float, ...]
-    mean: tuple[float, ...]
+    refuses_unknown_keys: ClassVar[bool] = True
+
+    low: _Numbers
+    high: _Numbers
+    power: _Numbers
+    mean: _Numbers
+
+    @classmethod
+    def from_dict(cls, data: object) -> ChannelStats:
+        """Reverse `to_dict`.
+
+        Raises:
+            NeuralMPError: the data are invalid, or their lengths differ.
+        """
+        stats = super().from_dict(data)
+        if len({len(numbers) for numbers in vars(stats).values()}) != 1:
+            lengths = ", ".join(f"{name}: {len(numbers)}" for name, numbers in vars(stats).items())
+            raise InvalidValueError(f"expected lists of equal length, found {lengths}")
+        return stats
 
 
 @dataclass(frozen=True)
-class NonFiniteTensor:
+class NonFiniteTensor(JsonFields):
     """A tensor that held NaN or Inf in calibration and therefore stays float.
 
     Attributes:
@@ -67,15 +78,17 @@ class NonFiniteTensor:
         batch: number of the first such batch, from 1.
     """
 
-    value: str
-    batch: int
+    refuses_unknown_keys: ClassVar[bool] = True
+
+    value: Annotated[str, one_of(("NaN", "Inf"))]
+    batch: _Positive
 
     def __str__(self) -> str:
         return f"{self.value} in batch {self.batch} of the calibration data"
 
 
 @dataclass(frozen=True)
-class NaNSamples:
+class NaNSamples(JsonFields):
     """Samples that calibration left out: NaN in an input of theirs made their outputs NaN.
 
     Attributes:
@@ -83,12 +96,14 @@ class NaNSamples:
         samples: their number in all batches.
     """
 
-    batch: int
-    samples: int
+    refuses_unknown_keys: ClassVar[bool] = True
+
+    batch: _Positive
+    samples: _Positive
 
 
 @dataclass(frozen=True)
-class Observations:
+class Observations(JsonFields):
     """Ranges and scores of the tensors that may be quantized.
 
     Attributes:
@@ -105,12 +120,12 @@ class Observations:
         nan_samples: input name → the samples left out for NaN in this input.
     """
 
-    ranges: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
-    nsr: Mapping[str, float] = field(default_factory=dict)
-    samples: int = 0
+    ranges: Mapping[str, Mapping[str, Annotated[Range, _parse_range]]] = field(default_factory=dict)
+    nsr: Mapping[str, NonNegative] = field(default_factory=dict)
+    samples: Count = 0
     channels: Mapping[str, ChannelStats] = field(default_factory=dict)
     corrected_nsr: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    elements: Mapping[str, float] = field(default_factory=dict)
+    elements: Mapping[str, NonNegative] = field(default_factory=dict)
     non_finite: Mapping[str, NonFiniteTensor] = field(default_factory=dict)
     nan_samples: Mapping[str, NaNSamples] = field(default_factory=dict)
 
@@ -120,30 +135,6 @@ class Observations:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Observations.from_dict, (self.to_dict(),)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain lists, dicts and numbers, as written to YAML or JSON."""
-        return {
-            "samples": self.samples,
-            "ranges": {
-                tensor: {
-                    str(algorithm): [float(low), float(high)]
-                    for algorithm, (low, high) in by.items()
-                }
-                for tensor, by in self.ranges.items()
-            },
-            "nsr": {tensor: float(nsr) for tensor, nsr in self.nsr.items()},
-            "elements": {tensor: float(count) for tensor, count in self.elements.items()},
-            "channels": {
-                tensor: {name: list(values) for name, values in vars(channels).items()}
-                for tensor, channels in self.channels.items()
-            },
-            "corrected_nsr": {tensor: dict(by) for tensor, by in self.corrected_nsr.items()},
-            "non_finite": {tensor: dict(vars(value)) for tensor, value in self.non_finite.items()},
-            "nan_samples": {
-                name: dict(vars(skipped)) for name, skipped in self.nan_samples.items()
-            },
-        }
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -170,7 +161,9 @@ class Observations:
         Raises:
             NeuralMPError: the data are invalid.
         """
-        return cls(**_OBSERVATIONS({} if data is None else data))
+        if isinstance(data, Mapping):  # YAML written by hand has empty entries
+            data = {k: value for k, value in data.items() if value is not None or k == "samples"}
+        return super().from_dict({} if data is None else data)
 
 
 def _parse_range(value: object) -> Range:
@@ -180,40 +173,3 @@ def _parse_range(value: object) -> Range:
     if low > high:
         raise invalid("a range: [low, high], low ≤ high", [low, high])
     return low, high
-
-
-def _parse_channels(value: object) -> ChannelStats:
-    stats = _CHANNELS(value)
-    if len({len(numbers) for numbers in stats.values()}) != 1:
-        lengths = ", ".join(f"{name}: {len(numbers)}" for name, numbers in stats.items())
-        raise InvalidValueError(f"expected lists of equal length, found {lengths}")
-    return ChannelStats(**stats)
-
-
-def _none_as_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
-    """Return a validator of a mapping, with None, as in hand-written YAML, read as empty."""
-    return lambda value: {} if value is None else kind(value)
-
-
-_POSITIVE = integer_between(1)
-_NON_FINITE = instance_of(
-    NonFiniteTensor, record({"value": one_of(("NaN", "Inf")), "batch": _POSITIVE}, strict=True)
-)
-_NAN_SAMPLES = instance_of(
-    NaNSamples, record({"batch": _POSITIVE, "samples": _POSITIVE}, strict=True)
-)
-_CHANNELS = record(dict.fromkeys(ChannelStats.__dataclass_fields__, finite_numbers), strict=True)
-_OBSERVATIONS = record(
-    {},
-    {
-        "samples": non_negative_integer,
-        "ranges": _none_as_empty(mapping_of(mapping_of(_parse_range))),
-        "nsr": _none_as_empty(mapping_of(non_negative_float)),
-        "elements": _none_as_empty(mapping_of(non_negative_float)),
-        "channels": _none_as_empty(mapping_of(_parse_channels)),
-        # A correction may raise the NSR to infinity.
-        "corrected_nsr": _none_as_empty(mapping_of(mapping_of(number))),
-        "non_finite": _none_as_empty(mapping_of(_NON_FINITE)),
-        "nan_samples": _none_as_empty(mapping_of(_NAN_SAMPLES)),
-    },
-)

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from neural_mp.core.precision import Precision
-from neural_mp.util.validators import (
-    mapping_of,
-    non_negative_float,
-    optional,
-    positive_float,
-    record,
-    tuple_of,
-)
+from neural_mp.util.json_fields import JsonFields, NonNegative
+from neural_mp.util.validators import checked, positive_float
 
 #: Op, or conversion under its own name → seconds of each run.
 OpRuns = Mapping[str, tuple[float, ...]]
@@ -24,6 +18,8 @@ OpRuns = Mapping[str, tuple[float, ...]]
 MAX_GAIN = 16.0
 #: Time of an op that runs within the kernel of another. Not zero, so that ratios are finite.
 WITHIN_ANOTHER_SECONDS = 1e-9
+_Positive = Annotated[float, checked(positive_float)]
+_Ends = tuple[NonNegative, NonNegative]
 
 
 class ProfileRuns(NamedTuple):
@@ -89,7 +85,7 @@ class Gain(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OpTimings:
+class OpTimings(JsonFields):
     """Measured times of a model's ops and conversions.
 
     Attributes:
@@ -101,12 +97,14 @@ class OpTimings:
         conversions: tensor → seconds to convert it, as far as measured.
     """
 
-    ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
-    conversion: float | None = None
-    per_element: float = 0.0
-    whole: float | None = None
-    spread: Mapping[str, Mapping[Precision, tuple[float, float]]] = field(default_factory=dict)
-    conversions: Mapping[str, float] = field(default_factory=dict)
+    omits_defaults: ClassVar[bool] = True
+
+    ops: Mapping[str, Mapping[Precision, _Positive]] = field(default_factory=dict)
+    conversion: NonNegative | None = None
+    per_element: NonNegative = 0.0
+    whole: _Positive | None = None
+    spread: Mapping[str, Mapping[Precision, _Ends]] = field(default_factory=dict)
+    conversions: Mapping[str, NonNegative] = field(default_factory=dict)
 
     def runs_within_another(self, op: str) -> bool:
         """Whether an op in FP32 runs within the kernel of another."""
@@ -144,59 +142,6 @@ class OpTimings:
         most = MAX_GAIN
         return Gain(min(value, most), min(low, most), min(high, most), clipped=value > most)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts and numbers."""
-        values: dict[str, Any] = {
-            "ops": {
-                op: {p.value: values for p, values in by.items()} for op, by in self.ops.items()
-            },
-            "conversion": self.conversion,
-            "per_element": self.per_element,
-        }
-        if self.spread:
-            values["spread"] = {
-                op: {p.value: list(ends) for p, ends in by.items()}
-                for op, by in self.spread.items()
-            }
-        if self.conversions:
-            values["conversions"] = dict(self.conversions)
-        return values if self.whole is None else {**values, "whole": self.whole}
-
-    @classmethod
-    def from_dict(cls, data: object) -> OpTimings:
-        """Reverse `to_dict`.
-
-        Raises:
-            NeuralMPError: the data are invalid.
-        """
-        return cls(**_TIMES(data))
-
 
 def _speedup_factor(baseline: float, candidate: float) -> float:
     return baseline / candidate if candidate else inf
-
-
-def _seconds_by_precision(value: object) -> dict[Precision, float]:
-    return {
-        Precision.parse(name, "a precision"): s
-        for name, s in mapping_of(positive_float)(value).items()
-    }
-
-
-def _ends_by_precision(value: object) -> dict[Precision, tuple[float, float]]:
-    ends = mapping_of(tuple_of(non_negative_float, non_negative_float))(value)
-    return {Precision.parse(name, "a precision"): bounds for name, bounds in ends.items()}
-
-
-_TIMES = record(
-    {
-        "ops": mapping_of(_seconds_by_precision),
-        "conversion": optional(non_negative_float),
-        "per_element": non_negative_float,
-    },
-    {
-        "whole": positive_float,
-        "spread": mapping_of(_ends_by_precision),
-        "conversions": mapping_of(non_negative_float),
-    },
-)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
+from neural_mp.util.json_fields import JsonFields
 
 
 @dataclass(frozen=True)
-class QuantizedTensor:
+class QuantizedTensor(JsonFields):
     """A tensor quantized if any of its consumers runs in INT8.
 
     Attributes:

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan, parse_plan
 from neural_mp.core.precision import Precision
 from neural_mp.util.data_frames import data_frame
 from neural_mp.util.display import Displayed
+from neural_mp.util.json_fields import Count, JsonFields, NonNegative
 from neural_mp.util.string_enum import StringEnum
-from neural_mp.util.validators import (
-    boolean,
-    checked,
-    enum_of,
-    mapping_of,
-    non_negative_float,
-    non_negative_integer,
-    number,
-    optional,
-    record,
-    string,
-)
 
 #: Objective → key of its value as a fraction of FP32's. Relative latencies rank plans, since
 #: machine speed drifts.
@@ -53,7 +42,7 @@ def relative_cost(objectives: Mapping[Objective, float], figures: Mapping[str, f
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(JsonFields):
     """A plan with its measurements.
 
     Attributes:
@@ -77,14 +66,14 @@ class Trial:
         trained: whether the weights were trained with the rounding of the plan.
     """
 
-    plan: PrecisionPlan
+    plan: Annotated[PrecisionPlan, parse_plan]
     outcome: Outcome
     accuracy: float | None = None
     loss: float | None = None
-    objectives: Mapping[str, float] = field(default_factory=dict)
+    objectives: Mapping[str, NonNegative] = field(default_factory=dict)
     seconds: float = 0.0
     error: str | None = None
-    number: int = 0
+    number: Count = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     node: str = ""
     loss_bound: float | None = None
@@ -123,25 +112,6 @@ class Trial:
         if self.loss is None:
             return float("inf")
         return self.loss if self.loss_bound is None else max(self.loss, self.loss_bound)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, strings, lists and dicts."""
-        return {
-            **vars(self),
-            "plan": self.plan.to_dict(),
-            "outcome": self.outcome.value,
-            "objectives": dict(self.objectives),
-            "metrics": dict(self.metrics),
-        }
-
-    @classmethod
-    def from_dict(cls, data: object) -> Trial:
-        """Reverse `to_dict`; missing keys take their defaults.
-
-        Raises:
-            NeuralMPError: the data are invalid.
-        """
-        return cls(**_TRIAL(data))
 
 
 class Trials(tuple[Trial, ...], Displayed):
@@ -188,20 +158,3 @@ def _values_per_trial(attribute: str, trials: Iterable[Trial]) -> dict[str, list
     figures: list[Mapping[str, float]] = [getattr(trial, attribute) for trial in trials]
     names = dict.fromkeys(name for by in figures for name in by)
     return {name: [by.get(name) for by in figures] for name in names}
-
-
-_TRIAL = record(
-    {"plan": parse_plan, "outcome": enum_of(Outcome)},
-    {
-        "accuracy": optional(number),
-        "loss": optional(number),
-        "objectives": mapping_of(checked(non_negative_float)),
-        "seconds": number,
-        "error": optional(string),
-        "number": non_negative_integer,
-        "metrics": mapping_of(number),
-        "node": string,
-        "loss_bound": optional(number),
-        "trained": boolean,
-    },
-)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core import hardware
 from neural_mp.core.enums import Approach
@@ -137,9 +136,7 @@ def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool 
     Raises:
         ConversionError: the framework does not report the executed kernels.
     """
-    adaptor = model.adaptor
-    offered = needed(adaptor.kernel_trace, adaptor.framework, "trace of executed kernels")
-    ran = offered.trace(model.held, model.example_inputs())
+    ran = model.adaptor.trace_kernels(model.held, model.example_inputs())
     machine = hardware.detect()
     return audit_ops(planned, ran, lambda precision: machine.support(precision).native, complete)
 

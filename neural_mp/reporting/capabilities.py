@@ -234,7 +234,7 @@ def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
     table = formatting.table(title, "no", "ops", "op types", "reason", right=("ops",))
     rows: dict[tuple[str, tuple[tuple[str, int], ...]], list[Reason]] = {}
     for reason in reasons:
-        rows.setdefault((reason.words, tuple(reason.types.items())), []).append(reason)
+        rows.setdefault((reason.reason, tuple(reason.types.items())), []).append(reason)
     for (text, types), alike in rows.items():
         more = len(types) - _SHOWN_TYPES
         named = ", ".join(kind for kind, _ in types[:_SHOWN_TYPES])

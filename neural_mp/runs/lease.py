@@ -10,12 +10,13 @@ import time
 import uuid
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from neural_mp.errors import HistoryError, RunInUseError, one_line
+from neural_mp.errors import HistoryError, NeuralMPError, RunInUseError, one_line
 from neural_mp.runs.run_table import RUN_TABLE, RunRow
+from neural_mp.util.json_fields import JsonFields
 from neural_mp.util.processes import ProcessIdentity
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _held: set[str] = set()
 
 
 @dataclass(frozen=True)
-class _LeaseOwner:
+class _LeaseOwner(JsonFields):
     """The owner of a lease.
 
     Attributes:
@@ -65,16 +66,14 @@ class _LeaseOwner:
     def parse(cls, text: str) -> _LeaseOwner:
         """Parse a stored lease; a damaged lease has an owner that is not alive."""
         try:
-            values: Mapping[str, Any] = json.loads(text)
-            process = ProcessIdentity.from_dict(values["process"])
-            return cls(process, str(values["since"]), str(values["token"]), int(values["beats"]))
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+            return cls.from_dict(json.loads(text))
+        except (NeuralMPError, RecursionError, TypeError, ValueError):
             return cls(ProcessIdentity("", "", 0, 0.0), "", "")
 
     @property
     def text(self) -> str:
         """The lease as stored in the row."""
-        return json.dumps(asdict(self))
+        return json.dumps(self.to_dict())
 
     @property
     def is_alive(self) -> bool | None:

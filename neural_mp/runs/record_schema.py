@@ -5,30 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from neural_mp.core.graph import Layer, Op, OpGraph
+from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.observations import Observations
-from neural_mp.core.op_timings import OpTimings
-from neural_mp.core.plan import parse_plan
 from neural_mp.core.precision import OpConfig, Precision
-from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import file_context, read_json
-from neural_mp.runs.record import (
-    Conversion,
-    Machine,
+from neural_mp.runs.report import (
     ProbeMeasurements,
     RunEnd,
     RunRecord,
     RunStart,
-    Setting,
 )
-from neural_mp.runs.report import RUNTIME_FIGURES, Report
 from neural_mp.space import Capability
+from neural_mp.util.json_fields import field_validators, to_plain
 from neural_mp.util.validators import (
     InvalidValueError,
     boolean,
@@ -36,9 +29,7 @@ from neural_mp.util.validators import (
     enum_of,
     finite,
     finite_numbers,
-    instance_of,
     integer_between,
-    invalid,
     list_of,
     mapping_of,
     non_negative_float,
@@ -48,7 +39,6 @@ from neural_mp.util.validators import (
     preview,
     record,
     string,
-    tuple_of,
     validate_at,
 )
 
@@ -63,30 +53,19 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
         why = {p.value: reasons.setdefault(w, len(reasons)) for p, w in entry.reasons.items()}
         ops.append(
             {
-                **{
-                    item.name: value
-                    for item in fields(Op)
-                    if (value := getattr(op, item.name)) != item.default and item.name != "layers"
-                },
-                **({"layers": [[part.name, part.type] for part in op.layers]} if op.layers else {}),
+                **op.to_dict(),
                 "runs in": [p.value for p in entry.precisions],
                 **({"emulated": sorted(p.value for p in entry.emulated)} if entry.emulated else {}),
                 **({"why not": why} if why else {}),
             }
         )
+    described = {name: to_plain(getattr(setup, name)) for name in (*_REQUIRED, *_EXTRA)}
     return {
-        **{name: getattr(setup, name) for name in ("started", "model", "framework", "batch_size")},
+        **described,
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
         "ops": ops,
         "reasons": list(reasons),
-        "tunable_ops": list(setup.tunable_ops),
-        "tensors": [asdict(tensor) for tensor in setup.tensors],
-        "fan_in": dict(setup.fan_in),
-        "settings": {name: asdict(setting) for name, setting in setup.settings.items()},
-        "machine": asdict(setup.machine),
-        "versions": dict(setup.versions),
-        "runtimes": [asdict(entry) for entry in setup.runtimes],
     }
 
 
@@ -99,15 +78,14 @@ def setup_from_dict(data: Any) -> RunStart:
     values = _SETUP(data)
     reasons, stored = values.pop("reasons"), values.pop("ops")
     capabilities = {
-        op["name"]: Capability(
-            tuple(OpConfig(precision) for precision in op["runs in"]),
-            validate_at("ops", _reasons, (op, reasons)),
-            frozenset(op.get("emulated", ())),
+        op.name: Capability(
+            tuple(OpConfig(precision) for precision in kernels["runs in"]),
+            validate_at("ops", _reasons, (kernels, reasons)),
+            frozenset(kernels.get("emulated", ())),
         )
-        for op in stored
+        for op, kernels in stored
     }
-    ops = [Op(**{key: op[key] for key in _OP_FIELDS if key in op}) for op in stored]
-    graph = OpGraph(ops, values.pop("inputs"), values.pop("outputs"))
+    graph = OpGraph([op for op, _ in stored], values.pop("inputs"), values.pop("outputs"))
     return _consistent(RunStart(**values, graph=graph, capabilities=capabilities))
 
 
@@ -142,9 +120,9 @@ def _consistent(setup: RunStart) -> RunStart:
 
 def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, str]:
     """Return precision → reason why an op is ineligible, from the shared list of reasons."""
-    op, reasons = given
+    kernels, reasons = given
     parsed = {}
-    for name, index in op.get("why not", {}).items():
+    for name, index in kernels.get("why not", {}).items():
         if index >= len(reasons):
             raise InvalidValueError(
                 f"expected the place of one of {len(reasons)} reasons, found {index}"
@@ -153,105 +131,19 @@ def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, 
     return parsed
 
 
-def _layer(value: Any) -> Layer:
-    return Layer(*tuple_of(string, string)(value))
+def _op(value: Any) -> tuple[Op, dict[str, Any]]:
+    return Op.from_dict(value), _KERNELS(value)
 
 
 _NAMES = list_of(string)
-_OP_FIELDS = tuple(Op.__dataclass_fields__)
-_OP = record(
-    {"name": string, "type": string, "runs in": list_of(enum_of(Precision))},
-    {
-        "inputs": _NAMES,
-        "fusion_group": string,
-        **dict.fromkeys(
-            ("quantize_agnostic", "writes_int8", "joins_int8", "channel_scales"), boolean
-        ),
-        **dict.fromkeys(("quantizes_terms", "widened"), boolean),
-        "source_precision": enum_of(Precision),
-        "shape": optional(list_of(optional(non_negative_integer))),
-        **dict.fromkeys(("quantized_inputs", "constants"), _NAMES),
-        "weights": non_negative_integer,
-        "layers": list_of(_layer),
-        "emulated": list_of(enum_of(Precision)),
-        "why not": mapping_of(non_negative_integer),
-    },
+_KERNELS = record(
+    {"runs in": list_of(enum_of(Precision))},
+    {"emulated": list_of(enum_of(Precision)), "why not": mapping_of(non_negative_integer)},
 )
-_TENSOR = record(
-    {"name": string, "producers": _NAMES, "consumers": _NAMES}, {"quantizing_ops": _NAMES}
-)
-_SETTING = record({"value": string}, {"origin": string})
-_MACHINE = record(
-    {
-        "name": string,
-        "cores": non_negative_integer,
-        "flags": _NAMES,
-        "supports": mapping_of(tuple_of(string, string)),
-        "system": string,
-    }
-)
+_REQUIRED, _EXTRA = field_validators(RunStart, without=("graph", "capabilities"))
 _SETUP = record(
-    {
-        **dict.fromkeys(("started", "model", "framework"), string),
-        "batch_size": non_negative_integer,
-        **dict.fromkeys(("inputs", "outputs", "reasons", "tunable_ops"), _NAMES),
-        "ops": list_of(_OP),
-        "tensors": list_of(instance_of(QuantizedTensor, _TENSOR)),
-        "fan_in": mapping_of(non_negative_integer),
-        "settings": mapping_of(instance_of(Setting, _SETTING)),
-        "machine": instance_of(Machine, _MACHINE),
-        "versions": mapping_of(string),
-    },
-    {"runtimes": RUNTIME_FIGURES},
-)
-
-
-def ending_to_dict(ending: RunEnd) -> dict[str, Any]:
-    """Return a `RunEnd` as plain lists, dicts, numbers and strings."""
-    return {
-        "ended": ending.ended,
-        "met": ending.met,
-        "plan": ending.plan.to_dict(),
-        "report": ending.report.to_dict(),
-        "chosen": ending.chosen,
-        "finalists": [trial.to_dict() for trial in ending.finalists],
-        "predicted": {str(number): time for number, time in ending.predicted.items()},
-        "baseline_times": dict(ending.baseline_times),
-        "result_times": dict(ending.result_times),
-        "conversions": [asdict(conversion) for conversion in ending.conversions],
-        "timed_samples": ending.timed_samples,
-    }
-
-
-def _predicted(value: Any) -> dict[int, float]:
-    times = mapping_of(number)(value)
-    wrong = next((key for key in times if not (key.isdecimal() and len(key) < 10)), None)
-    if wrong is not None:
-        raise invalid("the number of a trial", wrong)
-    return {int(key): time for key, time in times.items()}
-
-
-_CONVERSION = record(
-    {"source": string, "readers": _NAMES, "kind": string, "seconds": optional(non_negative_float)}
-)
-#: Validator of the output of `ending_to_dict`.
-ending_from_dict = instance_of(
-    RunEnd,
-    record(
-        {
-            "ended": string,
-            "met": optional(boolean),
-            "plan": parse_plan,
-            "report": Report.from_dict,
-            "chosen": optional(non_negative_integer),
-            "finalists": list_of(Trial.from_dict),
-            "predicted": _predicted,
-            "baseline_times": mapping_of(non_negative_float),
-            "result_times": mapping_of(non_negative_float),
-            "conversions": list_of(instance_of(Conversion, _CONVERSION)),
-        },
-        {"timed_samples": optional(non_negative_integer)},
-    ),
+    {**_REQUIRED, **dict.fromkeys(("inputs", "outputs", "reasons"), _NAMES), "ops": list_of(_op)},
+    _EXTRA,
 )
 
 
@@ -262,12 +154,9 @@ def record_to_dict(record: RunRecord) -> dict[str, Any]:
         "name": record.name,
         "baseline": None if record.baseline is None else dict(record.baseline),
         "observations": record.observations.to_dict(),
-        "trials": [trial.to_dict() for trial in record.trials],
-        "times": record.measured.times.to_dict(),
-        "output_nsr": {name: dict(by) for name, by in record.measured.output_nsr.items()},
-        "elements": dict(record.measured.elements),
-        "layer_errors": {op: dict(errors) for op, errors in record.measured.layer_errors.items()},
-        "ending": None if record.ending is None else ending_to_dict(record.ending),
+        "trials": to_plain(record.trials),
+        **record.measured.to_dict(),
+        "ending": to_plain(record.ending),
     }
 
 
@@ -283,9 +172,8 @@ def record_from_dict(data: Any) -> RunRecord:
 
 def _record(data: Any) -> RunRecord:
     values = _RECORD(data)
-    measured = [values.pop(key) for key in ("times", "output_nsr", "elements")]
-    measured.append(values.pop("layer_errors", {}))
-    return RunRecord(**values, measured=ProbeMeasurements(*measured))
+    measured = {key: values.pop(key) for key in _MEASURED if key in values}
+    return RunRecord(**values, measured=ProbeMeasurements(**measured))
 
 
 #: Maximum number of counts in a histogram of labels.
@@ -311,6 +199,7 @@ BASELINE_FIGURES = record(
         "passes": integer_between(2),
     },
 )
+_, _MEASURED = field_validators(ProbeMeasurements)
 _RECORD = record(
     {
         "setup": setup_from_dict,
@@ -318,13 +207,9 @@ _RECORD = record(
         "baseline": optional(BASELINE_FIGURES),
         "observations": Observations.from_dict,
         "trials": list_of(Trial.from_dict),
-        "times": OpTimings.from_dict,
-        "output_nsr": mapping_of(mapping_of(number)),
-        "elements": mapping_of(non_negative_float),
-        "ending": optional(ending_from_dict),
+        "ending": optional(RunEnd.from_dict),
     },
-    # Missing in files of earlier versions.
-    {"layer_errors": mapping_of(mapping_of(non_negative_float))},
+    _MEASURED,
 )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from neural_mp.util.json_fields import Count, JsonFields, NonNegative
 from neural_mp.util.string_enum import StringEnum
-from neural_mp.util.validators import mapping_of, non_negative_float, non_negative_integer, record
 
 
 class Stage(StringEnum):
@@ -27,7 +26,7 @@ STAGE_WORDS: Mapping[Stage, str] = {
 
 
 @dataclass(frozen=True)
-class StageNoise:
+class StageNoise(JsonFields):
     """NSR against FP32 of one plan with the weights of each stage, on calibration samples.
 
     Attributes:
@@ -37,9 +36,9 @@ class StageNoise:
         samples: number of calibration samples.
     """
 
-    ops: Mapping[str, Mapping[str, float]]
-    outputs: Mapping[str, float]
-    samples: int
+    ops: Mapping[str, Mapping[str, NonNegative]]
+    outputs: Mapping[str, NonNegative]
+    samples: Count
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -51,21 +50,3 @@ class StageNoise:
         ranked = sorted(self.ops, key=lambda op: -self.ops[op].get(Stage.NEAREST.value, 0.0))
         chosen = set(ranked[:count])
         return {op: by for op, by in self.ops.items() if op in chosen}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-compatible dict."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Any) -> StageNoise:
-        """Read the output of `to_dict`."""
-        return cls(**_SCHEMA(data))
-
-
-_SCHEMA = record(
-    {
-        "ops": mapping_of(mapping_of(non_negative_float)),
-        "outputs": mapping_of(non_negative_float),
-        "samples": non_negative_integer,
-    }
-)

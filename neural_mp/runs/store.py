@@ -10,21 +10,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from neural_mp.core.observations import Observations
-from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, one_line
 from neural_mp.io.readers import compress_text, file_context, parse_json
-from neural_mp.runs.record import (
+from neural_mp.runs.record_schema import BASELINE_FIGURES, setup_from_dict
+from neural_mp.runs.report import (
     ELEMENTS,
     LAYER_ERRORS,
     TIMES,
     ProbeMeasurements,
+    RunEnd,
     RunRecord,
+    RuntimeFigures,
     output_nsr_in,
 )
-from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
-from neural_mp.runs.report import RuntimeFigures
-from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at
+from neural_mp.util.validators import Validator
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -147,18 +147,9 @@ class RunStore:
                 f"new run"
             )
         entries = self.measurements()
+        stored = {key: entries[key] for key in (TIMES, ELEMENTS, LAYER_ERRORS) if entries.get(key)}
         with file_context(self.name, HistoryError):
-            times = entries.get(TIMES)
-            measured = ProbeMeasurements(
-                validate_at(TIMES, OpTimings.from_dict, times) if times else OpTimings(),
-                output_nsr_in(entries),
-                validate_at(ELEMENTS, mapping_of(non_negative_float), entries.get(ELEMENTS) or {}),
-                validate_at(
-                    LAYER_ERRORS,
-                    mapping_of(mapping_of(non_negative_float)),
-                    entries.get(LAYER_ERRORS) or {},
-                ),
-            )
+            measured = ProbeMeasurements.from_dict({**stored, "output_nsr": output_nsr_in(entries)})
         return RunRecord(
             setup,
             self.name,
@@ -166,7 +157,7 @@ class RunStore:
             self.observations or Observations(),
             tuple(self.trials()),
             measured,
-            self._read(ENDING, ending_from_dict),
+            self._read(ENDING, RunEnd.from_dict),
         )
 
     def _read(self, key: str, kind: Validator[T]) -> T | None:

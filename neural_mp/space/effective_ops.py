@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
-from neural_mp.util.string_enum import StringEnum
-from neural_mp.util.validators import boolean, enum_of, record, string
+from neural_mp.util.json_fields import JsonFields
 
 
 @dataclass(frozen=True)
-class EffectiveOp:
+class EffectiveOp(JsonFields):
     """The effective configuration of one op under a plan.
 
     Attributes:
@@ -28,6 +27,8 @@ class EffectiveOp:
         moves_data: whether the op only moves or selects values (see `Op.quantize_agnostic`).
         source: precision of the op in the given model (see `Op.source_precision`).
     """
+
+    omits_defaults: ClassVar[bool] = True
 
     type: str
     precision: Precision
@@ -43,35 +44,6 @@ class EffectiveOp:
         if self.approach in (None, Approach.STATIC):
             return str(self.precision)
         return f"{self.precision} ({str(self.approach).replace('_', ' ')})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-compatible dict, without default values."""
-        return {
-            item.name: value.value if isinstance(value, StringEnum) else value
-            for item in fields(self)
-            if (value := getattr(self, item.name)) != item.default
-        }
-
-    @classmethod
-    def from_dict(cls, data: object) -> EffectiveOp:
-        """Read the result of `to_dict`.
-
-        Raises:
-            NeuralMPError: `data` does not match the schema.
-        """
-        return cls(**_PLANNED(data))
-
-
-_PLANNED = record(
-    {"type": string, "precision": enum_of(Precision)},
-    {
-        "approach": enum_of(Approach),
-        "fused_into": string,
-        "may_run_unfused": boolean,
-        "moves_data": boolean,
-        "source": enum_of(Precision),
-    },
-)
 
 
 def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp]:

@@ -15,22 +15,22 @@ from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.space.capability import Capability
 from neural_mp.space.resolution import BY_PLAN
 from neural_mp.space.space import TuningSpace
-from neural_mp.util.validators import enum_of, mapping_of, non_negative_integer, record, string
+from neural_mp.util.json_fields import Count, JsonFields
 
 
 @dataclass(frozen=True)
-class Reason:
+class Reason(JsonFields):
     """The reason why ops of a model are ineligible for a precision.
 
     Attributes:
         precision: the precision.
-        words: the reason as text.
+        reason: the reason as text.
         types: op type → number of affected ops.
     """
 
     precision: Precision
-    words: str
-    types: Mapping[str, int]
+    reason: str
+    types: Mapping[str, Count]
 
     @property
     def ops(self) -> int:
@@ -39,27 +39,7 @@ class Reason:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict."""
-        return {
-            "precision": self.precision.value,
-            "reason": self.words,
-            "ops": self.ops,
-            "types": dict(self.types),
-        }
-
-    @classmethod
-    def from_dict(cls, data: object) -> Reason:
-        """Read the result of `to_dict`.
-
-        Raises:
-            NeuralMPError: `data` does not match the schema.
-        """
-        values = _REASON(data)
-        return cls(values["precision"], values["reason"], values["types"])
-
-
-_REASON = record(
-    {"precision": enum_of(Precision), "reason": string, "types": mapping_of(non_negative_integer)}
-)
+        return {**super().to_dict(), "ops": self.ops}
 
 
 def counted_reasons(

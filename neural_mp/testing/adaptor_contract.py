@@ -120,7 +120,7 @@ class AdaptorContract(OnDigits):
         cls, adaptor: Adaptor[Any], space: TuningSpace, convert: Convert
     ) -> Callable[[PrecisionPlan], Audit]:
         """Function that converts the net by a plan and audits a run."""
-        if adaptor.kernel_trace is None:
+        if not adaptor.offers("trace_kernels"):
             pytest.skip(f"{cls.framework} does not say which kernels ran")
 
         def audit(plan: PrecisionPlan) -> Audit:
@@ -271,7 +271,7 @@ class AdaptorContract(OnDigits):
         assert differing >= {name for name, op in planned.items() if op.approach is not None}
 
     def test_every_op_that_runs_is_profiled(self, adaptor, model, space, images):
-        if adaptor.op_timing is None:
+        if not adaptor.offers("time_ops"):
             pytest.skip(f"{self.framework} does not time single ops")
         runs = LoadedModel(adaptor, model).profile(images)
         assert set(space.tunable_ops) <= set(runs)

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.io.files import write_atomic
 from neural_mp.io.readers import bytes_of, file_context, read_json
+from neural_mp.util.json_fields import Count, Finite, JsonFields
 from neural_mp.util.validators import (
     boolean,
     file_path,
     finite,
     integer_between,
-    list_of,
     optional,
     positive_float,
-    record,
     validate_option,
 )
 
@@ -46,7 +45,7 @@ _LEAST = -sys.float_info.max
 
 
 @dataclass(frozen=True)
-class TrainingProgress:
+class TrainingProgress(JsonFields):
     """Progress of a training.
 
     Attributes:
@@ -57,9 +56,9 @@ class TrainingProgress:
         complete: whether all epochs were run; False if the budget ended first.
     """
 
-    losses: tuple[float, ...] = ()
-    scores: tuple[float, ...] = ()
-    best: int = 0
+    losses: tuple[Finite, ...] = ()
+    scores: tuple[Finite, ...] = ()
+    best: Count = 0
     complete: bool = False
 
     @property
@@ -180,16 +179,6 @@ def _epoch(
     return sum(losses) / len(losses), True
 
 
-_SCHEMA = record(
-    {
-        "losses": list_of(finite),
-        "scores": list_of(finite),
-        "best": integer_between(0),
-        "complete": boolean,
-    }
-)
-
-
 class _Checkpoints:
     """The states of the latest and the best epoch in a folder, each in a file of its own.
 
@@ -208,9 +197,8 @@ class _Checkpoints:
         """Restore the latest complete epoch, and return its progress; None without any."""
         if self.folder is None or not (self.folder / _PROGRESS).is_file():
             return None
-        content = read_json(self.folder / _PROGRESS, _SCHEMA, ConfigurationError, _OTHER_FOLDER)
-        lists = tuple(content["losses"]), tuple(content["scores"])
-        progress = TrainingProgress(*lists, content["best"], content["complete"])
+        read = TrainingProgress.from_dict
+        progress = read_json(self.folder / _PROGRESS, read, ConfigurationError, _OTHER_FOLDER)
         states = []
         for epoch in (progress.epochs, progress.best):
             with file_context(repr(str(self._file(epoch))), ConfigurationError, _OTHER_FOLDER):
@@ -226,7 +214,7 @@ class _Checkpoints:
         if self.folder is None:
             return
         write_atomic(self._file(progress.epochs), state)
-        content = json.dumps(asdict(progress), indent=1).encode()
+        content = json.dumps(progress.to_dict(), indent=1).encode()
         write_atomic(self.folder / _PROGRESS, content)
         retained = {self._file(progress.epochs), self._file(progress.best)}
         for file in self.folder.glob("epoch_*.state"):

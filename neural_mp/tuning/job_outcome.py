@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,8 @@ from neural_mp.errors import TuningError
 from neural_mp.io.files import write_atomic
 from neural_mp.io.readers import read_json
 from neural_mp.runs.report import Report
+from neural_mp.util.json_fields import Count, JsonFields, NonNegative
 from neural_mp.util.string_enum import StringEnum
-from neural_mp.util.validators import (
-    Validator,
-    boolean,
-    enum_of,
-    integer,
-    non_negative_float,
-    non_negative_integer,
-    number,
-    optional,
-    record,
-    string,
-)
 
 #: File with the outcome in the folder of a job.
 OUTCOME_FILE = "job.json"
@@ -51,7 +39,7 @@ class JobStatus(StringEnum):
 
 
 @dataclass(frozen=True)
-class JobOutcome:
+class JobOutcome(JsonFields):
     """Outcome of a job.
 
     Attributes:
@@ -75,7 +63,7 @@ class JobOutcome:
     status: JobStatus
     reason: str = ""
     exit_code: int | None = None
-    seconds: float = 0.0
+    seconds: NonNegative = 0.0
     known: bool = False
     run: str = ""
     framework: str = ""
@@ -83,11 +71,11 @@ class JobOutcome:
     accuracy: float | None = None
     baseline_accuracy: float | None = None
     target: float | None = None
-    latency: float | None = None
-    baseline_latency: float | None = None
-    size: int = 0
-    baseline_size: int = 0
-    evaluations: int = 0
+    latency: NonNegative | None = None
+    baseline_latency: NonNegative | None = None
+    size: Count = 0
+    baseline_size: Count = 0
+    evaluations: Count = 0
 
     @property
     def speedup(self) -> float | None:
@@ -112,7 +100,7 @@ class JobOutcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict."""
-        return {**asdict(self), "status": self.status.value, "speedup": self.speedup}
+        return {**super().to_dict(), "speedup": self.speedup}
 
     def write(self, folder: Path) -> None:
         """Write the outcome to the folder of the job, atomically."""
@@ -128,28 +116,20 @@ def read_outcome(folder: Path) -> JobOutcome | None:
     file = folder / OUTCOME_FILE
     if not file.exists():
         return None
-    fields = read_json(file, _OUTCOME, TuningError, "delete the file to repeat the job")
-    return JobOutcome(**fields)
+    return read_json(file, JobOutcome.from_dict, TuningError, "delete the file to repeat the job")
 
 
-#: Figures with the same names in `Report` → validator.
-_FIGURES: Mapping[str, Validator[Any]] = {
-    **dict.fromkeys(("accuracy", "baseline_accuracy", "target"), optional(number)),
-    **dict.fromkeys(("latency", "baseline_latency"), optional(non_negative_float)),
-    **dict.fromkeys(("size", "baseline_size", "evaluations"), non_negative_integer),
-}
-_OUTCOME = record(
-    {"name": string, "file": string, "digest": string, "status": enum_of(JobStatus)},
-    {
-        **dict.fromkeys(("reason", "run", "framework", "metric"), string),
-        "exit_code": optional(integer),
-        "seconds": non_negative_float,
-        "known": boolean,
-        **_FIGURES,
-    },
+#: Figures with the same names in `Report`.
+_FIGURES = (
+    "accuracy",
+    "baseline_accuracy",
+    "target",
+    "latency",
+    "baseline_latency",
+    "size",
+    "baseline_size",
+    "evaluations",
 )
-
-
 #: Saved result; default workspace; captured output.
 RESULT, WORKSPACE, LOG_FILE = "result", "workspace", "log.txt"
 #: HTML page of all jobs.

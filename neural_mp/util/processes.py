@@ -10,11 +10,11 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from neural_mp.errors import ConfigurationError
+from neural_mp.util.json_fields import JsonFields
 
 _START = (
     "import sys; sys.path[:] = [place for place in sys.path if place]; import runpy; "
@@ -94,7 +94,7 @@ _START_TOLERANCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class ProcessIdentity:
+class ProcessIdentity(JsonFields):
     """Unique identity of a process, past or present.
 
     Attributes:
@@ -115,20 +115,6 @@ class ProcessIdentity:
         import psutil
 
         return cls(platform.node(), _namespace(), os.getpid(), psutil.Process().create_time())
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ProcessIdentity:
-        """Read back a serialized process.
-
-        Raises:
-            KeyError, TypeError, ValueError: the values are invalid.
-        """
-        pid, started = int(values["pid"]), float(values["started"])
-        return cls(str(values["host"]), str(values["namespace"]), pid, started)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes, serializable as JSON."""
-        return asdict(self)
 
     @property
     def is_this_one(self) -> bool:

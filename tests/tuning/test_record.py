@@ -246,7 +246,7 @@ def test_barred_products_are_counted_by_reason(net, digits, tmp_path):
         exit_policy=ExitPolicy(performance_only=True),
         workspace=tmp_path,
     )()
-    barred = {reason.words: dict(reason.types) for reason in result.report.ineligible}
+    barred = {reason.reason: dict(reason.types) for reason in result.report.ineligible}
     assert barred["excluded by your constraints"] == {"linear": 1}
     assert {"matmul": 1} in barred.values() or {"mm": 1} in barred.values()
 

@@ -26,10 +26,14 @@ SECONDS = 0.01
 class Server:
     """A model that sleeps, and records its concurrent calls and the threads of each."""
 
-    def __init__(self, streams=None):
+    def __init__(self, divides_threads=False):
         self.running, self.most, self.threads = 0, 0, []
         self._lock = threading.Lock()
-        self.adaptor = SimpleNamespace(framework="slow", threads=self._limited, streams=streams)
+        self.adaptor = SimpleNamespace(
+            framework="slow",
+            threads=self._limited,
+            offers=lambda method: divides_threads and method == "with_streams",
+        )
 
     @contextmanager
     def _limited(self, count):
@@ -68,7 +72,7 @@ def test_calls_run_at_a_time_and_share_the_threads():
 
 
 def test_a_runtime_that_divides_its_threads_gets_all_of_them():
-    model = Server(streams=object())
+    model = Server(divides_threads=True)
     measurement(4).interleaved([model])
     assert model.threads == [8]
 

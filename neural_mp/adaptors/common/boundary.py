@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from neural_mp.adaptors.common.call_layouts import flat_leaves, layout_of, positions, remember
 from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.util.json_fields import NOT_STORED, JsonFields
 from neural_mp.util.pytree import NamedOutputs, as_numpy, tree_leaves
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
@@ -21,7 +22,6 @@ from neural_mp.util.validators import (
     non_negative_integer,
     one_of,
     optional,
-    record,
 )
 
 #: Index of an output, None, or the kind of a container with its parts by position or name.
@@ -42,7 +42,7 @@ def arranged(containers: Containers, values: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Boundary:
+class Boundary(JsonFields):
     """The calls of a model in its source framework, for a model that runs in another one.
 
     Attributes:
@@ -52,10 +52,10 @@ class Boundary:
         held: an object that must live as long as the model.
     """
 
-    framework: str
+    framework: Annotated[str, one_of(tuple(FRAMEWORKS))]
     signature: Signature
-    containers: Containers = None
-    held: Any = field(default=None, compare=False, repr=False)
+    containers: Annotated[Containers, _parse_containers] = None
+    held: Any = field(default=None, compare=False, repr=False, metadata=NOT_STORED)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without process-local parts."""
@@ -125,14 +125,6 @@ class Boundary:
         outputs = counted(len(self.signature.outputs), "output")
         return f"inputs {inputs}; {outputs}, in the order of {self.framework}, without containers"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return strings, numbers and containers for JSON."""
-        return {
-            "framework": self.framework,
-            "signature": self.signature.to_dict(),
-            "containers": self.containers,
-        }
-
     @classmethod
     def from_dict(cls, data: object) -> Boundary:
         """Read back the result of `to_dict`.
@@ -140,7 +132,7 @@ class Boundary:
         Raises:
             NeuralMPError: the data is malformed.
         """
-        boundary = cls(**_BOUNDARY(data))
+        boundary = super().from_dict(data)
         for index in _collect_indices(boundary.containers):
             if index >= len(boundary.signature.outputs):
                 raise invalid("the index of an output", index)
@@ -175,12 +167,3 @@ def _parse_containers(value: object) -> Containers:
     if not isinstance(parts, list):
         raise invalid("a list of parts", parts)
     return [kind, [_parse_containers(part) for part in parts]]
-
-
-_BOUNDARY = record(
-    {
-        "framework": one_of(tuple(FRAMEWORKS)),
-        "signature": Signature.from_dict,
-        "containers": _parse_containers,
-    }
-)

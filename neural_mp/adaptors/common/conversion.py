@@ -1,7 +1,4 @@
-"""The framework-independent pipeline of a resolved plan: corrections, ranges, conversion.
-
-Also the two shorter pipelines of calibration and of timing ops.
-"""
+"""The framework-independent pipelines of calibration, and of a resolved plan before conversion."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import Observer, summarize
 from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
-from neural_mp.adaptors.common.optional import OpTiming, needed
+from neural_mp.adaptors.common.framework import Framework
+from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.weights.corrections import apply_corrections
 from neural_mp.adaptors.common.weights.factor_folding import fold_factors
@@ -24,7 +21,6 @@ from neural_mp.adaptors.common.weights.reconstruction import ModelToRound, recon
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
-from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import (
@@ -121,29 +117,7 @@ def _observed_range(tensor: str, algorithm: str, observations: Observations) -> 
 M = TypeVar("M")
 
 
-def convert(
-    adaptor: Framework[M],
-    model: M,
-    plan: ResolvedPlan,
-    observations: Observations,
-    space: TuningSpace,
-    corrected: CorrectedWeights[M] | None = None,
-) -> M:
-    """Return the model in the precisions of a plan; `model` itself if the plan changes nothing.
-
-    `corrected` are the corrected weights of the model, by default made without data.
-
-    Raises:
-        ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
-        PlanError: a correction in the plan cannot be applied.
-    """
-    if not plan.changes_model:
-        return model
-    prepared, ranges = prepared_for(adaptor, model, plan, observations, space, corrected)
-    return adaptor.convert_graph(prepared, plan, ranges)
-
-
-def prepared_for(
+def prepare(
     adaptor: Framework[M],
     model: M,
     plan: ResolvedPlan,
@@ -153,7 +127,7 @@ def prepared_for(
 ) -> tuple[M, dict[str, Range]]:
     """Return the FP32 model with the corrections of a plan, and the ranges of quantized tensors.
 
-    Errors as in `convert`.
+    Errors as in `Adaptor.convert`.
     """
     rescaled, updated = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, updated)
@@ -192,10 +166,10 @@ def observe(
     ranged = observable_tensors(space.graph, space.int8_ops)
     tensors = ranged.union(*(space.graph[op].read_in_int8 for op in space.dynamic_ops))
     observers: defaultdict[str, Observer] = defaultdict(Observer)
-    if retained is None or adaptor.output_keeping is None:
+    if retained is None:
         summaries = adaptor.observe_tensors(model, inputs, tensors)
     else:
-        summaries = adaptor.output_keeping.observe_tensors(model, inputs, tensors, retained)
+        summaries = adaptor.observe_and_keep(model, inputs, tensors, retained)
     for name, summary in summaries:
         if summary.non_finite:
             inputs.note_non_finite()
@@ -205,9 +179,3 @@ def observe(
     by_channel = tensors_with_channel_scales(space.graph, flow)
     observations = summarize(observers, inputs.samples, by_channel, without_ranges=tensors - ranged)
     return replace(observations, nan_samples=inputs.damaged)
-
-
-def profile(timing: OpTiming[M], model: M, inputs: Any, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
-    """Return op, or conversion under its own name → seconds of each run after warm-up."""
-    durations = timing.time_ops(model, inputs, sum(runs))
-    return {op: tuple(seconds[-runs.timed :]) for op, seconds in durations.items()}

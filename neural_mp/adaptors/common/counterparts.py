@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
 
 from neural_mp.core.graph import Op, OpGraph
-
-M = TypeVar("M")
 
 #: Kinds of op that only move values, which runtimes add and remove.
 _MOVERS = ("identity", "reshape", "transpose")
 #: Kinds of op that runtimes fold into the one before, e.g. those of a batch norm.
 _FOLDED = ("add", "batch_norm", "div", "mul", "sub")
-
-
-@dataclass(frozen=True)
-class OpNames(Generic[M]):
-    """Optional part of an adaptor: names of ops, if the runtime does not keep those of a file.
-
-    Attributes:
-        renamed: model, op → new name → the model with these names.
-    """
-
-    renamed: Callable[[M, Mapping[str, str]], M]
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,15 @@ difference: a fused kernel rounds fewer times.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array, float_arrays
-
-if TYPE_CHECKING:
-    from neural_mp.adaptors.common.adaptor_protocol import Framework
 
 logger = logging.getLogger(__name__)
 
@@ -27,20 +24,6 @@ M = TypeVar("M")
 #: Maximum noise of fused kernels as a multiple of that of the conversion, and the noise that is
 #: never too much.
 _MAX_RATIO, _NEGLIGIBLE_NSR = 3.0, 1e-4
-
-
-@dataclass(frozen=True)
-class UnoptimizedRun(Generic[M]):
-    """Runs without the optimizations of a runtime, to check its fusions.
-
-    Attributes:
-        outputs: model, inputs → the outputs.
-        first_deviating: model, inputs → the first op whose result differs between a run with and
-            without optimizations by more than rounding; None if unknown.
-    """
-
-    outputs: Callable[[M, Any], list[Any]]
-    first_deviating: Callable[[M, Any], str | None]
 
 
 def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: Any) -> None:

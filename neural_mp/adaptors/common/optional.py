@@ -1,4 +1,7 @@
-"""Optional parts of an adaptor: each is an object of functions, or None."""
+"""Optional parts of an adaptor: each is an object of functions, or None.
+
+Optional functions that stand alone are methods of `adaptors.common.framework.Framework`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Device
 from neural_mp.core.int8_accumulation import KernelKind
-from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
@@ -40,20 +42,13 @@ def needed(part: P | None, framework: str, what: str) -> P:
         ConversionError: the adaptor does not offer the part.
     """
     if part is None:
-        raise ConversionError(f"the adaptor of {framework} offers no {what}")
+        raise not_offered(framework, what)
     return part
 
 
-@dataclass(frozen=True)
-class OpTiming(Generic[M]):
-    """Timing of single ops.
-
-    Attributes:
-        time_ops: model, inputs, number of runs → op, or conversion under its own name → seconds of
-            each run, in order. Fused ops count towards the op that they are fused into.
-    """
-
-    time_ops: Callable[[M, Any, int], Mapping[str, Sequence[float]]]
+def not_offered(framework: str, what: str) -> ConversionError:
+    """Return the error for a missing part or method of an adaptor; `what` names the part."""
+    return ConversionError(f"the adaptor of {framework} offers no {what}")
 
 
 @dataclass(frozen=True)
@@ -67,19 +62,6 @@ class LayerTiming(Generic[M]):
 
     shapes: Callable[[M], Mapping[str, Hashable]]
     run: Callable[[M, str, int], Callable[[], object]]
-
-
-@dataclass(frozen=True)
-class KernelTrace(Generic[M]):
-    """The kernels executed in a run, for audits.
-
-    Attributes:
-        trace: model, inputs → op → its kernels in one run, from the runtime's own trace. An op
-            without an entry is fused into another or needs no kernel; an op that was not reached
-            has no kernels.
-    """
-
-    trace: Callable[[M, Any], Mapping[str, OpTrace]]
 
 
 @dataclass(frozen=True)
@@ -103,6 +85,20 @@ class OpOutputs(Generic[M]):
 
 
 @dataclass(frozen=True)
+class UnoptimizedRun(Generic[M]):
+    """Runs without the optimizations of a runtime, to check its fusions.
+
+    Attributes:
+        outputs: model, inputs → the outputs.
+        first_deviating: model, inputs → the first op whose result differs between a run with and
+            without optimizations by more than rounding; None if unknown.
+    """
+
+    outputs: Callable[[M, Any], list[Any]]
+    first_deviating: Callable[[M, Any], str | None]
+
+
+@dataclass(frozen=True)
 class Corrections(Generic[M]):
     """The constants of layers and normalizations, for corrections and second derivatives.
 
@@ -118,18 +114,6 @@ class Corrections(Generic[M]):
     with_layer_params: Callable[[M, Mapping[str, LayerRescale]], M]
     channel_preserving_ops: Callable[[M], Collection[str]] = lambda model: ()
     values: Callable[[M, Iterable[Any], Collection[str]], Iterable[tuple[str, Array]]] | None = None
-
-
-@dataclass(frozen=True)
-class Hessian(Generic[M]):
-    """Second derivatives, if the framework has gradients.
-
-    Attributes:
-        hessian_traces: model, batches, ops → op → trace of the Hessian by its weight, of the loss
-            in `adaptors.common.sensitivity.hessian`.
-    """
-
-    hessian_traces: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, float]]
 
 
 #: Outputs of a model, and whether they are logits → direction at each output.
@@ -263,18 +247,6 @@ class SingleFile(Generic[M]):
 
 
 @dataclass(frozen=True)
-class OnnxExport(Generic[M]):
-    """Export to ONNX.
-
-    Attributes:
-        export_onnx: model, file, metadata → None; metadata becomes properties of the file.
-            `ConversionError` if the model has ops that ONNX lacks.
-    """
-
-    export_onnx: Callable[[M, Path, Mapping[str, str]], None]
-
-
-@dataclass(frozen=True)
 class Checkpoints(Generic[M]):
     """Checkpoints in the formats of other tools.
 
@@ -286,19 +258,6 @@ class Checkpoints(Generic[M]):
 
     export: Callable[[M, Path, CheckpointFormat], None]
     read: Callable[[Path], tuple[Any, Mapping[str, IntegerLayer]]]
-
-
-@dataclass(frozen=True)
-class CallRecording:
-    """Recording of the inputs of calls that the user's own code makes to a model.
-
-    Attributes:
-        recording: the object that the user's code calls, function → context in which the inputs of
-            every call are passed to the function, as copies and in a form that `predict` accepts.
-            The model runs as before.
-    """
-
-    recording: Callable[[Any, Callable[[Any], None]], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -334,42 +293,6 @@ class Compiler(Generic[M]):
     runtime: str
     missing: Callable[[], str]
     compiling: Callable[[M], M]
-
-
-@dataclass(frozen=True)
-class Streams(Generic[M]):
-    """Several calls of one model at a time, for runtimes that divide their threads among them.
-
-    Attributes:
-        with_streams: model, number of concurrent calls → the model compiled for these.
-    """
-
-    with_streams: Callable[[M, int], M]
-
-
-@dataclass(frozen=True)
-class FloatKernels(Generic[M]):
-    """FP32 kernels besides the framework's own, which a plan requests as `OpConfig.kernel`.
-
-    Attributes:
-        faster: FP32 model, inputs, ops → op → a kernel that is faster on the inputs than the
-            framework's own, measured in interleaved runs with the current number of threads. Empty
-            if all these ops together take too little time to matter.
-    """
-
-    faster: Callable[[M, Any, Collection[str]], Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class GraphDump(Generic[M]):
-    """Graph dumps for inspection.
-
-    Attributes:
-        dump_graph: model, path without suffix → the files written: in the framework's binary
-            format, and as text without large weights.
-    """
-
-    dump_graph: Callable[[M, Path], tuple[Path, ...]]
 
 
 def _no_devices() -> Sequence[Device]:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
 from neural_mp.adaptors.common.call_layouts import ArrayLayouts
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
+from neural_mp.util.json_fields import JsonFields
 from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import Array, NamedList, Structure, tree_leaves, unflatten
 from neural_mp.util.text import counted
@@ -24,9 +25,7 @@ from neural_mp.util.validators import (
     nested_numbers,
     non_negative_integer,
     optional,
-    record,
     short_string,
-    string,
 )
 
 #: Sizes of a tensor, None if unknown before a run; None if the rank is unknown.
@@ -36,7 +35,7 @@ _S = TypeVar("_S", bound="Signature")
 
 
 @dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(JsonFields):
     """An input or output.
 
     Attributes:
@@ -50,10 +49,12 @@ class TensorSpec:
 
     name: str
     tensor: str
-    dtype: np.dtype[Any] | None
-    shape: Shape
+    dtype: Annotated[np.dtype[Any], _parse_dtype] | None
+    shape: Annotated[Shape, shape_of]
     alias: str | None = None
-    default: Array | None = field(default=None, compare=False, repr=False)
+    default: Annotated[Array, nested_numbers] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Return strings and numbers for JSON."""
@@ -71,7 +72,7 @@ class TensorSpec:
         Raises:
             NeuralMPError: the data is malformed, or a matching array would exceed the memory limit.
         """
-        spec = cls(**_PORT(data))
+        spec = super().from_dict(data)
         if spec.default is None:
             return spec
         try:
@@ -104,7 +105,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Signature:
+class Signature(JsonFields):
     """The inputs and outputs of a model.
 
     Attributes:
@@ -115,7 +116,7 @@ class Signature:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    returns: Structure = 0
+    returns: Annotated[Structure, _parse_structure] = 0
 
     @cached_property
     def input_tensors(self) -> list[str]:
@@ -127,22 +128,15 @@ class Signature:
         """The tensors of the outputs."""
         return [port.tensor for port in self.outputs]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return strings, numbers and containers for JSON."""
-        return {
-            "inputs": [port.to_dict() for port in self.inputs],
-            "outputs": [port.to_dict() for port in self.outputs],
-            "returns": self.returns,
-        }
-
     @classmethod
     def from_dict(cls: type[_S], data: object) -> _S:
         """Read back the result of `to_dict`; raise `NeuralMPError` if the data is malformed."""
-        parsed = _SIGNATURE(data)
-        for position in tree_leaves(parsed["returns"]):
-            if position is not None and position >= len(parsed["outputs"]):
-                raise invalid(f"an index of one of {len(parsed['outputs'])} outputs", position)
-        return cls(**parsed)
+        signature = super().from_dict(data)
+        count = len(signature.outputs)
+        for position in tree_leaves(signature.returns):
+            if position is not None and position >= count:
+                raise invalid(f"an index of one of {count} outputs", position)
+        return signature
 
     def bind(self, inputs: object) -> dict[str, Array]:
         """Return tensor → array for the inputs of one batch.
@@ -310,20 +304,6 @@ def _parse_structure(value: object) -> Structure:
         mapping_of(_parse_structure) if isinstance(value, dict) else optional(non_negative_integer)
     )
     return below(value)
-
-
-_PORT = record(
-    {
-        "name": string,
-        "tensor": string,
-        "dtype": optional(_parse_dtype),
-        "shape": shape_of,
-        "alias": optional(string),
-    },
-    {"default": nested_numbers},
-)
-_PORTS = list_of(TensorSpec.from_dict)
-_SIGNATURE = record({"inputs": _PORTS, "outputs": _PORTS, "returns": _parse_structure})
 
 
 def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.onnxrt import (
     layer_params,
@@ -49,34 +47,34 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     title = "ONNX"
     packages = ("onnxruntime", "onnx")
     op_kinds = TYPES
-    op_timing = optional.OpTiming(profiler.time_ops)
-    kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
-    unoptimized_run = UnoptimizedRun(observe.unoptimized_outputs, observe.first_deviating)
+    unoptimized_run = optional.UnoptimizedRun(observe.unoptimized_outputs, observe.first_deviating)
     corrections = optional.Corrections(
         layer_params.layer_params, layer_params.with_layer_params, values=observe.values
     )
-    output_keeping = OutputKeeping(observe.watch)
     layer_inputs = optional.LayerInputs(layer_params.stored_layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_unsigned_weights
     )
     single_file = optional.SingleFile((".onnx",), storage.save_file)
-    onnx_export = optional.OnnxExport(storage.save_file)
-    graph_dump = optional.GraphDump(storage.dump_graph)
     transfer = optional.Transfer("onnx", storage.boundary, storage.transfer_file)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     observe_tensors = staticmethod(observe.watch)
+    observe_and_keep = staticmethod(observe.watch)
     element_counts = staticmethod(observe.element_counts)
     convert_graph = staticmethod(write)
     native = staticmethod(storage.whole)
     save = staticmethod(storage.save)
     fingerprint = staticmethod(storage.fingerprint)
+    time_ops = staticmethod(profiler.time_ops)
+    trace_kernels = staticmethod(profiler.trace)
+    export_onnx = staticmethod(storage.save_file)
+    dump_graph = staticmethod(storage.dump_graph)
 
     def __init__(self, provider: str | None = None) -> None:
         self.provider = provider or os.environ.get(PROVIDER_VARIABLE) or CPU

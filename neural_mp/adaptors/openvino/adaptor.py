@@ -9,8 +9,6 @@ import numpy as np
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.counterparts import OpNames
-from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
@@ -41,8 +39,6 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     title = "OpenVINO"
     packages = ("openvino",)
     op_kinds = TYPES
-    op_timing = optional.OpTiming(profiler.time_ops)
-    kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
@@ -55,10 +51,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
         reduce_range.full_range_kernels, reduce_range.with_reduced_range
     )
     single_file = optional.SingleFile((".xml",), storage.save_file)
-    op_names = OpNames(renamed)
-    streams = optional.Streams(with_streams)
-    unoptimized_run = UnoptimizedRun(fusions.outputs, fusions.first_deviating)
-    graph_dump = optional.GraphDump(storage.dump_graph)
+    unoptimized_run = optional.UnoptimizedRun(fusions.outputs, fusions.first_deviating)
 
     read = staticmethod(loading.load)
     graph = staticmethod(build_graph)
@@ -67,6 +60,11 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     convert_graph = staticmethod(convert_graph)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)
+    time_ops = staticmethod(profiler.time_ops)
+    trace_kernels = staticmethod(profiler.trace)
+    dump_graph = staticmethod(storage.dump_graph)
+    with_op_names = staticmethod(renamed)
+    with_streams = staticmethod(with_streams)
 
     def kernels(self, model: OpenVinoModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return the kernels of the CPU plugin."""

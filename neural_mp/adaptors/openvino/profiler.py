@@ -80,7 +80,7 @@ def _timed_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
 
 
 def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
-    """Return op → its kernels in one run; see `KernelTrace`.
+    """Return op → its kernels in one run; see `Adaptor.trace_kernels`.
 
     An integer kernel is that of its layer: the ops fused into the kernel compute in float. The
     plugin gives some kernels the name of their last op only, e.g. that of the bias of a product:

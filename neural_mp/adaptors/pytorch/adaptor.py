@@ -59,9 +59,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     packages = ("torch",)
     op_kinds = TYPES
     replaceable_files = layer_storage.TOKENIZER_FILES
-    op_timing = optional.OpTiming(profiler.time_ops)
     layer_timing = optional.LayerTiming(profiler.layer_shapes, profiler.layer_run)
-    kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
@@ -75,14 +73,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         grouped_weights.with_weights,
         blocks=optional.Blocks(grouped_weights.block_moments, learned_blocks.learned_weights),
     )
-    hessian = optional.Hessian(hessian.hessian_traces)
     portability = optional.Portability(convert.full_range_kernels, convert.with_reduced_weights)
-    call_recording = optional.CallRecording(call_recording.recording)
     checkpoints = optional.Checkpoints(checkpoints.export_checkpoint, checkpoints.read_checkpoint)
-    onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
-    float_kernels = optional.FloatKernels(float_kernels.faster)
-    graph_dump = optional.GraphDump(storage.dump_graph)
     single_file = optional.SingleFile((".pt2",), storage.save_file)
     transfer = optional.Transfer("onnx", transfer.boundary, transfer.write, transfer.tensor)
 
@@ -92,6 +85,13 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     observe_tensors = staticmethod(observe.watch)
     convert_graph = staticmethod(write)
     fingerprint = staticmethod(fingerprint)
+    time_ops = staticmethod(profiler.time_ops)
+    trace_kernels = staticmethod(profiler.trace)
+    hessian_traces = staticmethod(hessian.hessian_traces)
+    export_onnx = staticmethod(onnx_export.export_onnx)
+    dump_graph = staticmethod(storage.dump_graph)
+    record_calls = staticmethod(call_recording.recording)
+    faster_kernels = staticmethod(float_kernels.faster)
 
     @cached_property
     def training(self) -> optional.Training:

@@ -16,13 +16,8 @@ import tensorflow as tf
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.optional import (
-    CallRecording,
     Corrections,
-    GraphDump,
-    Hessian,
-    KernelTrace,
     OpOutputs,
-    OpTiming,
     Portability,
     SingleFile,
     Training,
@@ -66,8 +61,6 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     packages = ("tensorflow", "keras")
     frees_axes = True
     op_kinds = TYPES
-    op_timing = OpTiming(profiler.time_ops)
-    kernel_trace = KernelTrace(profiler.trace)
     op_outputs = OpOutputs(observe.observable_ops, observe.op_outputs, observe.first_non_finite)
     corrections = Corrections(
         layer_params.layer_params,
@@ -75,14 +68,11 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         layer_params.channel_preserving_ops,
         observe.values,
     )
-    hessian = Hessian(hessian.hessian_traces)
     portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
     single_file = SingleFile(SUFFIXES, storage.save_file)
     transfer = Transfer(
         "saved_model", storage.boundary, storage.transfer_folder, tf.convert_to_tensor
     )
-    graph_dump = GraphDump(storage.dump_graph)
-    call_recording = CallRecording(call_recording.recording)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
@@ -92,6 +82,11 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     convert_graph = staticmethod(write)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)
+    time_ops = staticmethod(profiler.time_ops)
+    trace_kernels = staticmethod(profiler.trace)
+    hessian_traces = staticmethod(hessian.hessian_traces)
+    dump_graph = staticmethod(storage.dump_graph)
+    record_calls = staticmethod(call_recording.recording)
 
     @cached_property
     def training(self) -> Training:

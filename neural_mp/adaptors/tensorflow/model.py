@@ -32,7 +32,6 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 from neural_mp.core.graph import Layer
 from neural_mp.core.observations import Range
 from neural_mp.errors import DataError
-from neural_mp.util.validators import list_of, record, string
 
 logger = logging.getLogger(__name__)
 
@@ -78,22 +77,6 @@ class ServedSignature(Signature):
     @cached_property
     def _warned(self) -> list[bool]:
         return []
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain strings and numbers for JSON."""
-        return {**super().to_dict(), "keys": self.keys}
-
-    @classmethod
-    def from_dict(cls, data: object) -> ServedSignature:
-        """Restore a signature from the result of `to_dict`.
-
-        Raises:
-            NeuralMPError: the data are invalid.
-        """
-        return replace(super().from_dict(data), **_KEYS(data))
-
-
-_KEYS = record({"keys": list_of(string)})
 
 
 def _integers(port: TensorSpec, value: Any) -> Any:

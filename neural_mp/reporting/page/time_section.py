@@ -55,7 +55,7 @@ def _ineligible_contractions(view: View) -> Element | None:
     if not reasons:
         return None
     lines = [
-        f"{counted(reason.ops, 'op')} not in {NAMES[reason.precision]}: {reason.words}"
+        f"{counted(reason.ops, 'op')} not in {NAMES[reason.precision]}: {reason.reason}"
         for reason in reasons
     ]
     return element(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from neural_mp.errors import DataError
 from neural_mp.util.digest import digest_of
+from neural_mp.util.json_fields import NOT_STORED, JsonFields
 from neural_mp.util.pytree import as_numpy, batch_size_of
 
 Hashes = NDArray[np.uint64]
@@ -30,7 +31,7 @@ _PART_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
-class PassContents:
+class PassContents(JsonFields):
     """Samples seen in a pass, or in a part of a pass.
 
     Attributes:
@@ -45,7 +46,7 @@ class PassContents:
 
     samples: int = 0
     labels: int | None = 0
-    shapes: tuple[tuple[int, ...], ...] | None = None
+    shapes: tuple[tuple[int, ...], ...] | None = field(default=None, metadata=NOT_STORED)
     histogram: tuple[int, ...] = ()
     largest_batch: int = field(default=0, compare=False)
 
@@ -123,11 +124,6 @@ class PassContents:
         if not self.histogram or len(self.histogram) != len(other.histogram):
             return math.inf
         return sum(abs(a - b) for a, b in zip(self.histogram, other.histogram, strict=True)) / 2
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the contents of a complete pass as a JSON-compatible dict."""
-        counted = {"histogram": list(self.histogram), "largest_batch": self.largest_batch}
-        return {"samples": self.samples, "labels": self.labels, **counted}
 
 
 def _other_data(name: str, change: str) -> DataError:

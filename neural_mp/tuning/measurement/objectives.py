@@ -240,7 +240,7 @@ class Measurement:
 
     def _threads_per_call(self, adaptor: Adaptor[Any]) -> int | None:
         """Return the threads of a call: those of all streams if the runtime divides them."""
-        if self.streams is None or adaptor.streams is not None:
+        if self.streams is None or adaptor.offers("with_streams"):
             return self.threads
         return max(1, (self.threads or detect().cores) // self.streams)
 

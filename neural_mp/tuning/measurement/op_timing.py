@@ -17,7 +17,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.workload import Workload, form_of
 from neural_mp.profiling import interleaved_medians
-from neural_mp.runs.record import Conversion
+from neural_mp.runs.report import Conversion
 from neural_mp.space import ResolvedPlan, TuningSpace
 
 _WITHIN_ANOTHER = Duration(*[WITHIN_ANOTHER_SECONDS] * 3)

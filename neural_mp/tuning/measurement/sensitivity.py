@@ -15,7 +15,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.record import (
+from neural_mp.runs.report import (
     NO_CORRECTION,
     ProbeMeasurements,
     RunRecord,
@@ -30,10 +30,11 @@ from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import MeasuringProbe
 from neural_mp.tuning.recording import setup_of
 from neural_mp.util.display import Printed
+from neural_mp.util.json_fields import JsonFields
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(JsonFields):
     """One decision: quantization of a tensor, or an op in a lower precision.
 
     Noise is an NSR: 0.01 is 20 dB.
@@ -84,10 +85,6 @@ class Sensitivity:
         """
         nsr = self.noise if self.corrected_noise is None else self.corrected_noise
         return tuple(-1.0 if value is None else value for value in (self.output_nsr, nsr))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-compatible dict."""
-        return {**asdict(self), "ops": list(self.ops)}
 
 
 @dataclass(frozen=True)

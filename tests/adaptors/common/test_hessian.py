@@ -40,7 +40,7 @@ def traces(source, data, batch: int) -> list[float]:
     model = adaptor.load(source, example=data)
     params, batches = adaptor.corrections.layer_params(model), np.split(data, len(data) // batch)
     ops = [op.name for op in adaptor.graph(model) if op.name in params]
-    estimates = adaptor.hessian.hessian_traces(model, batches, ops)
+    estimates = adaptor.hessian_traces(model, batches, ops)
     return [estimates[name] for name in ops]
 
 
@@ -119,7 +119,7 @@ def test_a_module_called_twice_counts_twice():
     adaptor = adaptor_for(CalledTwice())
     model = adaptor.load(CalledTwice().eval(), example=DATA, capture="modules")
     (name,) = adaptor.corrections.layer_params(model)
-    estimates = adaptor.hessian.hessian_traces(model, np.split(DATA, len(DATA)), [name])
+    estimates = adaptor.hessian_traces(model, np.split(DATA, len(DATA)), [name])
     # y = Wx + 2Wx: three times the derivative, nine times its square.
     assert estimates[name] == pytest.approx(9 * 4 * np.square(DATA).sum(), rel=1e-4)
 

@@ -7,7 +7,8 @@ import pytest
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors import registry
-from neural_mp.adaptors.common.optional import OpTiming, Training, needed
+from neural_mp.adaptors.common.optional import SingleFile, Training, needed
+from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import Device
 from neural_mp.core.numerics_trace import ModelTrace, ValueStats
@@ -17,19 +18,8 @@ from neural_mp.errors import ConversionError, PlanError, UnknownFrameworkError
 from neural_mp.training import apply_plan, devices, first_nonfinite
 from neural_mp.tuning.measurement.comparison import compare_models
 
-PARTS = (
-    "op_timing",
-    "kernel_trace",
-    "op_outputs",
-    "corrections",
-    "hessian",
-    "portability",
-    "single_file",
-    "onnx_export",
-    "compiler",
-    "graph_dump",
-    "training",
-)
+PARTS = ("op_outputs", "corrections", "portability", "single_file", "compiler", "training")
+METHODS = ("time_ops", "trace_kernels", "hessian_traces", "export_onnx", "dump_graph")
 
 
 @pytest.fixture
@@ -37,6 +27,8 @@ def bare(monkeypatch):
     """PyTorch with nothing but what every framework gives."""
     for part in PARTS:
         monkeypatch.setattr(PyTorchAdaptor, part, None)
+    for method in METHODS:
+        monkeypatch.setattr(PyTorchAdaptor, method, getattr(Adaptor, method))
 
 
 @pytest.fixture
@@ -51,10 +43,17 @@ def converter(bare, net, digits, accuracy):
 
 
 def test_a_part_that_is_offered_is_given():
-    timing = OpTiming(lambda model, inputs, runs: {})
-    assert needed(timing, "mine", "times of single ops") is timing
-    with pytest.raises(ConversionError, match=r"adaptor of mine offers no way to ONNX"):
-        needed(None, "mine", "way to ONNX")
+    part = SingleFile((".mine",), lambda model, path, metadata: None)
+    assert needed(part, "mine", "single file") is part
+    with pytest.raises(ConversionError, match=r"adaptor of mine offers no single file"):
+        needed(None, "mine", "single file")
+
+
+def test_a_method_that_is_not_overridden_is_not_offered(bare):
+    adaptor = PyTorchAdaptor()
+    assert not any(map(adaptor.offers, METHODS))
+    assert adaptor.offers("record_calls")
+    assert not adaptor.offers("with_streams")
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_recurrent_layers_with_lengths_and_states(kind, direction, lengths, star
     attributes = {"linear_before_reset": 1} if kind.endswith("after") else {}
     model, feeds = with_all_inputs(kind.split()[0], direction, lengths, start, **attributes)
     converted = Converted(model, feeds)
-    ran = converted.adaptor.kernel_trace.trace(converted.model, feeds)["all"]
+    ran = converted.adaptor.trace_kernels(converted.model, feeds)["all"]
     assert ran.precision is INT8
     expected = run(model, **feeds)
     assert len(expected) == len(converted.result)
@@ -186,16 +186,14 @@ def test_a_gru_is_timed_and_comes_back_as_one_op(tmp_path):
     adaptor = converted.adaptor
     # What it reads, and in each direction the state before and after the reset gate.
     assert converted.model.counts.quantize == 5
-    timed = adaptor.op_timing.time_ops(converted.model, feeds, 2)
+    timed = adaptor.time_ops(converted.model, feeds, 2)
     assert timed["all"][0] > 0
     assert not [name for name in timed if name.startswith("all/")]
     adaptor.save(converted.model, tmp_path)
     again = adaptor.restore(tmp_path)
     for output, expected in zip(adaptor.predict(again, feeds), converted.result, strict=True):
         np.testing.assert_array_equal(output, expected)
-    assert adaptor.kernel_trace.trace(again, feeds) == adaptor.kernel_trace.trace(
-        converted.model, feeds
-    )
+    assert adaptor.trace_kernels(again, feeds) == adaptor.trace_kernels(converted.model, feeds)
     weights = adaptor.weight_bytes(converted.float)
     assert adaptor.weight_bytes(converted.model) < 0.5 * weights
 

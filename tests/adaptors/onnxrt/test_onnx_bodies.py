@@ -94,7 +94,7 @@ def test_scans_over_other_axes_and_backwards(axis, direction):
 
 def test_products_of_a_body_run_in_integer_kernels():
     converted = Converted(scan(), {"steps": X})
-    ran = converted.adaptor.kernel_trace.trace(converted.model, {"steps": X})
+    ran = converted.adaptor.trace_kernels(converted.model, {"steps": X})
     assert {op: ran[op].precision for op in ("scan/a", "scan/b")} == {
         "scan/a": INT8,
         "scan/b": INT8,
@@ -127,7 +127,7 @@ def test_an_op_of_a_body_takes_as_long_as_all_its_steps_and_its_runner_no_longer
 
 def test_ops_of_bodies_are_timed():
     adaptor = OnnxRuntimeAdaptor()
-    times = adaptor.op_timing.time_ops(adaptor.load(scan()), {"steps": X}, 2)
+    times = adaptor.time_ops(adaptor.load(scan()), {"steps": X}, 2)
     assert {"scan", "scan/a", "scan/b", "y"} <= times.keys()
     assert all(len(runs) == 2 for runs in times.values())
 
@@ -223,7 +223,7 @@ def test_bodies_within_bodies(kind, precision):
     (product,) = (name for name in converted.float.structure.nodes if name.endswith("/p"))
     assert product.startswith("loop/")
     assert converted.space.capabilities[product].config(precision) is not None
-    ran = converted.adaptor.kernel_trace.trace(converted.model, START)[product]
+    ran = converted.adaptor.trace_kernels(converted.model, START)[product]
     assert ran.precision is INT8 if precision is INT8 else ran.rounded_to is BF16
     assert signal_to_noise(run(model, **START)[0], converted.result) > 20
 
@@ -255,7 +255,7 @@ def test_a_model_with_bodies_comes_back_from_its_folder(tmp_path):
         adaptor.predict(again, {"steps": X}), converted.result, strict=True
     ):
         np.testing.assert_array_equal(output, expected)
-    assert adaptor.kernel_trace.trace(again, {"steps": X}) == adaptor.kernel_trace.trace(
+    assert adaptor.trace_kernels(again, {"steps": X}) == adaptor.trace_kernels(
         converted.model, {"steps": X}
     )
     adaptor.single_file.save_file(converted.model, tmp_path / "alone.onnx", {})
@@ -312,5 +312,5 @@ def test_one_op_of_a_body_alone():
     config = space.capabilities["scan/b"].config(INT8)
     plan = space.resolve(PrecisionPlan({"scan/b": config, "scan/a": OpConfig(FP32)}))
     converted = adaptor.convert(loaded, plan, observations, space)
-    ran = adaptor.kernel_trace.trace(converted, {"steps": X})
+    ran = adaptor.trace_kernels(converted, {"steps": X})
     assert (ran["scan/a"].precision, ran["scan/b"].precision) == (FP32, INT8)

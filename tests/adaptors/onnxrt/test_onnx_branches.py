@@ -63,7 +63,7 @@ def test_a_branch_that_calibration_takes_is_converted_and_the_other_one_stays(ch
     model = two_convolutions()
     converted = Converted(model, feeds(chosen))
     active, inactive = ("either/c", "either/c_1") if chosen else ("either/c_1", "either/c")
-    ran = converted.adaptor.kernel_trace.trace(converted.model, feeds(chosen))
+    ran = converted.adaptor.trace_kernels(converted.model, feeds(chosen))
     assert ran[active].precision is INT8
     assert "not reached by calibration" in converted.space.capabilities[inactive].reasons[INT8]
     assert signal_to_noise(run(model, **feeds(chosen))[0], converted.result) > 30
@@ -81,7 +81,7 @@ def test_both_branches_are_converted_where_calibration_takes_both():
     space = reached_by(space, observations.ranges)
     converted = adaptor.convert(loaded, space.resolve(space.fastest_plan()), observations, space)
     for chosen, name in ((True, "either/c"), (False, "either/c_1")):
-        assert adaptor.kernel_trace.trace(converted, feeds(chosen))[name].precision is INT8
+        assert adaptor.trace_kernels(converted, feeds(chosen))[name].precision is INT8
         expected = run(model, **feeds(chosen))[0]
         assert signal_to_noise(expected, adaptor.predict(converted, feeds(chosen))) > 30
 
@@ -136,9 +136,7 @@ def test_a_branch_within_a_scan_is_not_looked_into_and_takes_its_ranges_as_it_ru
     (product,) = (name for name in converted.float.structure.nodes if name.endswith("/p"))
     config = converted.space.capabilities[product].config(INT8)
     assert config.approach == "dynamic"
-    assert (
-        converted.adaptor.kernel_trace.trace(converted.model, {"x": X})[product].precision is INT8
-    )
+    assert converted.adaptor.trace_kernels(converted.model, {"x": X})[product].precision is INT8
     assert signal_to_noise(run(model, x=X)[0], converted.result) > 25
 
 

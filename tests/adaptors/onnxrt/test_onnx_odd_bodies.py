@@ -38,13 +38,13 @@ def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_p
             error = np.linalg.norm(expected - output)
             assert error <= 0.1 * np.linalg.norm(expected)
         audit = audit_ops(
-            planned_ops(space, plan), adaptor.kernel_trace.trace(converted, feeds), lambda _: False
+            planned_ops(space, plan), adaptor.trace_kernels(converted, feeds), lambda _: False
         )
         assert {finding.verdict for finding in audit.findings} <= {Verdict.NOT_REACHED}
         ops = [op.name for op in adaptor.op_outputs.observable_ops(converted)]
         assert adaptor.op_outputs.op_outputs(converted, ops)(feeds)
         assert adaptor.op_outputs.first_non_finite(converted, feeds) is None
-        assert adaptor.op_timing.time_ops(converted, feeds, 1)
+        assert adaptor.time_ops(converted, feeds, 1)
     assert model.SerializeToString(deterministic=True) == original
 
 

@@ -218,17 +218,13 @@ def test_a_branch_that_a_run_does_not_take_is_no_broken_promise():
     plan = space.resolve(uniform(space, Precision.INT8))
     converted = adaptor.convert(loaded, plan, adaptor.observe(loaded, batches, space), space)
     reached = [
-        {
-            op
-            for op, outcome in adaptor.kernel_trace.trace(converted, feeds).items()
-            if outcome.executed
-        }
+        {op for op, outcome in adaptor.trace_kernels(converted, feeds).items() if outcome.executed}
         for feeds in batches
     ]
     assert reached[0] != reached[1]
     for feeds in batches:
         outcome = audit_ops(
-            planned_ops(space, plan), adaptor.kernel_trace.trace(converted, feeds), lambda _: False
+            planned_ops(space, plan), adaptor.trace_kernels(converted, feeds), lambda _: False
         )
         assert outcome.holds
 

@@ -198,7 +198,7 @@ def test_the_audit_of_a_quantized_model_in_its_own_precisions_holds(source):
     adaptor = OnnxRuntimeAdaptor()
     model = adaptor.load(source, example=X)
     space = adaptor.space(model, MACHINE)
-    ran = adaptor.kernel_trace.trace(model, X)
+    ran = adaptor.trace_kernels(model, X)
     if "int8" not in {v.name for v in source.graph.value_info}:
         assert Precision.INT8 in {trace.precision for trace in ran.values()}
     planned = planned_ops(space, space.resolve(PrecisionPlan()))

@@ -36,7 +36,7 @@ class Replaced(nn.Module):
 def exported(module, x, folder):
     """The outputs of ONNX Runtime, and the nodes of the exported file."""
     adaptor, path = PyTorchAdaptor(), folder / "model.onnx"
-    adaptor.onnx_export.export_onnx(adaptor.load(module, example=x), path, {})
+    adaptor.export_onnx(adaptor.load(module, example=x), path, {})
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     nodes = onnx.load(path).graph.node
     return session.run(None, {session.get_inputs()[0].name: x.numpy()}), nodes

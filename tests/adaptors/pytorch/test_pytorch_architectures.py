@@ -165,7 +165,7 @@ def test_module_by_module_the_users_code_still_decides():
     got = loaded.adaptor.predict(converted, sure)
     assert signal_to_noise(expected.numpy(), got.numpy()) > BOUND
     assert list(converted.parts) == ["stem", "early", "late", "rest"]
-    ran = loaded.adaptor.kernel_trace.trace(converted, sure)
+    ran = loaded.adaptor.trace_kernels(converted, sure)
     reached = {op for op, report in ran.items() if report.executed}
     assert reached == {"stem.0", "early"}
     report = audit_ops(planned_ops(loaded.space, loaded.space.resolve(plan)), ran, lambda _: False)

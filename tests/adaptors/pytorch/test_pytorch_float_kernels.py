@@ -10,7 +10,6 @@ from torch import nn
 
 import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan
-from neural_mp.adaptors.common.optional import FloatKernels
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.kernels import float_kernels
 from neural_mp.core.observations import Observations
@@ -167,7 +166,7 @@ def converter(net, monkeypatch):
     def contest(measurement, models):
         return [[1.0 / 2**index] * 20 for index in range(len(models))]
 
-    monkeypatch.setattr(PyTorchAdaptor, "float_kernels", FloatKernels(faster))
+    monkeypatch.setattr(PyTorchAdaptor, "faster_kernels", staticmethod(faster))
     monkeypatch.setattr(Measurement, "contest", contest)
     tuner = MixedPrecision()
     tuner.model, tuner.precisions = net, "fp32"

@@ -90,7 +90,7 @@ def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(r
     plan, converted = uniform(space, INT8), in_int8
     assert signal_to_noise(reference, adaptor.predict(converted, images)) > 25
     assert len(plan) == 54
-    ran = adaptor.kernel_trace.trace(converted, images)
+    ran = adaptor.trace_kernels(converted, images)
     # One kernel each, and of other ops none but what moves integers and the mean before the end.
     assert {op: len(ran[op].kernels) for op in plan} == dict.fromkeys(plan, 1)
     assert {op: ran[op].precision for op in plan} == dict.fromkeys(plan, INT8)
@@ -111,7 +111,7 @@ def test_all_in_bf16_takes_two_casts_and_every_layer(resnet):
     result = adaptor.predict(converted, images)
     assert result.dtype == reference.dtype == np.float32
     assert signal_to_noise(reference, result) > 40
-    ran = adaptor.kernel_trace.trace(converted, images)
+    ran = adaptor.trace_kernels(converted, images)
     layers = Counter((op.type, ran[op.name].precision) for op in space.graph if op.weights)
     assert layers == {("conv2d", BF16): 53, ("linear", BF16): 1}
     assert adaptor.weight_bytes(converted) < 0.51 * adaptor.weight_bytes(model)

@@ -345,7 +345,7 @@ def test_int8_behind_16_bits_is_valid_onnx(precision, tmp_path):
     converted = adaptor.convert(
         model, space.resolve(plan), adaptor.observe(model, [x], space), space
     )
-    adaptor.onnx_export.export_onnx(converted, tmp_path / "model.onnx", {})
+    adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
     onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"), full_check=True)
 
 

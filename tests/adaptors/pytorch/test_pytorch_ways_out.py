@@ -110,7 +110,7 @@ def exported(request, tmp_path_factory):
     """An architecture in INT8, and the file it was exported to."""
     adaptor, converted, _ = all_int8(request.param)
     path = tmp_path_factory.mktemp(request.param) / "model.onnx"
-    adaptor.onnx_export.export_onnx(converted, path, {"neural_mp.plan": "ops: {}"})
+    adaptor.export_onnx(converted, path, {"neural_mp.plan": "ops: {}"})
     return request.param, path
 
 
@@ -151,7 +151,7 @@ def test_dynamic_and_weight_only_layers_are_exported(approach, tmp_path):
     converted = adaptor.convert(
         model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [], space), space
     )
-    adaptor.onnx_export.export_onnx(converted, tmp_path / "model.onnx", {})
+    adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
     (result,) = run_onnx(tmp_path / "model.onnx", x).values()
     with torch.no_grad():
         assert signal_to_noise(module(x).numpy(), result) > 30
@@ -173,7 +173,7 @@ def test_a_model_in_modules_has_no_way_to_onnx(tmp_path):
     adaptor, inputs = PyTorchAdaptor(), ARCHITECTURES["early_exit"].inputs(4)
     model = adaptor.load(build("early_exit"), example=inputs, capture="modules")
     with pytest.raises(ConversionError, match="requires a single graph"):
-        adaptor.onnx_export.export_onnx(model, tmp_path / "model.onnx", {})
+        adaptor.export_onnx(model, tmp_path / "model.onnx", {})
 
 
 def test_what_is_missing_to_export_is_named(tuned, tmp_path, monkeypatch):

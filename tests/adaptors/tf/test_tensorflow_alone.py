@@ -33,7 +33,7 @@ class Looked:
         observations = self.adaptor.observe(self.float, [numbers], self.space)
         self.plan = self.space.resolve(uniform(self.space, INT8))
         self.model = self.adaptor.convert(self.float, self.plan, observations, self.space)
-        ran = self.adaptor.kernel_trace.trace(self.model, numbers)
+        ran = self.adaptor.trace_kernels(self.model, numbers)
         assert not audit_ops(planned_ops(self.space, self.plan), ran, lambda _: False).findings
 
     def results(self):

@@ -63,9 +63,7 @@ def products(model: TensorFlowModel) -> list[str]:
 
 def in_int8(model: TensorFlowModel, data: Any) -> set[str]:
     """The ops that integer kernels ran for, by the runtime's own statistics."""
-    return {
-        n for n, ran in ADAPTOR.kernel_trace.trace(model, data).items() if ran.precision is INT8
-    }
+    return {n for n, ran in ADAPTOR.trace_kernels(model, data).items() if ran.precision is INT8}
 
 
 def assert_near(source: Any, model: TensorFlowModel, data: Any, decibels: float = 25) -> None:

@@ -64,7 +64,7 @@ class Converted:
         self.observations = self.adaptor.observe(self.float, [data], space)
         plan = space.resolve(uniform(space, INT8))
         self.model = self.adaptor.convert(self.float, plan, self.observations, space)
-        ran = self.adaptor.kernel_trace.trace(self.model, data)
+        ran = self.adaptor.trace_kernels(self.model, data)
         assert not audit_ops(planned_ops(space, plan), ran, lambda _: False).findings
         self.ops = [node.op for node in self.model.graph.nodes.values()]
         self.result = self.adaptor.predict(self.model, data)

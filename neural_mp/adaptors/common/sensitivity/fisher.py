@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import Gradients, needed
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, portions
 from neural_mp.core.quant_spec import QuantSpec

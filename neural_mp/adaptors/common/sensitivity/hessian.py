@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.adaptors.common.weights.cross_layer_scaling import Array, rounded_weight
@@ -35,12 +35,10 @@ def weight_sensitivity(
     Raises:
         ConversionError: the framework has no gradients.
     """
-    without = "gradients, which hawq_v2 needs; choose another strategy"
-    hessian = needed(adaptor.hessian, adaptor.framework, without)
     layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layer_params(model)
     ops = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
     sensitivity = {}
-    for op, trace in hessian.hessian_traces(model, batches, ops).items():
+    for op, trace in adaptor.hessian_traces(model, batches, ops).items():
         matrix = layers[op].matrix().astype(np.float64)
         rounded = rounded_weight(matrix, weight_limit_of(space, op))
         distance = float(np.square(matrix - rounded).sum())

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import StoredLayer, needed
 from neural_mp.adaptors.common.sensitivity.fisher import specs_of
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.cross_layer_scaling import ScalingGroup, rounded_weight

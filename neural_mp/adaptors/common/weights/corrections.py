@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import channel_nsr
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import Corrections
 from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.adaptors.common.weights.cross_layer_scaling import (

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.weights.cross_layer_scaling import (
     LayerRescale,

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import Corrections, needed
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.weights.adaround import (

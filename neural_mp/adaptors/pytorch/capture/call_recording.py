@@ -17,7 +17,7 @@ _VARIABLE = inspect.Parameter.VAR_POSITIONAL
 
 
 @contextmanager
-def recording(module: nn.Module, record: Callable[[Any], None]) -> Iterator[None]:
+def recording(model: nn.Module, record: Callable[[Any], None]) -> Iterator[None]:
     """Pass the inputs of every call of a module within this context to `record`, as copies.
 
     A call that continues an earlier one, with a filled key-value cache, is not recorded: its inputs
@@ -26,9 +26,9 @@ def recording(module: nn.Module, record: Callable[[Any], None]) -> Iterator[None
 
     def record_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not any(map(_is_filled_cache, (*args, *kwargs.values()))):
-            record(inputs_of_call(module, args, kwargs))
+            record(inputs_of_call(model, args, kwargs))
 
-    handle = module.register_forward_pre_hook(record_inputs, with_kwargs=True)
+    handle = model.register_forward_pre_hook(record_inputs, with_kwargs=True)
     try:
         yield
     finally:

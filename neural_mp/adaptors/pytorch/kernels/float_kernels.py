@@ -186,7 +186,7 @@ def _reads_only(node: Node, ready: set[Node]) -> bool:
 
 
 def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[str, str]:
-    """Return op → the packed kernel, for ops that it computes faster; see `FloatKernels`."""
+    """Return op → the packed kernel, for the ops that it computes faster."""
     shapes: dict[Node, tuple[int, ...]] = {}
 
     def record_shape(node: Node, run: Callable[[], Any]) -> Any:

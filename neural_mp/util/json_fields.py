@@ -1,0 +1,141 @@
+"""Dataclasses as JSON: written field by field, and read by their annotations.
+
+A library would report all mistakes of a hostile file, a kilobyte each, where the first suffices;
+and importing pydantic takes longer than validating the record of a large run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from neural_mp.util.string_enum import StringEnum
+from neural_mp.util.validators import (
+    Validator,
+    anything,
+    boolean,
+    checked,
+    enum_of,
+    finite,
+    integer,
+    list_of,
+    mapping_of,
+    non_negative_float,
+    non_negative_integer,
+    number,
+    optional,
+    record,
+    string,
+    tuple_of,
+)
+
+S = TypeVar("S", bound="JsonFields")
+
+#: Annotations of fields; integers stay integers.
+Count = Annotated[int, non_negative_integer]
+Finite = Annotated[float, checked(finite)]
+NonNegative = Annotated[float, checked(non_negative_float)]
+
+#: Metadata of a field that is neither written nor read.
+NOT_STORED: Mapping[str, bool] = MappingProxyType({"stored": False})
+
+_PRIMITIVES = (str, int, float, bool, type(None))
+_VALIDATORS: Mapping[Any, Validator[Any]] = {
+    **{str: string, bool: boolean, int: integer, float: number},
+    Any: anything,
+}
+
+
+class JsonFields:
+    """A dataclass with a JSON form: an object with a key per field.
+
+    A field is read by its annotation, in which `Annotated[type, validator]` overrides the validator
+    of the type; a missing field takes its default.
+    """
+
+    #: Whether fields that have their default are left out.
+    omits_defaults: ClassVar[bool] = False
+    #: Whether unknown keys are errors.
+    refuses_unknown_keys: ClassVar[bool] = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, strings, lists and dicts."""
+        return {
+            item.name: to_plain(getattr(self, item.name))
+            for item in _stored_fields(type(self))
+            if not self.omits_defaults or getattr(self, item.name) != _default(item)
+        }
+
+    @classmethod
+    def from_dict(cls: type[S], data: object) -> S:
+        """Read the result of `to_dict`.
+
+        Raises:
+            NeuralMPError: the data are invalid.
+        """
+        return cls(**_reader(cls)(data))  # type: ignore[arg-type]  # classes are hashable
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as numbers, strings, lists and dicts."""
+    if type(value) in _PRIMITIVES:
+        return value
+    if isinstance(value, StringEnum):
+        return value.value
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value.tolist()  # a number or an array of numpy
+
+
+def field_validators(
+    kind: type, without: Collection[str] = ()
+) -> tuple[dict[str, Validator[Any]], dict[str, Validator[Any]]]:
+    """Return field → validator, for the required and for the optional fields of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    required: dict[str, Validator[Any]] = {}
+    extra: dict[str, Validator[Any]] = {}
+    for item in _stored_fields(kind):
+        if item.name not in without:
+            validators = required if _default(item) is MISSING else extra
+            validators[item.name] = _validator_of(hints[item.name])
+    return required, extra
+
+
+@cache
+def _reader(kind: type[JsonFields]) -> Validator[dict[str, Any]]:
+    return record(*field_validators(kind), strict=kind.refuses_unknown_keys)
+
+
+def _stored_fields(kind: Any) -> list[Field[Any]]:
+    return [item for item in fields(kind) if item.metadata.get("stored", True)]
+
+
+def _default(item: Field[Any]) -> Any:
+    """Return the default of a field; `MISSING` without any."""
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def _validator_of(hint: Any) -> Validator[Any]:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return parts[1]
+    if origin in (Union, UnionType):
+        (kind,) = (part for part in parts if part is not type(None))
+        return optional(_validator_of(kind))
+    if origin is Mapping:
+        return mapping_of(_validator_of(parts[1]), _validator_of(parts[0]))
+    if origin is tuple:
+        if parts[-1] is Ellipsis:
+            return list_of(_validator_of(parts[0]))
+        return tuple_of(*map(_validator_of, parts))
+    if hint in _VALIDATORS:
+        return _VALIDATORS[hint]
+    read: Callable[[Any], Any] = enum_of(hint) if issubclass(hint, StringEnum) else hint.from_dict
+    return read
