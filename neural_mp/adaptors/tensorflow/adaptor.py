@@ -48,7 +48,7 @@ from neural_mp.adaptors.tensorflow.graph_files import SUFFIXES
 from neural_mp.adaptors.tensorflow.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.op_types import TYPES
+from neural_mp.adaptors.tensorflow.ops import TYPES
 from neural_mp.adaptors.tensorflow.tensor_graph import constant_bytes
 from neural_mp.amp import FourLists
 from neural_mp.core.enums import Capture

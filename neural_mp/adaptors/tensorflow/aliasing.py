@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.control_flow import closure
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
+from neural_mp.adaptors.tensorflow.ops import INTEGER_KERNELS, Trait, has_trait
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     Consumers,
@@ -21,34 +22,10 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     is_control,
     node_of,
 )
+from neural_mp.core.int8_accumulation import KernelKind
 
-_KERNEL = "_FusedQuantizedConv2D"
 #: Input position of the summand, after input, weight and bias.
 _SUMMAND = 3
-#: Ops whose result may alias the memory of their input.
-_SHARE_MEMORY = (
-    "Bitcast",
-    "Reshape",
-    "Squeeze",
-    "ExpandDims",
-    "Identity",
-    "Slice",
-    "StridedSlice",
-    "Split",
-    "SplitV",
-    "Unpack",
-    "Snapshot",
-    "StopGradient",
-    "IdentityN",
-    "Switch",
-    "Merge",
-    "Pad",
-    "PadV2",
-    "ConcatV2",
-    "Transpose",
-    "SpaceToBatchND",
-    "BatchToSpaceND",
-)
 
 #: A copy: ops, each with its constant operand, applied in sequence.
 _Copy = Sequence[tuple[str, Array]]
@@ -59,7 +36,8 @@ def protect_summands(graph: TensorGraph, outputs: frozenset[str]) -> None:
     consumers = graph.consumers()
     copies: dict[str, Iterator[_Copy]] = {}
     for name, node in list(graph.nodes.items()):
-        if node.op != _KERNEL or b"Sum" not in node.attr["fused_ops"].list.s:
+        kind = INTEGER_KERNELS.get(node.op)
+        if kind is not KernelKind.CONVOLUTION or b"Sum" not in node.attr["fused_ops"].list.s:
             continue
         summand = node_of(node.input[_SUMMAND])
         if not _is_safe(graph, consumers, outputs, name, summand):
@@ -87,8 +65,8 @@ def _is_safe(
 def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:
     def near(name: str) -> Iterator[str]:
         node = graph.nodes[name]
-        yield from (r for r, _ in consumers[name] if graph.nodes[r].op in _SHARE_MEMORY)
-        if node.op in _SHARE_MEMORY:
+        yield from (r for r, _ in consumers[name] if has_trait(graph.nodes[r], Trait.SHARES_MEMORY))
+        if has_trait(node, Trait.SHARES_MEMORY):
             yield from (node_of(t) for t in node.input[:1] if not is_control(t))
 
     return closure([start], graph.nodes, near)

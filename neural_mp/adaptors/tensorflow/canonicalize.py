@@ -28,9 +28,9 @@ from neural_mp.adaptors.tensorflow.function_constants import (
 )
 from neural_mp.adaptors.tensorflow.layer_folding import fold_affine_chains, fold_paddings
 from neural_mp.adaptors.tensorflow.model import ServedSignature
+from neural_mp.adaptors.tensorflow.ops import CONTROL_FLOW, Role, Trait, has_trait, role_of
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
-    CONTROL_FLOW,
     Array,
     NodeDef,
     TensorGraph,
@@ -48,53 +48,30 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 
 logger = logging.getLogger(__name__)
 
-#: Ops that return their input.
-_IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
-_BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
-_PRODUCTS = ("Einsum", *_BATCH_PRODUCTS)
-#: Ops that process each element separately, so that a Reshape commutes with them.
-_ELEMENTWISE = (
-    "BiasAdd",
-    "Add",
-    "AddV2",
-    "Mul",
-    "Sub",
-    "RealDiv",
-    "Neg",
-    "Erf",
-    "Erfc",
-    "Tanh",
-    "Pow",
-    "Relu",
-    "Relu6",
-    "Elu",
-    "Selu",
-    "LeakyRelu",
-    "Sigmoid",
-    "Softplus",
-    "Square",
-    "Exp",
-)
-
 
 def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Rewrite the dense layers of a graph in place."""
     for node in list(graph.nodes.values()):
-        if node.op == "MatMul" and dtype_attribute(node) is tf.float32:
+        if role_of(node) is Role.MATRIX_PRODUCT and dtype_attribute(node) is tf.float32:
             _untransposed(graph, node)
-    if not any(node.op in ("Reshape", *_PRODUCTS) for node in graph.nodes.values()):
+    roles = set(map(role_of, graph.nodes.values()))
+    if roles.isdisjoint((Role.RESHAPE, Role.BATCH_PRODUCT)):
         return
     inferred, count = shapes(graph), len(graph.nodes)
     for node in list(graph.nodes.values()):
-        if node.op in _PRODUCTS and dtype_attribute(node) is tf.float32:
-            rewrite = _from_einsum if node.op == "Einsum" else _from_batches
+        if role_of(node) is Role.BATCH_PRODUCT and dtype_attribute(node) is tf.float32:
+            rewrite = _from_einsum if "equation" in node.attr else _from_batches
             rewrite(graph, node, inferred)
-    if not any(node.op == "Reshape" for node in graph.nodes.values()):
+    if not any(map(_is_reshape, graph.nodes.values())):
         return
     if len(graph.nodes) > count:  # products were rewritten
         inferred = shapes(graph)
     _fix_reshapes(graph, inferred)
     _join_reshapes(graph, outputs, _sink_reshapes(graph, outputs, inferred))
+
+
+def _is_reshape(node: NodeDef) -> bool:
+    return role_of(node) is Role.RESHAPE
 
 
 def _untransposed(graph: TensorGraph, node: NodeDef) -> None:
@@ -178,7 +155,7 @@ def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
     source, rows = node.input[0], np.array([-1, width], np.int32)
     for candidate in graph.nodes.values():
         # A Reshape with control inputs may wait for this very product.
-        if candidate.op == "Reshape" and len(candidate.input) == 2 and candidate.input[0] == source:
+        if _is_reshape(candidate) and len(candidate.input) == 2 and candidate.input[0] == source:
             sizes = graph.constant(candidate.input[1])
             if sizes is not None and np.array_equal(sizes, rows):
                 return str(candidate.name)
@@ -210,7 +187,7 @@ def _constant_shape(shape: Shape) -> Array | None:
 def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
     """Make the shape operand of Reshapes constant if at most one size is unknown."""
     for node in list(graph.nodes.values()):
-        if node.op != "Reshape" or graph.is_constant(node.input[1]):
+        if not _is_reshape(node) or graph.is_constant(node.input[1]):
             continue
         shape = _constant_shape(known[node.name])
         if shape is not None:
@@ -228,13 +205,15 @@ def _sink_reshapes(
     """
     now = {name: results[0] for name, results in known.fixed.items() if results}
     # Matrix → its product: all matrices of a product have the same number of rows.
-    flat = {node.name: node.name for node in graph.nodes.values() if node.op == "MatMul"}
+    flat = {
+        name: name for name, node in graph.nodes.items() if role_of(node) is Role.MATRIX_PRODUCT
+    }
     moved: dict[str, str] = {}
     for node in list(graph.nodes.values()):
-        if node.op not in _ELEMENTWISE or node.name in outputs:
+        if not has_trait(node, Trait.POINTWISE) or node.name in outputs:
             continue
         sources = [moved.get(tensor, tensor) for tensor in data_inputs(node)]
-        reshapes = [graph[t] for t in sources if graph[t].op == "Reshape"]
+        reshapes = [graph[t] for t in sources if _is_reshape(graph[t])]
         bases = {plain(reshape.input[0]) for reshape in reshapes}
         origins = {flat.get(base) for base in bases}
         if None in origins or len(origins) != 1 or dtype_attribute(node) is not tf.float32:
@@ -244,7 +223,7 @@ def _sink_reshapes(
         if shape is None or width is None or now[node.name] != shape or len(targets) != 1:
             continue
         inputs = [_flat_input(graph, t, shape, width) for t in sources]
-        if None in inputs or (node.op == "BiasAdd" and shape[-1] != width):
+        if None in inputs or (role_of(node) is Role.BIAS and shape[-1] != width):
             continue
         edited = graph.edit(node.name)
         edited.input[: len(inputs)] = [t for t in inputs if t is not None]
@@ -282,7 +261,7 @@ def _flat_input(
     graph: TensorGraph, tensor: str, shape: tuple[int | None, ...], width: int
 ) -> str | None:
     """Return the matrix that replaces a tensor; None if there is none."""
-    if graph[tensor].op == "Reshape":
+    if _is_reshape(graph[tensor]):
         return plain(graph[tensor].input[0])
     value = graph.constant(tensor)
     if value is None:
@@ -303,13 +282,13 @@ def _join_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Mapping[s
     `known` are the shapes of the nodes' first results.
     """
     for node in list(graph.nodes.values()):
-        if node.op == "Reshape" and graph[node.input[0]].op == "Reshape":
+        if _is_reshape(node) and _is_reshape(graph[node.input[0]]):
             edited = graph.edit(node.name)
-            while graph[edited.input[0]].op == "Reshape":
+            while _is_reshape(graph[edited.input[0]]):
                 edited.input[0] = graph[edited.input[0]].input[0]
     replaced = {}
     for node in graph.nodes.values():
-        if node.op != "Reshape" or node.name in outputs or not graph.is_constant(node.input[1]):
+        if not _is_reshape(node) or node.name in outputs or not graph.is_constant(node.input[1]):
             continue
         source = plain(node.input[0])
         shape = known[node.name]
@@ -368,8 +347,8 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
 
 
 def _returns_input(node: NodeDef) -> bool:
-    is_same_type = node.op == "Cast" and node.attr["SrcT"].type == node.attr["DstT"].type
-    return node.op in _IDENTITIES or is_same_type
+    is_same_type = "SrcT" in node.attr and node.attr["SrcT"].type == node.attr["DstT"].type
+    return role_of(node) is Role.IDENTITY or is_same_type
 
 
 def name_every_result(graph: TensorGraph) -> None:
@@ -383,10 +362,10 @@ def name_every_result(graph: TensorGraph) -> None:
         for tensor in data_inputs(node):
             source = graph[tensor]
             border = source.op in CONTROL_FLOW and (
-                source.op != "Switch" or node.op in CONTROL_FLOW
+                role_of(source) is not Role.SWITCH or node.op in CONTROL_FLOW
             )
             kinds = [] if border else result_dtypes(source)
-            if len(kinds) < 2 or "Norm" in source.op or tensor in named:
+            if len(kinds) < 2 or role_of(source) is Role.BATCH_NORM or tensor in named:
                 continue
             index = output_of(tensor)
             name = f"{source.name}/result_{index}"

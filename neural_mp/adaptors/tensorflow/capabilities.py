@@ -11,12 +11,11 @@ from neural_mp.adaptors.common.tensor_variants import VARIANT_OF
 from neural_mp.adaptors.tensorflow.control_flow import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.convert_int8 import padding_of
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup, average_obstacle
-from neural_mp.adaptors.tensorflow.int8_accumulation import KINDS, bf16_obstacle, forms_that_work
+from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle, forms_that_work
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
-from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import CONTROL_FLOW, LAYERS, SUMMAND, Role, role_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
-    CONTROL_FLOW,
     Array,
     NodeDef,
     channels_first,
@@ -68,7 +67,7 @@ class _Kernels:
         """Return the integer kernel of a layer, or the INT8 variant of a table."""
         if node.name in self.structure.tables:
             return reasons.table_in_bytes()
-        kind = KINDS[node.op]
+        kind = LAYERS[node.op].kind
         if kind is KernelKind.DEPTHWISE and constant_shape(self.model.graph[node.input[1]])[3] > 1:
             kind = KernelKind.CONVOLUTION
         spec = weight_quant_spec(self.accumulation[kind])
@@ -120,7 +119,8 @@ class _Kernels:
         return None
 
     def _geometry_obstacle(self, node: NodeDef, weight: Array) -> str | None:
-        if node.op == "MatMul":
+        layer = LAYERS[node.op]
+        if layer.is_dense:
             return reasons.TRANSPOSED_INPUT if node.attr["transpose_a"].b else None
         if channels_first(node):
             return "integer kernel requires channels last, but the op has channels first"
@@ -129,7 +129,7 @@ class _Kernels:
             return "number of input channels is unknown"
         if shape[3] != weight.shape[2]:
             return "integer kernel does not support grouped convolutions"
-        if set(integers_attribute(node, "dilations")) - {1} and node.op != "Conv2D":
+        if set(integers_attribute(node, "dilations")) - {1} and "dilated" not in layer.options:
             return "integer kernel does not support dilated depthwise convolutions"
         signed = plain(node.input[0]) not in self.structure.non_negative
         if signed and padding_of(node, weight, shape) is None:
@@ -141,11 +141,11 @@ class _Kernels:
             return reasons.FUSED
         if node.name in self.structure.agnostic_ops:
             return reasons.AGNOSTIC
-        if node.op in ("BatchMatMul", "BatchMatMulV2", "Einsum"):
+        if role_of(node) is Role.BATCH_PRODUCT:
             if any(map(self.model.graph.is_constant, data_inputs(node))):
                 return "not a product of the last axes with a matrix"
             return reasons.BOTH_FACTORS_COMPUTED
-        if node.op == "AvgPool":
+        if role_of(node) is Role.AVERAGE:
             return average_obstacle(node) or reasons.NO_INTEGER_KERNEL
         if not has_kernel(node.op):
             return "TensorFlow has no CPU kernel for the op"
@@ -160,7 +160,7 @@ def forms_needed(node: NodeDef, group: FusionGroup) -> frozenset[str]:
     if text_attribute(node, "padding") == "EXPLICIT":
         forms.append("explicit")
     if group.residual_sum is not None:
-        forms.append("Sum")
+        forms.append(SUMMAND)
     if group.activation is not None:
         forms.append(group.activation.kind)
     return frozenset(f"{node.op} {form}" for form in forms)

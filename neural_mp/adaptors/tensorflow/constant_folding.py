@@ -10,12 +10,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from neural_mp.adaptors.tensorflow.ops import CONTROL_FLOW, PLACEHOLDERS
 from neural_mp.adaptors.tensorflow.runtime import CPU, Runner, imported, optimized, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
-    CONTROL_FLOW,
     LARGE,
-    PLACEHOLDERS,
     NodeDef,
     TensorGraph,
     channels_first,

@@ -16,9 +16,9 @@ from itertools import chain
 
 from tensorflow.python.framework import op_def_registry
 
+from neural_mp.adaptors.tensorflow.ops import CONTROL_FLOW, Role, role_of
 from neural_mp.adaptors.tensorflow.runtime import optimized
 from neural_mp.adaptors.tensorflow.tensor_graph import (
-    CONTROL_FLOW,
     FunctionDefLibrary,
     GraphDef,
     NodeDef,
@@ -152,11 +152,6 @@ def _loose(graph: GraphDef) -> set[str]:
     return sinks
 
 
-ENTERS = ("Enter", "RefEnter")
-EXITS = ("Exit", "RefExit")
-SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
-
-
 def in_loops(graph: TensorGraph) -> frozenset[str]:
     """Return all nodes from an Enter to an Exit, both included.
 
@@ -166,7 +161,7 @@ def in_loops(graph: TensorGraph) -> frozenset[str]:
     ends = {
         name
         for name, node in graph.nodes.items()
-        if node.op in EXITS and node_of(node.input[0]) in within
+        if role_of(node) is Role.EXIT and node_of(node.input[0]) in within
     }
     return frozenset(within) | ends
 
@@ -179,7 +174,7 @@ def frames(graph: TensorGraph) -> dict[str, str]:
     loops = {
         name: node.attr["frame_name"].s.decode()
         for name, node in graph.nodes.items()
-        if node.op in ENTERS
+        if role_of(node) is Role.ENTER
     }
     if not loops:
         return {}
@@ -190,10 +185,10 @@ def frames(graph: TensorGraph) -> dict[str, str]:
     while waiting:
         name = waiting.pop()
         for reader, _ in consumers[name]:
-            op = graph.nodes[reader].op
-            if op in ENTERS:
+            role = role_of(graph.nodes[reader])
+            if role is Role.ENTER:
                 around[loops[reader]] = loops[name]
-            elif op in EXITS:
+            elif role is Role.EXIT:
                 ends.append(reader)
             elif reader not in loops:
                 loops[reader] = loops[name]
@@ -220,8 +215,11 @@ class Loop:
 
 def loops_of(graph: TensorGraph, within: Mapping[str, str]) -> dict[str, Loop]:
     """Return frame name → its loop, given the result of `frames`."""
-    conditions = {f: name for name, f in within.items() if graph.nodes[name].op == "LoopCond"}
-    entered = {f: graph.nodes[n] for n, f in within.items() if graph.nodes[n].op in ENTERS}
+    nodes = {name: graph.nodes[name] for name in within}
+    conditions = {
+        within[name]: name for name, node in nodes.items() if role_of(node) is Role.LOOP_CONDITION
+    }
+    entered = {within[n]: node for n, node in nodes.items() if role_of(node) is Role.ENTER}
     return {
         frame: Loop(
             conditions.get(frame, ""),
@@ -241,7 +239,7 @@ def in_bodies(graph: TensorGraph) -> frozenset[str]:
     starts = [
         reader
         for name, node in graph.nodes.items()
-        if node.op in SWITCHES and graph[node.input[1]].op == "LoopCond"
+        if role_of(node) is Role.SWITCH and role_of(graph[node.input[1]]) is Role.LOOP_CONDITION
         for reader, position in consumers[name]
         if output_of(graph.nodes[reader].input[position]) == 1
     ]
@@ -249,7 +247,6 @@ def in_bodies(graph: TensorGraph) -> frozenset[str]:
     return frozenset(closure(starts, inner, lambda name: (r for r, _ in consumers[name])))
 
 
-_FUNCTIONAL = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
 #: Attribute that requests inlining from the runtime.
 _LOWER = "_lower_using_switch_merge"
 #: Name of an op in the body of a loop or branch.
@@ -263,7 +260,7 @@ def mark_lowered(graph: GraphDef) -> None:
 
 def _mark(nodes: Iterable[NodeDef], library: FunctionDefLibrary) -> None:
     for node in chain(nodes, *(function.node_def for function in library.function)):
-        if node.op in _FUNCTIONAL:
+        if role_of(node) is Role.FUNCTIONAL:
             node.attr[_LOWER].b = True
 
 
@@ -273,10 +270,12 @@ def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str
     Raises:
         tf.errors.OpError: the runtime refuses the graph.
     """
-    if not any(node.op in _FUNCTIONAL for node in graph.nodes.values()):
+    if not any(role_of(node) is Role.FUNCTIONAL for node in graph.nodes.values()):
         return _with_short_names(graph, [*inputs, *outputs])
     marked = TensorGraph(dict(graph.nodes), graph.versions, deepcopy(graph.library))
-    edited = [marked.edit(name) for name, node in graph.nodes.items() if node.op in _FUNCTIONAL]
+    edited = [
+        marked.edit(name) for name, node in graph.nodes.items() if role_of(node) is Role.FUNCTIONAL
+    ]
     _mark(edited, marked.library)
     passed = optimized(marked, ("function",), inputs, outputs)
     return _with_short_names(passed, [*inputs, *outputs])

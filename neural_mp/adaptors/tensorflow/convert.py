@@ -26,6 +26,7 @@ from neural_mp.adaptors.tensorflow.convert_int8 import (
 )
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import op_type
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     NodeDef,
     TensorGraph,
@@ -70,9 +71,6 @@ def write_table(forms: Forms, model: TensorFlowModel, node: NodeDef, weight_limi
     return written
 
 
-_POOLING = {"MaxPool": "QuantizedMaxPool", "AvgPool": "QuantizedAvgPool"}
-
-
 def write_agnostic(
     forms: Forms,
     model: TensorFlowModel,
@@ -83,11 +81,12 @@ def write_agnostic(
     """Write a quantize-agnostic op in INT8; return the name of its node."""
     stored = [forms.stored(tensor) for tensor in moved]
     name = forms.name_for(node.name, UINT8)
-    if node.op in _POOLING:
+    kernel = op_type(node).kernel
+    if kernel:
         limits = kernel_limits(forms, node.name, encoding)
         forms.graph.add(
             make_node(
-                _POOLING[node.op],
+                kernel,
                 name,
                 [stored[0], *limits],
                 T=U8,

@@ -30,6 +30,7 @@ from neural_mp.adaptors.tensorflow.integer_kernels import (
 )
 from neural_mp.adaptors.tensorflow.layer_folding import same_paddings
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import LAYERS, SUMMAND
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     Consumers,
@@ -95,10 +96,11 @@ def write_layer(
     """Write the kernel, with weights within ±`weight_limit`; return the name of its node."""
     node, value = layer.node, forms.source.value(layer.node.input[1])
     scales = model.weight_scales.get(plain(node.input[1]))
-    weight = quantize_weight(value, node.op == "DepthwiseConv2dNative", weight_limit, scales)
+    kernel = LAYERS[node.op]
+    weight = quantize_weight(value, kernel.is_depthwise, weight_limit, scales)
     source, stored = plain(node.input[0]), None
     encoding = forms.encoding_of(source)
-    if encoding.zero_point != 0 and node.op != "MatMul":
+    if encoding.zero_point != 0 and not kernel.is_dense:
         shape = model.shapes[source]
         amounts = padding_of(node, value, shape)
         assert amounts is not None  # otherwise int8 is ineligible
@@ -109,7 +111,7 @@ def write_layer(
             node.attr.pop("explicit_paddings", None)
     bias = _bias(forms, layer, len(weight.limits)) + encoding.low * weight.sums
     call = _Call(forms, layer, weight, source, stored or forms.stored(source), bias)
-    if node.op == "MatMul":
+    if kernel.is_dense:
         return _write_product(call, layer.tail in flow.int8_outputs)
     return _write_convolution(call, node)
 
@@ -217,7 +219,7 @@ def _write_convolution(call: _Call, geometry: NodeDef) -> str:
         bias = bias + added.low
         device_sum = [(forms.stored(summed.operand), U8)]
         host_sum = kernel_limits(forms, summed.operand, added)
-        steps.append("Sum")
+        steps.append(SUMMAND)
     clips_at_zero = layer.activation is not None and result.zero_point == 0
     if clips_at_zero or summed is not None:
         # The integer range starts at 0, so negative values are clipped in any case.

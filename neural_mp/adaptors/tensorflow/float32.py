@@ -15,6 +15,7 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 
 from neural_mp.adaptors.tensorflow.control_flow import with_functions_of_its_own
 from neural_mp.adaptors.tensorflow.model import ServedSignature
+from neural_mp.adaptors.tensorflow.ops import Trait, has_trait
 from neural_mp.adaptors.tensorflow.runtime import runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
@@ -34,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 _16_BITS = {kind.as_datatype_enum: kind for kind in (tf.float16, tf.bfloat16)}
 _FLOAT32 = tf.float32.as_datatype_enum
-#: Ops whose results depend on the bits of a float.
-_READ_BITS = ("Bitcast", "DecodeRaw", "DecodePaddedRaw", "ParseTensor", "SerializeTensor")
 
 
 def in_float32(
@@ -79,7 +78,7 @@ def _kinds(node: NodeDef) -> Iterator[int]:
 
 def _obstacle(graph: TensorGraph, signature: ServedSignature) -> str | None:
     for node in _all_nodes(graph):
-        if node.op in _READ_BITS and any(_kinds(node)):
+        if has_trait(node, Trait.READS_BITS) and any(_kinds(node)):
             return f"{node.name!r} ({node.op}) reads the bits of floats"
     fed = set(map(node_of, signature.input_tensors))
     for tensor in signature.output_tensors:

@@ -20,13 +20,8 @@ from tensorflow.python.framework.convert_to_constants import (
 
 from neural_mp.adaptors.tensorflow.control_flow import mark_lowered
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel
-from neural_mp.adaptors.tensorflow.lookup_tables import (
-    FINDS,
-    SIZES,
-    Export,
-    freeze_tables,
-    handles_of,
-)
+from neural_mp.adaptors.tensorflow.lookup_tables import Export, freeze_tables, handles_of
+from neural_mp.adaptors.tensorflow.ops import Role, role_of
 from neural_mp.adaptors.tensorflow.random_states import freeze_random_states
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -48,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
-_READS = ("ReadVariableOp", "ResourceGather")
-#: Ops that write a variable and have no result.
-_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngSkip")
 #: Attributes that keep a function from being inlined.
 _NOT_INLINED = ("_noinline", "_XlaMustCompile", "_xla_propagate_compile_time_consts")
 
@@ -158,7 +150,7 @@ def _must_inline_loops(function: ConcreteFunction) -> bool:
     library = function.graph.as_graph_def().library
     nodes = chain.from_iterable(inner.node_def for inner in library.function)
     compiled = any("_XlaMustCompile" in inner.attr for inner in library.function)
-    return compiled or any(node.op in (*FINDS, *SIZES) for node in nodes)
+    return compiled or any(role_of(node) in (Role.LOOKUP, Role.LOOKUP_SIZE) for node in nodes)
 
 
 def _frozen(
@@ -188,7 +180,7 @@ def _frozen(
         resources = [name for name in sources if name and captured[name].dtype is tf.resource]
         if node.name in handles or not resources:
             continue
-        if node.op not in _READS:
+        if role_of(node) is not Role.READ:
             return None
         if resources[0] in written:
             raise _kept_state(node.name)
@@ -242,12 +234,12 @@ def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
     writes = {
         name: handles.get(node_of(node.input[0]), "")
         for name, node in graph.nodes.items()
-        if node.op in _WRITES
+        if role_of(node) is Role.WRITE
     }
     reads = {
         name
         for name, node in graph.nodes.items()
-        if node.op in _READS and node_of(node.input[0]) in handles
+        if role_of(node) is Role.READ and node_of(node.input[0]) in handles
     }
     ignored = {*writes, *reads, *handles}
     for name, node in list(graph.nodes.items()):
@@ -269,7 +261,7 @@ def _replace_read(
     except (tf.errors.OpError, AttributeError) as error:
         raise no_constant(node.name) from error
     controls = list(filter(is_control, node.input))
-    if node.op == "ReadVariableOp":
+    if len(data_inputs(node)) == 1:
         graph.add(make_constant(node.name, value))
         graph.nodes[node.name].input.extend(controls)
         return

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.control_flow import ENTERS, EXITS, SWITCHES, frames, loops_of
+from neural_mp.adaptors.tensorflow.control_flow import frames, loops_of
+from neural_mp.adaptors.tensorflow.ops import Role, role_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     Consumers,
@@ -43,7 +44,11 @@ def read_constants(graph: TensorGraph) -> None:
                 edited = graph.edit(name)
                 edited.input[:] = [tensor for tensor in edited.input if tensor not in idle]
             nodes = (graph.nodes[name] for name in waiting)
-            idle = {f"^{node.name}" for node in nodes if node.op == "NoOp" and not node.input}
+            idle = {
+                f"^{node.name}"
+                for node in nodes
+                if role_of(node) is Role.NOTHING and not node.input
+            }
 
 
 def tie_constants(graph: TensorGraph) -> None:
@@ -54,7 +59,7 @@ def tie_constants(graph: TensorGraph) -> None:
     loops = loops_of(graph, within)
     # An Enter reads its input outside of the loop.
     where = {
-        name: loops[loop].around if graph.nodes[name].op in ENTERS else loop
+        name: loops[loop].around if role_of(graph.nodes[name]) is Role.ENTER else loop
         for name, loop in within.items()
     }
     pivots, readers = _Pivots(graph), graph.consumers()
@@ -85,13 +90,12 @@ def _handed_on(graph: TensorGraph) -> dict[str, str]:
     """Return tensor that passes a constant on in a loop or branch → the constant to read."""
     pivots, consumers = _Pivots(graph), graph.consumers()
     replaced: dict[str, str] = {}
-    for switch in [node for node in graph.nodes.values() if node.op in ("Switch", "_SwitchN")]:
+    for switch in [n for n in graph.nodes.values() if role_of(n) is Role.SWITCH]:
         constant, condition = _invariant(graph, switch), switch.input[1]
         if constant is None:
             continue
-        loop = graph[condition].op == "LoopCond"
-        count = switch.attr["num_outs"].i if switch.op == "_SwitchN" else 2
-        for index in (1,) if loop else range(count):
+        loop = role_of(graph[condition]) is Role.LOOP_CONDITION
+        for index in (1,) if loop else range(_count_branches(switch)):
             passed = _passed_on(graph, consumers, plain(f"{switch.name}:{index}"))
             if passed:
                 name = graph.unused(f"{constant.name}/within")
@@ -99,7 +103,9 @@ def _handed_on(graph: TensorGraph) -> dict[str, str]:
                 replaced |= dict.fromkeys(passed, tied)
         if loop:
             ends = (reader for reader, _ in consumers[switch.name])
-            replaced |= {end: str(constant.name) for end in ends if graph.nodes[end].op in EXITS}
+            replaced |= {
+                end: str(constant.name) for end in ends if role_of(graph.nodes[end]) is Role.EXIT
+            }
     return replaced
 
 
@@ -112,7 +118,7 @@ def _passed_on(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[st
     ]
     tensors = [tensor] if readers else []
     for reader in readers:
-        if reader.op == "Identity":
+        if role_of(reader) is Role.IDENTITY:
             tensors += [str(reader.name), *_passed_on(graph, consumers, str(reader.name))]
     return tensors
 
@@ -122,13 +128,14 @@ def _invariant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
     source = graph[switch.input[0]]
     if source.op == CONSTANT:
         return source
-    if source.op != "Merge" or graph[switch.input[1]].op != "LoopCond":
+    condition = graph[switch.input[1]]
+    if (role_of(source), role_of(condition)) != (Role.MERGE, Role.LOOP_CONDITION):
         return None
     entered, following = (graph[tensor] for tensor in source.input[:2])
-    if entered.op not in ENTERS or following.op != "NextIteration":
+    if (role_of(entered), role_of(following)) != (Role.ENTER, Role.NEXT_ITERATION):
         return None
     carried = plain(following.input[0])
-    while graph[carried].op == "Identity":
+    while role_of(graph[carried]) is Role.IDENTITY:
         carried = plain(graph[carried].input[0])
     outside = graph[entered.input[0]]
     return outside if carried == f"{switch.name}:1" and outside.op == CONSTANT else None
@@ -155,7 +162,9 @@ class _Pivots:
         names = [
             str(node.name)
             for node in self.graph.nodes.values()
-            if node.op == "Identity" and len(node.input) == 1 and plain(node.input[0]) in results
+            if role_of(node) is Role.IDENTITY
+            and len(node.input) == 1
+            and plain(node.input[0]) in results
         ]
         awaited = {tensor for node in self.graph.nodes.values() for tensor in node.input}
         if names:
@@ -166,9 +175,9 @@ class _Pivots:
 
     def _carriers(self, condition: str) -> Iterator[NodeDef]:
         """Yield Switches that stay: on the condition itself, or on loop variables that change."""
-        loop = self.graph[condition].op == "LoopCond"
+        loop = role_of(self.graph[condition]) is Role.LOOP_CONDITION
         for node in self.graph.nodes.values():
-            if node.op in SWITCHES and plain(node.input[1]) == condition:
+            if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition:
                 changes = loop and _invariant(self.graph, node) is None
                 if changes or plain(node.input[0]) == condition:
                     yield node
@@ -177,7 +186,7 @@ class _Pivots:
         like = next(
             node
             for node in self.graph.nodes.values()
-            if node.op in SWITCHES and plain(node.input[1]) == condition
+            if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition
         )
         switch = copied(like, self.graph.unused(f"{node_of(condition)}/switch"))
         switch.input[:] = [condition, condition]
@@ -193,7 +202,7 @@ def take_constant_branches(graph: TensorGraph) -> None:
     branches = {
         name: index
         for name, node in graph.nodes.items()
-        if node.op in ("Switch", "_SwitchN") and (index := _index(graph, node)) is not None
+        if role_of(node) is Role.SWITCH and (index := _index(graph, node)) is not None
     }
     if not branches:
         return
@@ -205,7 +214,7 @@ def take_constant_branches(graph: TensorGraph) -> None:
     }
     for name, node in list(graph.nodes.items()):
         living = [t for t in data_inputs(node) if not _is_dead(t, branches, dead)]
-        if node.op != "Merge" or name in dead or len(living) == len(data_inputs(node)):
+        if role_of(node) is not Role.MERGE or name in dead or len(living) == len(data_inputs(node)):
             continue
         if len(living) == 1:
             replaced[name] = living[0]
@@ -219,14 +228,16 @@ def take_constant_branches(graph: TensorGraph) -> None:
     graph.redirect({**replaced, **waits})
 
 
+def _count_branches(switch: NodeDef) -> int:
+    return int(switch.attr["num_outs"].i) if "num_outs" in switch.attr else 2
+
+
 def _index(graph: TensorGraph, switch: NodeDef) -> int | None:
     """Return the index of a Switch's live result; None if the condition is computed."""
     value = graph.constant(switch.input[1])
     if value is None or graph[switch.input[1]].input:
         return None
-    if switch.op == "Switch":
-        return int(bool(value))
-    last = int(switch.attr["num_outs"].i) - 1
+    last = _count_branches(switch) - 1
     return int(value) if 0 <= int(value) < last else last
 
 
@@ -245,7 +256,7 @@ def _dead(graph: TensorGraph, branches: dict[str, int]) -> set[str]:
             node = graph.nodes[reader]
             inputs = [_is_dead(t, branches, dead) for t in node.input if not is_control(t)]
             controls = [node_of(t) in dead for t in node.input if is_control(t)]
-            is_blocked = all(inputs) if node.op == "Merge" else any(inputs)
+            is_blocked = all(inputs) if role_of(node) is Role.MERGE else any(inputs)
             if reader not in dead and (is_blocked or any(controls)):
                 dead.add(reader)
                 waiting.append(reader)

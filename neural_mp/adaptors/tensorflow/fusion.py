@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +21,18 @@ from neural_mp.adaptors.common.fusion import (
     fused_into,
 )
 from neural_mp.adaptors.tensorflow.integer_kernels import rounds_averages
-from neural_mp.adaptors.tensorflow.layer_folding import ADDITIONS, LAYERS, only_reader
+from neural_mp.adaptors.tensorflow.layer_folding import only_reader
+from neural_mp.adaptors.tensorflow.ops import (
+    LAYERS,
+    PLACEHOLDERS,
+    SUMMAND,
+    Role,
+    Trait,
+    op_type,
+    role_of,
+)
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
-    PLACEHOLDERS,
     Consumers,
     NodeDef,
     TensorGraph,
@@ -42,19 +51,6 @@ _FORMS = {
     "GeluApproximate": lambda x: (
         0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     ),
-}
-_COMPUTES = {
-    "Add": np.add,
-    "AddV2": np.add,
-    "Mul": np.multiply,
-    "Sub": np.subtract,
-    "RealDiv": np.divide,
-    "Pow": np.power,
-    "Square": np.square,
-    "Neg": np.negative,
-    "Erf": special.erf,
-    "Erfc": special.erfc,
-    "Tanh": np.tanh,
 }
 #: Upper bound of the ops in any formulation of GELU.
 _MOST_OPS = 12
@@ -76,9 +72,9 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
         computable = _next_computable(graph, consumers, values)
         if computable is None:
             return None
-        last, arguments = computable
+        last, formula, arguments = computable
         with np.errstate(all="ignore"):
-            values[last] = np.asarray(_COMPUTES[graph.nodes[last].op](*arguments))
+            values[last] = np.asarray(formula(*arguments))
         inner = [name for name in values if name != last]
         if all(reader in values for name in inner for reader, _ in consumers[name]):
             for kind, form in _FORMS.items():
@@ -91,17 +87,18 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
 
 def _next_computable(
     graph: TensorGraph, consumers: Consumers, values: Mapping[str, Values]
-) -> tuple[str, list[Values]] | None:
-    """Return a node that reads only known values and scalars, with its operands."""
+) -> tuple[str, Callable[..., Any], list[Values]] | None:
+    """Return a node that reads only known values and scalars, its formula and its operands."""
     for name in values:
         for reader, _ in consumers[name]:
-            if reader in values or graph.nodes[reader].op not in _COMPUTES:
+            formula = op_type(graph.nodes[reader]).formula
+            if reader in values or formula is None:
                 continue
             tensors = data_inputs(graph.nodes[reader])
             operands = [values[t] if t in values else _number(graph, t) for t in tensors]
             available = [value for value in operands if value is not None]
             if len(available) == len(operands):
-                return reader, available
+                return reader, formula, available
     return None
 
 
@@ -113,58 +110,8 @@ def _number(graph: TensorGraph, tensor: str) -> Values | None:
 #: Fusion group with names for nodes and tensors.
 FusionGroup = fusion.FusionGroup[str, str]
 
-#: Activations that a layer's kernel supports after the bias.
-_ACTIVATIONS = {
-    "Conv2D": ("Relu", "Relu6"),
-    "DepthwiseConv2dNative": ("Relu", "Relu6"),
-    "MatMul": ("Relu", "Relu6", "Tanh", "Sigmoid", "Elu"),
-}
-#: Ops that move or select values → their number of moved tensors; the other inputs must be
-#: constant. None: all inputs but the last are moved.
-_AGNOSTIC: Mapping[str, int | None] = {
-    **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims", "Transpose", "Slice", "StridedSlice"), 1),
-    **dict.fromkeys(("MaxPool", "AvgPool", "Pad", "SpaceToDepth", "DepthToSpace"), 1),
-    **dict.fromkeys(("SpaceToBatchND", "BatchToSpaceND", "ResizeNearestNeighbor"), 1),
-    "ConcatV2": None,
-}
 #: Averages over larger windows are too fine for the scale of their input.
 LARGEST_AVERAGE = 9
-_NEVER_NEGATIVE = (
-    "Relu",
-    "Relu6",
-    "Sigmoid",
-    "Softmax",
-    "Softplus",
-    "Exp",
-    "Square",
-    "Abs",
-    "Sqrt",
-    "Rsqrt",
-    "SquaredDifference",
-    "LogicalNot",
-)
-_KEEP_SIGN = (
-    "MaxPool",
-    "AvgPool",
-    "Mean",
-    "Max",
-    "Min",
-    "Sum",
-    "Pad",
-    "Reshape",
-    "Squeeze",
-    "ExpandDims",
-    "Transpose",
-    "StridedSlice",
-    "Slice",
-    "SpaceToDepth",
-    "DepthToSpace",
-    "Identity",
-    "ResizeNearestNeighbor",
-    "ResizeBilinear",
-    "SpaceToBatchND",
-    "BatchToSpaceND",
-)
 
 
 @dataclass(frozen=True)
@@ -217,7 +164,11 @@ class _Kernels(FusionRules[str, str]):
 
     def bias(self, group: FusionGroup) -> Step | None:
         node = self._next(group)
-        if node is None or node.op != "BiasAdd" or not self.graph.is_constant(node.input[1]):
+        if (
+            node is None
+            or role_of(node) is not Role.BIAS
+            or not self.graph.is_constant(node.input[1])
+        ):
             return None
         if channels_first(node):
             return None
@@ -225,7 +176,9 @@ class _Kernels(FusionRules[str, str]):
 
     def residual_sum(self, group: FusionGroup) -> Step | None:
         node, last = self._next(group), group.tail
-        if node is None or node.op not in ADDITIONS or self.graph.nodes[group.head].op != "Conv2D":
+        if node is None or role_of(node) is not Role.ADDITION:
+            return None
+        if SUMMAND not in LAYERS[self.graph.nodes[group.head].op].options:
             return None
         first, second = data_inputs(node)
         summand = second if first == last else first
@@ -234,13 +187,13 @@ class _Kernels(FusionRules[str, str]):
         return Step(SUM, (node.name,), summand) if self._same_sizes(last, summand) else None
 
     def activation(self, group: FusionGroup) -> Step | None:
-        kind, last = self.graph.nodes[group.head].op, group.tail
-        if kind == "MatMul" and last not in self.outputs:
+        kernel, last = LAYERS[self.graph.nodes[group.head].op], group.tail
+        if kernel.is_dense and last not in self.outputs:
             gelu = find_gelu(self.graph, self.consumers, last)
             if gelu is not None and self.outputs.isdisjoint(gelu.ops[:-1]):
                 return gelu
         node = self._next(group)
-        if node is None or node.op not in _ACTIVATIONS[kind]:
+        if node is None or node.op not in kernel.activations:
             return None
         return Step(node.op, (node.name,))
 
@@ -271,21 +224,20 @@ class _Kernels(FusionRules[str, str]):
 
 def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     """Return the tensors that an op moves unchanged; empty if the op does more."""
-    if node.op not in _AGNOSTIC or "T" not in node.attr:
+    entry, tensors = op_type(node), data_inputs(node)
+    if not entry.moves or "T" not in node.attr:
         return ()
-    tensors = data_inputs(node)
-    count = _AGNOSTIC[node.op]
-    moved = tensors[:-1] if count is None else tensors[:count]
+    moved = tensors[: entry.moves]
     computed = not any(":" in tensor or graph.is_constant(tensor) for tensor in moved)
     others_constant = all(graph.is_constant(tensor) for tensor in tensors[len(moved) :])
     if not computed or not others_constant or channels_first(node):
         return ()
-    if node.op in ("MaxPool", "AvgPool"):
+    if entry.kernel:
         window = integers_attribute(node, "ksize")
         plain_padding = text_attribute(node, "padding") in ("SAME", "VALID")
         if window[0] != 1 or window[3] != 1 or not plain_padding:
             return ()
-        if node.op == "AvgPool" and average_obstacle(node) is not None:
+        if entry.role is Role.AVERAGE and average_obstacle(node) is not None:
             return ()
     return tuple(moved)
 
@@ -300,7 +252,7 @@ def average_obstacle(node: NodeDef) -> str | None:
 
 
 def _is_table(graph: TensorGraph, node: NodeDef) -> bool:
-    if node.op != "GatherV2" or node.attr["batch_dims"].i:
+    if role_of(node) is not Role.GATHER or node.attr["batch_dims"].i:
         return False
     table, rows, axis = data_inputs(node)
     if not graph.is_constant(table) or graph.is_constant(rows):
@@ -313,11 +265,10 @@ def never_negative(graph: TensorGraph) -> frozenset[str]:
     """Return the nodes whose results are never negative for any data."""
     nonnegative: set[str] = set()
     for name, node in graph.nodes.items():
-        sources = data_inputs(node)
-        if (
-            node.op in _NEVER_NEGATIVE
-            or (node.op in _KEEP_SIGN and sources and sources[0] in nonnegative)
-            or (node.op == "ConcatV2" and all(source in nonnegative for source in sources[:-1]))
+        entry, sources = op_type(node), data_inputs(node)
+        moved = sources[: entry.moves or 1]
+        if Trait.NEVER_NEGATIVE in entry.traits or (
+            Trait.KEEPS_SIGN in entry.traits and moved and nonnegative.issuperset(moved)
         ):
             nonnegative.add(name)
         elif node.op == "Maximum":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from neural_mp.adaptors.tensorflow.layer_folding import CONVOLUTIONS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import LAYERS
 from neural_mp.adaptors.tensorflow.profiler import PRECISIONS
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     NodeDef,
@@ -31,7 +31,8 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 tuple(source for source in sources if source in names),
                 fusion_group=fusion_group_of.get(node.name),
                 quantize_agnostic=node.name in model.structure.agnostic_ops,
-                writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
+                writes_int8=node.op in LAYERS
+                and not LAYERS[node.op].is_dense,  # whose integer kernel cannot write floats
                 weights=sum(map(constant_size, model.graph.constants_of(node))),
                 constants=tuple(
                     constant.name

@@ -13,10 +13,10 @@ from tensorflow.python.framework import function_def_to_graph
 
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.control_flow import drop_unreachable
+from neural_mp.adaptors.tensorflow.ops import CONTROL_FLOW, PLACEHOLDERS, Role, role_of, types_of
 from neural_mp.adaptors.tensorflow.runtime import imported, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
-    PLACEHOLDERS,
     GraphDef,
     NodeDef,
     TensorGraph,
@@ -33,18 +33,12 @@ SUFFIXES = (".pb", ".pbtxt")
 #: Errors that damaged files and unexpected contents raise.
 UNREADABLE = (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, RecursionError)
 #: Ops with unread results that are not outputs.
-_NO_OUTPUTS = (
+_NO_OUTPUTS = {
     CONSTANT,
     *PLACEHOLDERS,
-    "NoOp",
-    "Assert",
-    "CheckNumerics",
-    "Switch",
-    "RefSwitch",
-    "Enter",
-    "NextIteration",
-    "LoopCond",
-)
+    *types_of(Role.NOTHING, Role.CHECK),
+    *CONTROL_FLOW.difference(types_of(Role.MERGE, Role.EXIT)),
+}
 
 
 def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
@@ -156,7 +150,8 @@ def loose_ends(graph: TensorGraph, checked_graph: tf.Graph) -> tuple[str, ...]:
 
     def hangs_on_a_switch(node: NodeDef) -> bool:
         """Whether a node only marks a branch of control flow."""
-        return node.op == "Identity" and graph[node.input[0]].op == "Switch"
+        passes_on = role_of(node) is Role.IDENTITY
+        return passes_on and role_of(graph[node.input[0]]) is Role.SWITCH
 
     read_by_others = {node_of(t) for node in graph.nodes.values() for t in data_inputs(node)}
     return tuple(

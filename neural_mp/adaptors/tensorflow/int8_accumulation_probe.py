@@ -14,6 +14,7 @@ from neural_mp.adaptors.tensorflow.convert import write
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import LAYERS, SUMMAND
 from neural_mp.adaptors.tensorflow.runtime import Runner, compiled, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph
 from neural_mp.core.enums import WeightRange
@@ -99,21 +100,21 @@ def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
 def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, dict[str, Array]]:
     op, _, kind = form.partition(" ")
     draw = np.random.default_rng(0)
-    shape = (6, _CHANNELS) if op == "MatMul" else (2, 9, 9, _CHANNELS)
+    shape = (6, _CHANNELS) if LAYERS[op].is_dense else (2, 9, 9, _CHANNELS)
     feeds = {"x": _on_steps(draw, shape, signed)}
     weight = _extreme_weight(draw, op, limit)
-    if kind == "Sum":
+    if kind == SUMMAND:
         feeds["z"] = _on_steps(draw, shape, signed)
     graph = tf.Graph()
     with graph.as_default():
         fed = [tf.compat.v1.placeholder(_F32, (None, *shape[1:]), name) for name in feeds]
         y = _layer(op, fed[0], kind, weight)
-        if kind == "Sum":
+        if kind == SUMMAND:
             y = tf.raw_ops.AddV2(x=y, y=fed[1])
             y = tf.nn.relu(y) if signed else y
         if kind in _ACTIVATIONS:
             y = _ACTIVATIONS[kind](y)
-        if op == "MatMul":  # also covers an INT8 result
+        if LAYERS[op].is_dense:  # also covers an INT8 result
             y = _layer(op, y, "plain", np.eye(_CHANNELS, dtype=np.float32))
         tf.identity(y, "y")
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
@@ -133,7 +134,7 @@ def _layer(op: str, source: tf.Tensor, kind: str, weight: Array) -> tf.Tensor:
         "padding": "EXPLICIT" if explicit else "SAME",
         "explicit_paddings": [0, 0, 1, 1, 0, 2, 0, 0] if explicit else [],
     }
-    if op == "MatMul":
+    if LAYERS[op].is_dense:
         y = tf.raw_ops.MatMul(a=source, b=weight)
     else:
         y = getattr(tf.raw_ops, op)(input=source, filter=weight, **geometry)
@@ -151,8 +152,8 @@ def _on_steps(draw: np.random.Generator, shape: tuple[int, ...], signed: bool) -
 
 def _extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
     """Return an exact weight of extreme integers, in channels that cancel and that do not."""
-    window = () if op == "MatMul" else (3, 3)
-    outputs = 1 if op == "DepthwiseConv2dNative" else _CHANNELS
+    window = () if LAYERS[op].is_dense else (3, 3)
+    outputs = 1 if LAYERS[op].is_depthwise else _CHANNELS
     signs = draw.choice([-1, 1, 1, 1], (*window, _CHANNELS, outputs))
     signs[..., : _CHANNELS // 2, :] = 1
     return (signs * limit * _WEIGHT_STEP / _CHANNELS).astype(np.float32)

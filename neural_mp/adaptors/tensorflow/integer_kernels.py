@@ -19,6 +19,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.adaptors.tensorflow.ops import LAYERS
 from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, TensorGraph, make_node
 from neural_mp.core.int8_accumulation import FULL_RANGE, WEIGHT_LIMITS
@@ -156,9 +157,8 @@ class Fused:
 def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
     """Return a convolution, depthwise or not, with the geometry of the float node `like`."""
     summand = fused.device[3][1] if len(fused.device) > 3 else fused.result
-    depthwise = like.op == "DepthwiseConv2dNative"
     node = make_node(
-        "_FusedQuantizedDepthwiseConv2D" if depthwise else "_FusedQuantizedConv2D",
+        LAYERS[like.op].op,
         name,
         fused.inputs,
         Tinput=fused.device[0][1],

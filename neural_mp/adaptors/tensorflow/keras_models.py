@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.checks.keras_files import check_keras_file
-from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
+from neural_mp.adaptors.tensorflow.ops import LAYERS
 from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, data_inputs, node_of
 from neural_mp.core.graph import Layer
 from neural_mp.errors import (

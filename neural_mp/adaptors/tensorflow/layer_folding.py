@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.tensorflow.ops import LAYERS, Role, op_type, role_of
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
@@ -21,15 +22,13 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     text_attribute,
 )
 
-#: Layers with a constant weight → rank of the result.
-LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}
-CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
-ADDITIONS = ("Add", "AddV2")
+#: Formulas of affine maps.
+_AFFINE = (np.add, np.subtract, np.multiply, np.divide)
 
 
 def output_channels(node: NodeDef, weight: Array) -> int:
     """Return the number of output channels of a layer."""
-    if node.op == "DepthwiseConv2dNative":
+    if LAYERS[node.op].is_depthwise:
         return int(weight.shape[2] * weight.shape[3])
     return int(weight.shape[-1])
 
@@ -59,34 +58,34 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
         last = node
         while last.name not in outputs:
             following = only_reader(graph, consumers, last.name)
-            if following is None or not _absorb(graph, *following, affine, LAYERS[node.op]):
+            if following is None or not _absorb(graph, *following, affine, LAYERS[node.op].rank):
                 break
             last = following[0]
             chain.append(last)
-        if chain and [link.op for link in chain] != ["BiasAdd"]:
+        if chain and [*map(role_of, chain)] != [Role.BIAS]:
             _replace_chain(graph, node, weight, affine, last)
 
 
 def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int) -> bool:
     """Add a node to an affine map; return False if the node is not affine."""
-    if node.op.startswith("FusedBatchNorm"):
+    entry = op_type(node)
+    if entry.role is Role.BATCH_NORM:
         return _absorb_norm(graph, node, position, affine)
-    if node.op not in (*ADDITIONS, "BiasAdd", "Mul", "Sub", "RealDiv") or len(node.input) != 2:
-        return False
-    if node.op == "BiasAdd" and channels_first(node):
+    formula = np.add if entry.role is Role.BIAS else entry.formula
+    if formula not in _AFFINE or len(node.input) != 2 or channels_first(node):
         return False
     value = graph.constant(node.input[1 - position])
     channels = len(affine.scale)
     if value is None or not _is_per_channel(value, channels, axes):
         return False
     value = value.reshape(-1).astype(np.float64)
-    if node.op == "Mul":
+    if formula is np.multiply:
         affine.then_scale(value)
-    elif node.op == "RealDiv":
+    elif formula is np.divide:
         if position != 0 or not np.all(value):
             return False
         affine.then_scale(1 / value)
-    elif node.op == "Sub":
+    elif formula is np.subtract:
         if position == 1:
             affine.then_scale(np.asarray(-1.0))
         affine.then_add(value if position == 1 else -value)
@@ -116,7 +115,7 @@ def _replace_chain(
 ) -> None:
     """Set the new weight of a layer, and replace the end of the chain by one BiasAdd."""
     scale = affine.scale
-    if layer.op == "DepthwiseConv2dNative":
+    if LAYERS[layer.op].is_depthwise:
         scale = scale.reshape(weight.shape[2:])
     folded = (weight * scale).astype(np.float32)
     edited = graph.edit(layer.name)
@@ -130,7 +129,8 @@ def fold_paddings(graph: TensorGraph) -> None:
     """Fold a zero Pad before a convolution into the padding of the convolution."""
     inferred: Shapes | None = None  # inferred only for a graph that needs them
     for name, node in list(graph.nodes.items()):
-        if node.op not in CONVOLUTIONS:
+        kernel = LAYERS.get(node.op)
+        if kernel is None or kernel.is_dense:
             continue
         pad = graph[node.input[0]]
         if pad.op != "Pad" or output_of(node.input[0]) or channels_first(node):
@@ -143,7 +143,7 @@ def fold_paddings(graph: TensorGraph) -> None:
         if padding == "VALID" and _is_same(graph, node, amounts, inferred[pad.name]):
             edited = graph.edit(name)
             edited.attr["padding"].s = b"SAME"
-        elif node.op == "Conv2D" and padding in ("VALID", "EXPLICIT"):
+        elif "explicit" in kernel.options and padding in ("VALID", "EXPLICIT"):
             already = integers_attribute(node, "explicit_paddings") or [0] * 8
             edited = graph.edit(name)
             edited.attr["padding"].s = b"EXPLICIT"

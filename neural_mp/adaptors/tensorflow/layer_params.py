@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from neural_mp.adaptors.common.cross_layer_scaling import Array, LayerParams, LayerRescale
 from neural_mp.adaptors.common.layer_windows import Window
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import LAYERS, Role, op_type, role_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Consumers,
     NodeDef,
@@ -20,7 +23,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     text_attribute,
 )
 
-_SUMS = ("Add", "AddV2", "Sub")
+_SUMS = (np.add, np.subtract)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def channel_preserving_ops(model: TensorFlowModel) -> frozenset[str]:
     """Return the Reshapes that keep the last axis."""
     ops = set()
     for name, node in model.graph.nodes.items():
-        if node.op != "Reshape" or name not in model.structure.agnostic_ops:
+        if role_of(node) is not Role.RESHAPE or name not in model.structure.agnostic_ops:
             continue
         source, result = model.shapes[node.input[0]], model.shapes[name]
         if source and result and source[-1] is not None and source[-1] == result[-1]:
@@ -68,10 +71,11 @@ def _layer(model: TensorFlowModel, name: str) -> LayerParams:
         # The output channels of a depthwise convolution span two axes, as groups of one channel.
         return value.reshape(*value.shape[:2], 1, -1) if depthwise else value
 
-    depthwise = node.op == "DepthwiseConv2dNative"
+    kernel = LAYERS[node.op]
+    depthwise = kernel.is_depthwise
     bias = model.structure.fusion_groups[name].bias
     result = bias.ops[-1] if bias else name
-    if node.op == "MatMul":
+    if kernel.is_dense:
         across = node.attr["transpose_b"].b
         axes = (0, 1) if across else (1, 0)
         return LayerParams(result, weight, *axes, pooled=True, shifts=bias is not None)
@@ -121,7 +125,7 @@ def _norms(model: TensorFlowModel) -> dict[str, _Norm]:
     norms = (
         _norm(graph, consumers, name, model.output_nodes)
         for name, node in graph.nodes.items()
-        if node.op == "Mul"
+        if op_type(node).formula is np.multiply
         and any(graph[t].op == "Rsqrt" for t in data_inputs(node))
         and _vector_input(graph, node) is not None
     )
@@ -137,7 +141,11 @@ def _norm(
     """
     terms = {reader for reader, _ in consumers[gamma]}
     exclusive = len(terms) == len(consumers[gamma]) and gamma not in outputs
-    if not terms or not exclusive or any(graph.nodes[term].op != "Mul" for term in terms):
+    if (
+        not terms
+        or not exclusive
+        or any(op_type(graph.nodes[term]).formula is not np.multiply for term in terms)
+    ):
         return None
     shifts: list[str] = []
     while len(terms) > 1 or not shifts:
@@ -160,7 +168,7 @@ def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
     node = graph.nodes[name]
     parts = [node_of(tensor) for tensor in data_inputs(node)]
     return (
-        node.op in _SUMS
+        op_type(node).formula in _SUMS
         and any(part in terms for part in parts)
         and all(part in terms or _vector_input(graph, node) is not None for part in parts)
     )

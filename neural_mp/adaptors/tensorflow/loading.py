@@ -19,8 +19,8 @@ from neural_mp.adaptors.tensorflow.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.float32 import in_float32
 from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph, no_constant
 from neural_mp.adaptors.tensorflow.keras_models import Origins
-from neural_mp.adaptors.tensorflow.lookup_tables import FINDS, SIZES, TABLES
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import PLACEHOLDERS, TYPES, Role, types_of
 from neural_mp.adaptors.tensorflow.optional_inputs import (
     bind_defaults,
     declared_defaults,
@@ -30,7 +30,6 @@ from neural_mp.adaptors.tensorflow.optional_inputs import (
 from neural_mp.adaptors.tensorflow.runtime import keep_forever
 from neural_mp.adaptors.tensorflow.source_quantization import without_fake_quantization
 from neural_mp.adaptors.tensorflow.tensor_graph import (
-    PLACEHOLDERS,
     GraphDef,
     TensorGraph,
     known_sizes,
@@ -50,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 #: Possible model files of a SavedModel folder.
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-#: Non-resource variables of TensorFlow 1.
-_REFERENCES = ("Variable", "VariableV2")
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ def _is_incomplete(frozen: FrozenModel) -> bool:
     value of a variable that the graph reads separately.
     """
     readers = frozen.graph.consumers()
-    lost = (*_REFERENCES, *TABLES)
+    lost = types_of(Role.REFERENCE_VARIABLE, Role.LOOKUP_TABLE)
     return any(node.op in lost for node in frozen.graph.nodes.values()) or not all(
         readers.get(port.tensor) for port in frozen.signature.inputs
     )
@@ -268,15 +265,11 @@ def _from_graph_def(graph: GraphDef, spec: InputSpec, what: str = "the graph") -
     return FrozenModel(nodes, ServedSignature(fed, results, returns), warnings=warnings)
 
 
-#: Layers with most of a model's weights and computations.
-_HEAVY = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Conv3D")
-
-
 def left_alone(graph: TensorGraph) -> tuple[str, ...]:
     """Return a warning about layers in functions that are not inlined, if there are any."""
     inside = (node.op for function in graph.library.function for node in function.node_def)
     return stays_in_fp32(
-        (op for op in inside if op in _HEAVY),
+        (op for op in inside if op in (*TYPES["conv"], *TYPES["matmul"])),
         "in functions",
         "only layers in the graph itself, in its loops and in its branches are converted",
     )
@@ -320,7 +313,14 @@ def load(source: object, spec: InputSpec) -> TensorFlowModel:
 
 
 #: Ops that keep values outside of the graph.
-_STATE = ("VarHandleOp", "ReadVariableOp", *_REFERENCES, *TABLES, *FINDS, *SIZES)
+_STATE = types_of(
+    Role.VARIABLE,
+    Role.READ,
+    Role.REFERENCE_VARIABLE,
+    Role.LOOKUP_TABLE,
+    Role.LOOKUP,
+    Role.LOOKUP_SIZE,
+)
 
 
 def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.eager import context
 
+from neural_mp.adaptors.tensorflow.ops import Role, role_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     NodeDef,
@@ -23,21 +24,6 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 from neural_mp.errors import ModelLoadError
 
-#: Op that reads values of a table → the op that returns all entries.
-FINDS = {"LookupTableFindV2": "LookupTableExportV2", "LookupTableFind": "LookupTableExport"}
-#: Ops that return the number of entries.
-SIZES = ("LookupTableSizeV2", "LookupTableSize")
-#: Ops that create a table.
-TABLES = (
-    "HashTable",
-    "HashTableV2",
-    "MutableHashTable",
-    "MutableHashTableV2",
-    "MutableHashTableOfTensors",
-    "MutableHashTableOfTensorsV2",
-    "MutableDenseHashTable",
-    "MutableDenseHashTableV2",
-)
 #: Buckets per key; a bucket then holds a handful of keys at most.
 _BUCKETS_PER_KEY = 2
 
@@ -67,8 +53,8 @@ class Export:
 Run = Callable[[Export], Sequence[Array]]
 
 
-#: Ops of loops and branches that pass on a resource, as their first input.
-_PASS_ON = ("Enter", "RefEnter", "Switch", "_SwitchN", "NextIteration", "Exit")
+#: Roles of ops that pass on a resource, as their first input.
+_PASS_ON = (Role.ENTER, Role.SWITCH, Role.NEXT_ITERATION, Role.EXIT)
 
 
 def handles_of(
@@ -84,10 +70,11 @@ def handles_of(
     handles: dict[str, str] = {}
     for name, node in graph.nodes.items():
         source = handles.get(node_of(node.input[0])) if node.input else None
-        passes = node.op == "Identity"
+        role = role_of(node)
+        passes = role is Role.IDENTITY
         if loops and "T" in node.attr and node.attr["T"].type == types_pb2.DT_RESOURCE:
-            returns = node.op == "Merge" and graph[node.input[1]].op == "NextIteration"
-            passes = passes or node.op in _PASS_ON or returns
+            following = graph[node.input[1]] if role is Role.MERGE else node
+            passes = passes or role in _PASS_ON or role_of(following) is Role.NEXT_ITERATION
         if name in roots:
             handles[name] = name
         elif source is not None and passes:
@@ -109,17 +96,17 @@ def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> b
     contents: dict[Export, tuple[Array, Array]] = {}
     replaced = False
     for node in list(graph.nodes.values()):
-        if node.op not in (*FINDS, *SIZES):
+        if role_of(node) not in (Role.LOOKUP, Role.LOOKUP_SIZE):
             continue
         handle = handles.get(node_of(node.input[0]))
         if handle is None:
             continue
         replaced = True
-        if node.op in SIZES:
+        if role_of(node) is Role.LOOKUP_SIZE:
             graph.add(make_constant(node.name, *_filled(node, run, Export(handle, node.op))))
             continue
         types = tf.as_dtype(node.attr["Tin"].type), tf.as_dtype(node.attr["Tout"].type)
-        export = Export(handle, FINDS[node.op], types)
+        export = Export(handle, node.op.replace("Find", "Export"), types)
         if export not in contents:
             keys, values = _filled(node, run, export)
             contents[export] = keys, values
@@ -169,7 +156,7 @@ def _replace(
     for inner in part.as_graph_def().node:
         names.setdefault(inner.name, graph.unused(f"{node.name}/{inner.name}"))
     for inner in part.as_graph_def().node:
-        if inner.op == "Placeholder":
+        if role_of(inner) is Role.PLACEHOLDER:
             continue
         written = copied(inner, names[inner.name])
         for position, tensor in enumerate(inner.input):

@@ -17,6 +17,7 @@ from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.converted_module import ConvertedModel
 from neural_mp.adaptors.tensorflow.function_constants import tie_constants
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
+from neural_mp.adaptors.tensorflow.ops import Role, role_of
 from neural_mp.adaptors.tensorflow.runtime import Runner, compiled, imported
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -183,7 +184,7 @@ class TensorFlowModel:
         uses: dict[str, set[bool]] = {}
         for node in self.graph.nodes.values():
             for position, tensor in enumerate(node.input):
-                uses.setdefault(tensor, set()).add(node.op == "GatherV2" and position == 0)
+                uses.setdefault(tensor, set()).add(role_of(node) is Role.GATHER and position == 0)
         outputs = self.output_nodes
         return [name for name in constants if uses.get(name) == {True} and name not in outputs]
 
@@ -209,7 +210,7 @@ class TensorFlowModel:
         return tuple(
             node
             for name, node in self.graph.nodes.items()
-            if node.op not in (CONSTANT, "NoOp") and name not in fed
+            if node.op != CONSTANT and role_of(node) is not Role.NOTHING and name not in fed
         )
 
     @property

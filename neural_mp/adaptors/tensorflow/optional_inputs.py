@@ -12,10 +12,10 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.constant_folding import is_pure
 from neural_mp.adaptors.tensorflow.model import ServedSignature
+from neural_mp.adaptors.tensorflow.ops import PLACEHOLDERS, Role, role_of
 from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
-    PLACEHOLDERS,
     Array,
     NodeDef,
     TensorGraph,
@@ -40,9 +40,9 @@ def with_defaults(
     inputs, left_out = list[TensorSpec](), list[str]()
     for port in signature.inputs:
         node = graph[port.tensor]
-        if port.default is not None and node.op == "Placeholder":
+        if port.default is not None and role_of(node) is Role.PLACEHOLDER:
             _put_default(graph, node, port.default)
-        elif node.op == WITH_DEFAULT and port.default is None:
+        elif role_of(node) is Role.OPTIONAL_PLACEHOLDER and port.default is None:
             value = _constant_default(graph, node)
             if value is None and not any(map(port.answers_to, named)):
                 left_out.append(port.name)
@@ -62,7 +62,7 @@ def with_defaults(
 def bind_defaults(graph: TensorGraph, fed: Collection[str]) -> None:
     """Replace inputs with defaults that are no inputs of the signature by their defaults."""
     for name, node in list(graph.nodes.items()):
-        if node.op == WITH_DEFAULT and name not in fed:
+        if role_of(node) is Role.OPTIONAL_PLACEHOLDER and name not in fed:
             dtype = tf.as_dtype(node.attr["dtype"].type)
             graph.add(make_node("Identity", name, node.input, T=dtype))
 
@@ -72,7 +72,7 @@ def without_defaults(graph: TensorGraph, fed: Collection[str]) -> TensorGraph:
     plain_inputs = graph.copy()
     for name in fed:
         node = graph.nodes[name]
-        if node.op == WITH_DEFAULT:
+        if role_of(node) is Role.OPTIONAL_PLACEHOLDER:
             attributes = {key: node.attr[key] for key in ("dtype", "shape") if key in node.attr}
             plain_inputs.add(make_node("Placeholder", name, **attributes))
     return plain_inputs
@@ -118,7 +118,7 @@ def declared_defaults(saved: saved_model_pb2.SavedModel, key: str) -> Mapping[st
 def feeds_defaults(saved: saved_model_pb2.SavedModel) -> bool:
     """Whether an input of a signature is a placeholder with a default."""
     return any(
-        node.op == WITH_DEFAULT and node.name in fed
+        role_of(node) is Role.OPTIONAL_PLACEHOLDER and node.name in fed
         for meta in saved.meta_graphs
         if (fed := _fed_nodes(meta.signature_def))
         for node in meta.graph_def.node

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from neural_mp.adaptors.tensorflow.ops import Trait, has_trait
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Consumers,
     NodeDef,
@@ -33,32 +34,6 @@ _STATEFUL = {
     "StatefulUniformInt": "RandomUniformInt",
     "StatefulUniformFullInt": "NonDeterministicInts",
 }
-#: Ops that compute a seed from a state.
-_ON_SEEDS = (
-    "Identity",
-    "Cast",
-    "Bitcast",
-    "Reshape",
-    "Pack",
-    "Unpack",
-    "ConcatV2",
-    "Slice",
-    "StridedSlice",
-    "ExpandDims",
-    "Squeeze",
-    "Add",
-    "AddV2",
-    "Sub",
-    "Mul",
-    "FloorMod",
-    "BitwiseXor",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "LeftShift",
-    "RightShift",
-    "StatelessRandomGetKeyCounter",
-    "StatelessRandomGetKeyCounterAlg",
-)
 #: Inputs of random ops that determine the numbers.
 _SEEDS = ("seed", "key", "counter")
 _READ, _WRITE = "ReadVariableOp", "AssignVariableOp"
@@ -132,7 +107,7 @@ def _only_seeds(
             own = handles.get(node_of(reader.input[0])) == handles[node_of(source.input[0])]
             if (reader.op == _WRITE and own) or _seeds(reader, position):
                 continue
-            if reader.op not in _ON_SEEDS:
+            if not has_trait(reader, Trait.COMPUTES_SEEDS):
                 return False
             if reader.name not in visited:
                 visited.add(str(reader.name))

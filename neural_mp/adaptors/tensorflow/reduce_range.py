@@ -16,13 +16,12 @@ from neural_mp.adaptors.tensorflow.integer_kernels import (
     real_sums,
 )
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import INTEGER_KERNELS
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, TensorGraph, make_constant
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 from neural_mp.errors import ConversionError
 
 _LIMIT = WEIGHT_LIMITS[REDUCED_RANGE]
-_DEPTHWISE = "_FusedQuantizedDepthwiseConv2D"
-_KERNELS = ("_FusedQuantizedConv2D", _DEPTHWISE, "_QuantizedMatMul")
 
 
 def full_range_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
@@ -50,7 +49,8 @@ def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
 
 
 def _reduce(graph: TensorGraph, node: NodeDef) -> None:
-    depthwise, weight = node.op == _DEPTHWISE, _constant(graph, node, 1).astype(np.int8)
+    depthwise = INTEGER_KERNELS[node.op] is KernelKind.DEPTHWISE
+    weight = _constant(graph, node, 1).astype(np.int8)
     first = len(node.attr["Tdevice_inputs"].list.type)  # limits of input, then weight
     input_limit = float(_constant(graph, node, first + 1))
     limits = _constant(graph, node, first + 3)
@@ -81,14 +81,13 @@ def _constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
 def _weights(graph: TensorGraph) -> Iterator[IntegerWeight[str]]:
     """Yield the weights of integer kernels, by node name."""
     for name, node in graph.nodes.items():
-        weight = graph.constant(node.input[1]) if node.op in _KERNELS else None
+        weight = graph.constant(node.input[1]) if node.op in INTEGER_KERNELS else None
         if weight is not None:
             integers = np.asarray(weight).astype(np.int8)
             yield IntegerWeight(name, _kind(node, integers), integers)
 
 
 def _kind(node: NodeDef, weight: Array) -> KernelKind:
-    if node.op == "_QuantizedMatMul":
-        return KernelKind.DENSE
-    single = node.op == _DEPTHWISE and weight.shape[3] == 1
-    return KernelKind.DEPTHWISE if single else KernelKind.CONVOLUTION
+    kind = INTEGER_KERNELS[node.op]
+    multiplies = kind is KernelKind.DEPTHWISE and weight.shape[3] > 1
+    return KernelKind.CONVOLUTION if multiplies else kind

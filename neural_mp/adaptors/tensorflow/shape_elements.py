@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import add, floordiv, mod, mul, sub
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.symbolic_sizes import Size, is_nonnegative, maximum, minimum
+from neural_mp.adaptors.common.symbolic_sizes import Size, is_nonnegative
 from neural_mp.adaptors.tensorflow.shape_rules import Facts
 from neural_mp.adaptors.tensorflow.strided_slices import index_parts
 from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
@@ -17,7 +16,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
 #: Largest tensor whose elements are tracked: the sizes of any tensor, and its paddings.
 MAX_ELEMENTS = 16
 Elements: TypeAlias = NDArray[np.object_]
-_Rule: TypeAlias = Callable[[NodeDef, Sequence[Facts]], Elements]
+Rule: TypeAlias = Callable[[NodeDef, Sequence[Facts]], Elements]
 
 
 def elements(values: object) -> Elements:
@@ -31,16 +30,20 @@ def _known(facts: Facts) -> Elements:
     return facts.value
 
 
-def _first(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def of_first(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     return _known(inputs[0])
 
 
-def _elementwise(compute: Callable[..., Size]) -> _Rule:
+def elementwise(compute: Callable[..., Size]) -> Rule:
     ufunc = np.frompyfunc(compute, 2, 1)
     return lambda node, inputs: elements(ufunc(_known(inputs[0]), _known(inputs[1])))
 
 
-def _truncated(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Size]:
+def negative(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+    return elements(-_known(inputs[0]))
+
+
+def truncated(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Size]:
     """Return a division that rounds to zero: of no negative values, as one that rounds down."""
 
     def compute(lhs: Size, rhs: Size) -> Size:
@@ -51,7 +54,7 @@ def _truncated(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Si
     return compute
 
 
-def _reduction(compute: Callable[[Size, Size], Size]) -> _Rule:
+def reduction(compute: Callable[[Size, Size], Size]) -> Rule:
     ufunc = np.frompyfunc(compute, 2, 1)
 
     def reduced(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
@@ -65,30 +68,30 @@ def _reduction(compute: Callable[[Size, Size], Size]) -> _Rule:
     return reduced
 
 
-def _shape(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def shape(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     return elements([*inputs[0].sizes])
 
 
-def _size(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def size(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     total: Size = 1
     for size in inputs[0].sizes:
         total = total * size
     return elements(total)
 
 
-def _rank(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def rank(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     return elements(len(inputs[0].sizes))
 
 
-def _stack(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def stack(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     return np.stack([_known(facts) for facts in inputs], node.attr["axis"].i)
 
 
-def _concat(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def concat(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     return np.concatenate([_known(facts) for facts in inputs[:-1]], inputs[-1].integers[0])
 
 
-def _gather(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def gather(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     if "batch_dims" in node.attr and node.attr["batch_dims"].i:
         raise ValueError("rows of batches are not tracked")
     rows = np.reshape(inputs[1].integers, [int(size) for size in _known(inputs[1]).shape])
@@ -96,66 +99,25 @@ def _gather(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     return elements(np.take(_known(inputs[0]), rows.astype(np.intp), axis))
 
 
-def _strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     values = _known(inputs[0])
     bounds = [facts.integers for facts in inputs[1:4]]
     return elements(values[tuple(index_parts(node, bounds, values.ndim))])
 
 
-def _slice(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def slice_by_size(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     parts = zip(inputs[1].integers, inputs[2].integers, strict=True)
     slices = (slice(begin, None if size == -1 else begin + size) for begin, size in parts)
     return elements(_known(inputs[0])[tuple(slices)])
 
 
-def _filled(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def fill(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     (number,), shape = inputs[1].elements, inputs[0].integers
     if np.prod(shape, dtype=float) > MAX_ELEMENTS:
         raise ValueError("the tensor is large")
     return np.full(shape, number, dtype=object)
 
 
-def _range(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+def range_of(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     numbers = range(*(facts.integers[0] for facts in inputs))
     return elements([*numbers[: MAX_ELEMENTS + 1]])
-
-
-_RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(("Identity", "StopGradient", "Cast", "Enter", "Exit", "Switch"), _first),
-    **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims"), _first),
-    **dict.fromkeys(("Add", "AddV2"), _elementwise(add)),
-    "Sub": _elementwise(sub),
-    "Mul": _elementwise(mul),
-    "FloorDiv": _elementwise(floordiv),
-    "FloorMod": _elementwise(mod),
-    **dict.fromkeys(("TruncateDiv", "Div"), _elementwise(_truncated(floordiv))),
-    **dict.fromkeys(("TruncateMod", "Mod"), _elementwise(_truncated(mod))),
-    "Maximum": _elementwise(maximum),
-    "Minimum": _elementwise(minimum),
-    "Neg": lambda node, inputs: elements(-_known(inputs[0])),
-    "Prod": _reduction(mul),
-    "Sum": _reduction(add),
-    "Max": _reduction(maximum),
-    "Min": _reduction(minimum),
-    "Shape": _shape,
-    "Size": _size,
-    "Rank": _rank,
-    "Pack": _stack,
-    "ConcatV2": _concat,
-    **dict.fromkeys(("Gather", "GatherV2"), _gather),
-    "StridedSlice": _strided_slice,
-    "Slice": _slice,
-    "Fill": _filled,
-    "Range": _range,
-}
-
-
-def derive_elements(node: NodeDef, inputs: Sequence[Facts]) -> Elements | None:
-    """Return the elements of the first result of a node, in order; None if its op has no rule.
-
-    Raises:
-        ValueError, IndexError, ArithmeticError: an element that the rule needs is unknown, or the
-            op rejects the inputs.
-    """
-    rule = _RULES.get(node.op)
-    return None if rule is None else rule(node, inputs)

@@ -18,18 +18,16 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.common.symbolic_sizes import Size, as_size, unknown
+from neural_mp.adaptors.tensorflow.ops import CONTROL_FLOW, PLACEHOLDERS, Role, op_type, role_of
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.shape_elements import (
     MAX_ELEMENTS,
     Elements,
-    derive_elements,
     elements,
 )
-from neural_mp.adaptors.tensorflow.shape_rules import Facts, Sizes, derive_shapes
+from neural_mp.adaptors.tensorflow.shape_rules import Facts, Sizes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
-    CONTROL_FLOW,
-    PLACEHOLDERS,
     GraphDef,
     NodeDef,
     TensorGraph,
@@ -52,8 +50,8 @@ _LARGE = 256
 #: Types of tensors that hold sizes.
 _INTEGERS = (tf.int32, tf.int64)
 _NOTHING = Facts(None)
-#: Ops that feed the Merge of a loop variable: its first value, and the next.
-_LOOP_VARIABLE = ["Enter", "NextIteration"]
+#: Roles of the ops that feed the Merge of a loop variable: its first value, and the next.
+_LOOP_VARIABLE = [Role.ENTER, Role.NEXT_ITERATION]
 #: No size, and no number that sizes are computed from, is larger.
 _MAX_SIZE = (1 << 63) - 1
 
@@ -122,8 +120,8 @@ class _Inference:
         self.following = {
             name: node.input[1]
             for name, node in graph.nodes.items()
-            if node.op == "Merge"
-            and [graph[t].op for t in node.input] == ["Enter", "NextIteration"]
+            if role_of(node) is Role.MERGE
+            and [role_of(graph[t]) for t in node.input] == _LOOP_VARIABLE
         }
         #: Loop variable → sizes that are the same in all iterations, None for others.
         self.invariant: dict[str, Sizes] = {}
@@ -169,11 +167,11 @@ class _Inference:
 
     def _derived(self, node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
         """Return shapes of the first results; empty if nothing can be derived."""
-        if node.op in ("Switch", "RefSwitch"):
-            return [inputs[0].shape] * 2
-        if node.op == "Merge":
+        if role_of(node) is Role.SWITCH:
+            return [inputs[0].shape] * len(self.static[node.name])
+        if role_of(node) is Role.MERGE:
             return [self._merge(node, [facts.shape for facts in inputs]), ()]
-        return _tried(derive_shapes, node, inputs) or ()
+        return _tried(op_type(node).shape, node, inputs) or ()
 
     def _merge(self, node: NodeDef, shapes: Sequence[tuple[Size, ...] | None]) -> Sizes:
         if node.name in self.following:
@@ -201,8 +199,8 @@ class _Inference:
             derived = None
             if node.op == CONSTANT and constant_size(node) == count:
                 derived = elements(self.graph.value(node.name).tolist())
-            elif index == 0 or node.op == "Switch":
-                derived = _tried(derive_elements, node, inputs)
+            elif index == 0 or role_of(node) is Role.SWITCH:
+                derived = _tried(op_type(node).elements, node, inputs)
             if (
                 derived is None
                 or derived.size != count
@@ -272,11 +270,13 @@ def _add_stand_in(graph: TensorGraph, name: str, dtype: tf.DType, facts: Facts) 
 
 
 def _tried(
-    rule: Callable[[NodeDef, Sequence[Facts]], _Result], node: NodeDef, inputs: Sequence[Facts]
+    rule: Callable[[NodeDef, Sequence[Facts]], _Result] | None,
+    node: NodeDef,
+    inputs: Sequence[Facts],
 ) -> _Result | None:
-    """Return the result of a rule; None if the rule needs more than is known."""
+    """Return the result of a rule; None without a rule, or if more must be known."""
     try:
-        return rule(node, inputs)
+        return None if rule is None else rule(node, inputs)
     except (ValueError, IndexError, ArithmeticError):
         return None
 

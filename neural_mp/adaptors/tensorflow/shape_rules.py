@@ -6,7 +6,7 @@ inputs that the op rejects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -72,11 +72,15 @@ class Facts:
 Rule: TypeAlias = Callable[[NodeDef, Sequence[Facts]], Sequence[Sizes]]
 
 
-def _first(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def of_first(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [inputs[0].shape]
 
 
-def _broadcast(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def of_second(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    return [inputs[1].shape]
+
+
+def of_all(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [reduce(broadcast_shapes, (facts.sizes for facts in inputs))]
 
 
@@ -105,16 +109,19 @@ def _windows(node: NodeDef, source: Facts, window: Sequence[Size]) -> dict[int, 
     return moved
 
 
-def _convolution(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def convolution(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     source, weight = inputs[0].sizes, inputs[1].sizes
-    depthwise = node.op == "DepthwiseConv2dNative"
-    channels = weight[-2] * weight[-1] if depthwise else weight[-1]
     channel_axis = 1 if channels_first(node) else len(source) - 1
-    moved = _windows(node, inputs[0], weight[:-2]) | {0: source[0], channel_axis: channels}
+    moved = _windows(node, inputs[0], weight[:-2]) | {0: source[0], channel_axis: weight[-1]}
     return [tuple(moved[axis] for axis in range(len(source)))]
 
 
-def _pooling(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def depthwise_convolution(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    *window, channels, multiplier = inputs[1].sizes
+    return convolution(node, [inputs[0], Facts((*window, 1, channels * multiplier))])
+
+
+def pooling(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     source, window = inputs[0].sizes, integers_attribute(node, "ksize")
     spatial = window[2:] if channels_first(node) else window[1:-1]
     channel_axis = 1 if channels_first(node) else len(source) - 1
@@ -124,7 +131,7 @@ def _pooling(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [tuple(moved.get(axis, size) for axis, size in enumerate(source))]
 
 
-def _resize(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def resize(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     source = inputs[0].sizes
     return [(source[0], *map(_size, inputs[1].elements), source[3])]
 
@@ -134,7 +141,7 @@ def _size(element: Size) -> Size | None:
     return element if is_nonnegative(element) else None
 
 
-def _reshape(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def reshape(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     target = inputs[1].elements
     sizes = [_size(element) for element in target]
     defined = [size for size in sizes if size is not None]
@@ -143,64 +150,70 @@ def _reshape(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [tuple(sizes)]
 
 
-def _filled(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def fill(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [tuple(map(_size, inputs[0].elements))]
 
 
-def _broadcast_to(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def broadcast_to(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [tuple(map(_size, inputs[1].elements))]
 
 
-def _transpose(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def transpose(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [tuple(inputs[0].sizes[axis] for axis in inputs[1].integers)]
 
 
-def _pad(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def pad(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     amounts = inputs[1].elements
     pairs = zip(amounts[::2], amounts[1::2], strict=True)
     sizes = zip(inputs[0].sizes, pairs, strict=True)
     return [tuple(size + low + high for size, (low, high) in sizes)]
 
 
-def _tile(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def tile(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     counts = zip(inputs[0].sizes, inputs[1].elements, strict=True)
     return [tuple(size * count for size, count in counts)]
 
 
-def _space_to_batch(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def space_to_batch(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     (batch, *sizes), block, amounts = inputs[0].sizes, inputs[1].integers, inputs[2].elements
     for axis, width in enumerate(block):
         sizes[axis] = (sizes[axis] + amounts[2 * axis] + amounts[2 * axis + 1]) // width
     return [(batch * prod(block), *sizes)]
 
 
-def _batch_to_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def batch_to_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     (batch, *sizes), block, amounts = inputs[0].sizes, inputs[1].integers, inputs[2].elements
     for axis, width in enumerate(block):
         sizes[axis] = sizes[axis] * width - amounts[2 * axis] - amounts[2 * axis + 1]
     return [(batch // prod(block), *sizes)]
 
 
-def _between_depth_and_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    batch, height, width, channels = inputs[0].sizes
-    block = node.attr["block_size"].i
+def depth_to_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    (batch, height, width, channels), block = inputs[0].sizes, node.attr["block_size"].i
     if text_attribute(node, "data_format") not in ("", "NHWC"):
         return [None]
-    if node.op == "DepthToSpace":
-        return [(batch, height * block, width * block, channels // block**2)]
+    return [(batch, height * block, width * block, channels // block**2)]
+
+
+def space_to_depth(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    (batch, height, width, channels), block = inputs[0].sizes, node.attr["block_size"].i
+    if text_attribute(node, "data_format") not in ("", "NHWC"):
+        return [None]
     return [(batch, height // block, width // block, channels * block**2)]
 
 
-def _product(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    flags = ("transpose_a", "transpose_b") if node.op == "MatMul" else ("adj_x", "adj_y")
-    transposed = [node.attr[flag].b for flag in flags]
+def product(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    transposed = [
+        any(flag in node.attr and node.attr[flag].b for flag in flags)
+        for flags in (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))
+    ]
     *lhs_batch, rows, inner = inputs[0].sizes
     *rhs_batch, depth, columns = inputs[1].sizes
     rows, columns = inner if transposed[0] else rows, depth if transposed[1] else columns
     return [(*broadcast_shapes(lhs_batch, rhs_batch), rows, columns)]
 
 
-def _einsum(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def einsum(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     equation = text_attribute(node, "equation").replace(" ", "")
     factors, _, result = equation.partition("->")
     if "." in equation or "->" not in equation:
@@ -212,7 +225,7 @@ def _einsum(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [tuple(label_sizes.get(label) for label in result)]
 
 
-def _reduction(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def reduction(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes = inputs[0].sizes
     axes = {axis % len(sizes) for axis in inputs[1].integers} if sizes else set()
     retained = [1 if axis in axes else size for axis, size in enumerate(sizes)]
@@ -221,13 +234,13 @@ def _reduction(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [tuple(size for axis, size in enumerate(sizes) if axis not in axes)]
 
 
-def _expand(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def expand(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes, (axis,) = list(inputs[0].sizes), inputs[1].integers
     sizes.insert(axis if axis >= 0 else axis + len(sizes) + 1, 1)
     return [tuple(sizes)]
 
 
-def _squeeze(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def squeeze(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes = inputs[0].sizes
     axes = {axis % len(sizes) for axis in integers_attribute(node, "squeeze_dims")}
     if not axes:
@@ -235,7 +248,7 @@ def _squeeze(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [tuple(size for axis, size in enumerate(sizes) if axis not in axes)]
 
 
-def _concat(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def concat(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     first, rest = inputs[0].sizes, [facts.sizes for facts in inputs[1:-1]]
     axis = inputs[-1].integers[0] % len(first)
     sizes = [_common([shape[k] for shape in (first, *rest)]) for k in range(len(first))]
@@ -248,26 +261,26 @@ def _common(sizes: Sequence[Size]) -> Size:
     return next((size for size in sizes if isinstance(size, int)), sizes[0])
 
 
-def _stack(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def stack(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes, axis = list(inputs[0].sizes), node.attr["axis"].i
     sizes.insert(axis if axis >= 0 else axis + len(sizes) + 1, len(inputs))
     return [tuple(sizes)]
 
 
-def _unstack(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def unstack(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes = list(inputs[0].sizes)
     del sizes[node.attr["axis"].i]
     return [tuple(sizes)] * node.attr["num"].i
 
 
-def _split(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def split(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes, (axis,) = list(inputs[1].sizes), inputs[0].integers
     number = node.attr["num_split"].i
     sizes[axis] = sizes[axis] // number
     return [tuple(sizes)] * number
 
 
-def _split_by_sizes(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def split_by_sizes(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes, parts, (axis,) = list(inputs[0].sizes), inputs[1].elements, inputs[2].integers
     leading, trailing = sizes[:axis], sizes[axis:][1:]
     lengths = [_size(part) for part in parts]
@@ -276,19 +289,19 @@ def _split_by_sizes(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [(*leading, part, *trailing) for part in lengths]
 
 
-def _gather(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def gather(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     table, rows = inputs[0].sizes, inputs[1].sizes
     axis = inputs[2].integers[0] % len(table) if len(inputs) > 2 else 0
     shared = node.attr["batch_dims"].i if "batch_dims" in node.attr else 0
     return [(*table[:axis], *rows[shared:], *table[axis + 1 :])]
 
 
-def _slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def slice_by_size(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     parts = zip(inputs[0].sizes, inputs[1].elements, inputs[2].elements, strict=True)
     return [tuple(size - begin if n == -1 else _size(n) for size, begin, n in parts)]
 
 
-def _strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+def strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     result: list[Size | None] = []
     axis, sizes = 0, inputs[0].sizes
     bounds = [facts.elements for facts in inputs[1:4]]
@@ -300,153 +313,3 @@ def _strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
             result.append(slice_length(sizes[axis], part))
         axis += 1
     return [tuple(result)]
-
-
-#: Ops whose first result has the shape of their first input.
-SHAPE_PRESERVING = (
-    "Identity",
-    "StopGradient",
-    "PreventGradient",
-    "Snapshot",
-    "CheckNumerics",
-    "Cast",
-    "Enter",
-    "Exit",
-    "NextIteration",
-    "LoopCond",
-    "EnsureShape",
-    "BiasAdd",
-    "Softmax",
-    "LogSoftmax",
-    "LRN",
-    "ClipByValue",
-    "Cumsum",
-    "Cumprod",
-    "Roll",
-    "Relu",
-    "Relu6",
-    "Elu",
-    "Selu",
-    "LeakyRelu",
-    "Sigmoid",
-    "Tanh",
-    "Softplus",
-    "Softsign",
-    "Abs",
-    "Neg",
-    "Sign",
-    "Square",
-    "Sqrt",
-    "Rsqrt",
-    "Exp",
-    "Expm1",
-    "Log",
-    "Log1p",
-    "Inv",
-    "Sin",
-    "Cos",
-    "Tan",
-    "Asin",
-    "Acos",
-    "Atan",
-    "Sinh",
-    "Cosh",
-    "Erf",
-    "Erfc",
-    "Erfinv",
-    "Ceil",
-    "Floor",
-    "Round",
-    "Rint",
-    "Reciprocal",
-    "IsNan",
-    "IsInf",
-    "IsFinite",
-    "LogicalNot",
-    "ZerosLike",
-    "OnesLike",
-    "Reverse",
-    "ReverseV2",
-    "MatrixBandPart",
-    "FusedBatchNorm",
-    "FusedBatchNormV2",
-    "FusedBatchNormV3",
-    "FakeQuantWithMinMaxArgs",
-    "FakeQuantWithMinMaxVars",
-    "FakeQuantWithMinMaxVarsPerChannel",
-    "QuantizeAndDequantizeV2",
-    "QuantizeAndDequantizeV3",
-    "QuantizeAndDequantizeV4",
-)
-#: Ops that combine tensors elementwise.
-_ELEMENTWISE = (
-    "Add",
-    "AddV2",
-    "AddN",
-    "Sub",
-    "Mul",
-    "RealDiv",
-    "Div",
-    "DivNoNan",
-    "MulNoNan",
-    "Pow",
-    "FloorDiv",
-    "FloorMod",
-    "TruncateDiv",
-    "TruncateMod",
-    "Mod",
-    "Atan2",
-    "Xlogy",
-    "Maximum",
-    "Minimum",
-    "SquaredDifference",
-    "SelectV2",
-    "LogicalAnd",
-    "LogicalOr",
-    "Greater",
-    "GreaterEqual",
-    "Less",
-    "LessEqual",
-    "Equal",
-    "NotEqual",
-)
-_RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(SHAPE_PRESERVING, _first),
-    **dict.fromkeys(_ELEMENTWISE, _broadcast),
-    **dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D"), _convolution),
-    **dict.fromkeys(("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"), _pooling),
-    **dict.fromkeys(("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"), _resize),
-    **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
-    **dict.fromkeys(("Mean", "Sum", "Max", "Min", "Prod", "All", "Any"), _reduction),
-    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _between_depth_and_space),
-    **dict.fromkeys(("GatherV2", "Gather"), _gather),
-    "Select": lambda node, inputs: [inputs[1].shape],
-    "BroadcastTo": _broadcast_to,
-    "Reshape": _reshape,
-    "Fill": _filled,
-    "Transpose": _transpose,
-    "Tile": _tile,
-    "SpaceToBatchND": _space_to_batch,
-    "BatchToSpaceND": _batch_to_space,
-    "Einsum": _einsum,
-    "ExpandDims": _expand,
-    "Squeeze": _squeeze,
-    "ConcatV2": _concat,
-    "Pack": _stack,
-    "Unpack": _unstack,
-    "Split": _split,
-    "SplitV": _split_by_sizes,
-    "Slice": _slice,
-    "StridedSlice": _strided_slice,
-}
-
-
-def derive_shapes(node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
-    """Return the shapes of the first results of a node; empty if its op has no rule.
-
-    Raises:
-        ValueError, IndexError, ArithmeticError: see the module.
-    """
-    rule = _RULES.get(node.op)
-    return () if rule is None else rule(node, inputs)

@@ -15,8 +15,8 @@ import tensorflow as tf
 from neural_mp.adaptors.common.calibration import LEVELS
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.fusion import never_negative
-from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import LAYERS, Role, role_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     NodeDef,
@@ -30,7 +30,6 @@ from neural_mp.util.pytree import float_arrays
 
 logger = logging.getLogger(__name__)
 
-_WITH_TENSORS, _WITH_ATTRIBUTES = "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxArgs"
 #: Fewer bits than integer kernels have: the rounding is part of the model.
 _LEAST_BITS = 8
 #: Largest noise, over the signal, of the outputs without fake quantization.
@@ -81,7 +80,7 @@ def _read(model: TensorFlowModel) -> tuple[TensorGraph, dict[str, Range]]:
     for name, span in spans.items():
         source = plain(graph.nodes[name].input[0])
         source = replaced.get(source, source)
-        if graph.nodes[name].op == "Identity" or source in non_negative:
+        if role_of(graph.nodes[name]) is Role.IDENTITY or source in non_negative:
             replaced[name] = source
         low, high = ranges.get(replaced.get(name, name), span)
         ranges[replaced.get(name, name)] = min(low, span[0]), max(high, span[1])
@@ -91,15 +90,15 @@ def _read(model: TensorFlowModel) -> tuple[TensorGraph, dict[str, Range]]:
 
 def _declared(graph: TensorGraph, node: NodeDef) -> Range | None:
     """Return the range of a node for fake quantization; None for others."""
-    if node.op == _WITH_ATTRIBUTES:
+    if role_of(node) is not Role.FAKE_QUANTIZATION:
+        return None
+    if len(node.input) == 1:
         low, high = node.attr["min"].f, node.attr["max"].f
-    elif node.op == _WITH_TENSORS:
+    else:
         limits = [graph.constant(tensor) for tensor in node.input[1:3]]
         if limits[0] is None or limits[1] is None:
             return None
         low, high = (float(limit) for limit in limits if limit is not None)
-    else:
-        return None
     if node.attr["num_bits"].i < _LEAST_BITS or not low < high:
         return None
     if low > 0:  # as the kernel moves ranges without zero

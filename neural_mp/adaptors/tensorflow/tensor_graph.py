@@ -26,13 +26,10 @@ Array = NDArray[Any]
 #: Node → its readers, each with the input position.
 Consumers = Mapping[str, Sequence[tuple[str, int]]]
 
-#: Op types that hold a value.
+#: Op type that holds a value.
 CONSTANT = "Const"
-PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
 #: Constants with more bytes are kept out of code that copies a graph many times.
 LARGE = 1 << 15
-#: Ops of dataflow control: branches and loops.
-CONTROL_FLOW = ("Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
 #: Quantized types, which numpy lacks → the type of their values.
 _STORED_AS = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}
 

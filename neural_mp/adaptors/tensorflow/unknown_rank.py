@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Array, Shape
 from neural_mp.adaptors.tensorflow.model import ServedSignature
+from neural_mp.adaptors.tensorflow.ops import PLACEHOLDERS, Role, op_type, role_of
 from neural_mp.adaptors.tensorflow.runtime import runnable
-from neural_mp.adaptors.tensorflow.shape_rules import SHAPE_PRESERVING
+from neural_mp.adaptors.tensorflow.shape_rules import of_first
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
-    PLACEHOLDERS,
     NodeDef,
     TensorGraph,
     channels_first,
@@ -22,9 +22,6 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     without_large,
 )
 from neural_mp.errors import DataError
-
-#: Convolution → rank of its input.
-_CONVOLUTIONS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "Conv3D": 5}
 
 
 def with_inferred_shapes(graph: TensorGraph, signature: ServedSignature) -> ServedSignature:
@@ -94,7 +91,8 @@ def _required_shape(
         node = graph.nodes[name]
         if position == 0:
             shape = _shape_for(graph, node)
-            if shape is None and node.op in (*SHAPE_PRESERVING, "PlaceholderWithDefault"):
+            keeps_shape = op_type(node).shape is of_first
+            if shape is None and (keeps_shape or role_of(node) is Role.OPTIONAL_PLACEHOLDER):
                 shape = _required_shape(graph, readers, name)
             if shape is not None:
                 return shape
@@ -102,22 +100,22 @@ def _required_shape(
 
 
 def _shape_for(graph: TensorGraph, node: NodeDef) -> Shape:
-    if node.op not in (*_CONVOLUTIONS, "MatMul"):
+    if role_of(node) not in (Role.CONVOLUTION, Role.MATRIX_PRODUCT):
         return None
     weight = _constant(graph, data_inputs(node)[1])
     if weight is None:
         return None
     sizes = constant_shape(weight)
-    if node.op == "MatMul":
+    if role_of(node) is Role.MATRIX_PRODUCT:
         columns = sizes[1 if node.attr["transpose_b"].b else 0]
         return (columns, None) if node.attr["transpose_a"].b else (None, columns)
-    open_axes: list[int | None] = [None] * _CONVOLUTIONS[node.op]
+    open_axes: list[int | None] = [None] * len(sizes)
     open_axes[1 if channels_first(node) else -1] = sizes[-2]
     return tuple(open_axes)
 
 
 def _constant(graph: TensorGraph, tensor: str) -> NodeDef | None:
     node = graph.nodes.get(node_of(tensor))
-    while node is not None and node.op == "Identity":
+    while node is not None and role_of(node) is Role.IDENTITY:
         node = graph.nodes.get(node_of(node.input[0]))
     return node if node is not None and node.op == CONSTANT else None

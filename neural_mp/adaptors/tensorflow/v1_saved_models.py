@@ -16,8 +16,9 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.checks.graphs import check_saved_model
 from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
-from neural_mp.adaptors.tensorflow.lookup_tables import TABLES, Export, freeze_tables, handles_of
+from neural_mp.adaptors.tensorflow.lookup_tables import Export, freeze_tables, handles_of
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
+from neural_mp.adaptors.tensorflow.ops import Role, role_of
 from neural_mp.adaptors.tensorflow.optional_inputs import WITH_DEFAULT
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -133,7 +134,7 @@ def _frozen(
         _feed(nodes, graph, info, outputs)
     inputs = [node_of(info.name) for info in signature.inputs.values()]
     needed = nodes.pruned(outputs, inputs)
-    if any(node.op in TABLES for node in needed.nodes.values()):
+    if Role.LOOKUP_TABLE in map(role_of, needed.nodes.values()):
         needed = _with_frozen_tables(needed, session, graph, inputs, outputs)
     return tf.compat.v1.graph_util.convert_variables_to_constants(
         session, needed.to_graph_def(), sorted({*outputs, *inputs})
@@ -150,7 +151,9 @@ def _with_frozen_tables(
     """Return a graph with the entries of its tables in a session."""
     inlined = offline_passes(nodes.to_graph_def(), ["function"], inputs, outputs)
     tensor_graph = TensorGraph.from_graph_def(inlined).pruned(outputs, inputs)
-    tables = [name for name, node in tensor_graph.nodes.items() if node.op in TABLES]
+    tables = [
+        name for name, node in tensor_graph.nodes.items() if role_of(node) is Role.LOOKUP_TABLE
+    ]
 
     def run(export: Export) -> list[Array]:
         with graph.as_default():

@@ -19,6 +19,7 @@ from tensorflow.python.framework import op_def_registry
 
 from neural_mp.adaptors.tensorflow.checks.nodes import faults
 from neural_mp.adaptors.tensorflow.control_flow import called, reached
+from neural_mp.adaptors.tensorflow.ops import Role, role_of
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef, node_of
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.files import resolve_sibling
@@ -311,7 +312,7 @@ def _from_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp, assets: set[str
     """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
     name = node_of(op.node.input[1]) if len(op.node.input) > 1 else ""
-    while name in nodes and name not in assets and nodes[name].op == "Identity":
+    while name in nodes and name not in assets and role_of(nodes[name]) is Role.IDENTITY:
         name = node_of(nodes[name].input[0])
     return name in assets
 

@@ -16,14 +16,15 @@ from tensorflow.core.framework.op_def_pb2 import OpDef
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.python.framework import op_def_registry
 
+from neural_mp.adaptors.tensorflow.ops import INTEGER_KERNELS, PLACEHOLDERS, Role, role_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
-    PLACEHOLDERS,
     NodeDef,
     constant_shape,
     is_control,
     node_of,
 )
+from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.io.limits import (
     MAX_NODE_NAME_CHARS,
     MAX_NODE_TENSORS,
@@ -40,8 +41,6 @@ _KINDS = {
     **{"string": "s", "int": "i", "float": "f", "bool": "b"},
     **{kind: kind for kind in ("type", "shape", "tensor", "func")},
 }
-#: Integer kernels, whose numbers of inputs and results depend on the ops fused into the kernel.
-_FUSED = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
 #: Ops that read variables by name.
 _RESTORING = ("RestoreV2", "Restore", "RestoreSlice")
 #: Ops that add a tensor to the inputs of an integer kernel.
@@ -66,13 +65,15 @@ def faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
             yield from ((node, fault) for fault in _of_numbers(node, definition))
         if node.op == CONSTANT and node.attr["dtype"].type != node.attr["value"].tensor.dtype:
             yield node, "its value must be of its type"
-        if node.op in _FUSED:
+        if (
+            node.op in INTEGER_KERNELS
+        ):  # the ops fused into the kernel determine the numbers of tensors
             yield from ((node, fault) for fault in _of_kernel(node))
         if node.op == "SplitV":
             sizes = _constant(by_name, node, 1)
             if sizes is not None and len(constant_shape(sizes)) != 1:
                 yield node, "its sizes must be a vector"
-        if node.op == "GatherV2" and "batch_dims" in node.attr and node.attr["batch_dims"].i:
+        if role_of(node) is Role.GATHER and "batch_dims" in node.attr and node.attr["batch_dims"].i:
             yield from ((node, fault) for fault in _of_batches(by_name, node))
 
 
@@ -175,7 +176,7 @@ def _of_kernel(node: NodeDef) -> Iterator[str]:
     steps = list(lists["fused_ops"].s) if "fused_ops" in lists else []
     sums = sum(step in _SUMS for step in steps)
     requantizes, dequantizes = b"Requantize" in steps, b"Dequantize" in steps
-    convolves = node.op != "_QuantizedMatMul"
+    convolves = INTEGER_KERNELS[node.op] is not KernelKind.DENSE
     needed = {
         "Tdevice_inputs": 2 + (b"BiasAdd" in steps) + sums,
         "Thost_inputs": _LIMITS + 2 * requantizes + 2 * (sums and requantizes and convolves),
@@ -203,7 +204,11 @@ def _constant(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> Nod
     visited = set()
     while position < len(node.input):
         source = nodes.get(node_of(node.input[position]))
-        if source is None or source.name in visited or source.op not in (CONSTANT, "Identity"):
+        if (
+            source is None
+            or source.name in visited
+            or (source.op != CONSTANT and role_of(source) is not Role.IDENTITY)
+        ):
             return None
         if source.op == CONSTANT:
             return source

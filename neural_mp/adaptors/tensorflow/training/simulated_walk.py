@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.tensor_variants import (
 )
 from neural_mp.adaptors.tensorflow.convert_int8 import int8_layers
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import LAYERS, Role, role_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     Array,
@@ -32,7 +33,6 @@ from neural_mp.core.graph import Layer
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan
 
-_AVERAGE = "AvgPool"
 #: Keras layer that is folded into the layer before.
 _NORM = "BatchNormalization"
 
@@ -75,7 +75,7 @@ def rounding_of(model: TensorFlowModel, plan: ResolvedPlan) -> Rounding:
         if summed is not None:
             inputs = data_inputs(graph.nodes[summed.ops[-1]])
             reads[summed.ops[-1]] = frozenset({inputs.index(str(summed.operand))})
-        if tail in stored or layer.node.op != "MatMul":
+        if tail in stored or not LAYERS[layer.node.op].is_dense:
             results[tail] = UINT8
         elif layer.sixteen and tail not in model.output_nodes:
             results[tail] = BF16
@@ -88,7 +88,7 @@ def rounding_of(model: TensorFlowModel, plan: ResolvedPlan) -> Rounding:
     results.update(dict.fromkeys(moving, UINT8))
     tables = (n for n in model.structure.tables if plan.effective.get(n) is Precision.INT8)
     weights = {**dict.fromkeys(heads, 1), **dict.fromkeys(tables, 0)}
-    unchanged = frozenset(name for name in moving if graph.nodes[name].op != _AVERAGE)
+    unchanged = frozenset(name for name in moving if role_of(graph.nodes[name]) is not Role.AVERAGE)
     return Rounding(reads, weights, results, runs_in, unchanged)
 
 
@@ -151,7 +151,7 @@ class Walk:
         for index, result in enumerate(results):
             tensor, variant = (name, kind) if index == 0 else (f"{name}:{index}", FP32)
             if variant == UINT8 and name not in self.rounding.unchanged:
-                result = self.quantized(name, result, node.op == _AVERAGE)
+                result = self.quantized(name, result, role_of(node) is Role.AVERAGE)
             elif variant in DTYPES and variant != FP32:
                 result = tf.cast(result, DTYPES[variant])
             self._variants[tensor] = {variant: result}

@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
 from neural_mp.adaptors.common.tensor_variants import UINT8
 from neural_mp.adaptors.common.training_choices import OptimizerChoice
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import Trait, has_trait
 from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
 from neural_mp.adaptors.tensorflow.training.choices import optimizer_of
 from neural_mp.adaptors.tensorflow.training.numerics_trace import loss_function
@@ -24,10 +25,6 @@ from neural_mp.errors import ConfigurationError
 
 _ANOTHER = "use another folder"
 _ADAM = OptimizerChoice()
-#: Ops with a kernel whose result may be a number if an input is NaN.
-_HIDING = frozenset(
-    ("Relu", "Relu6", "Maximum", "Minimum", "MaxPool", "Max", "Min", "ClipByValue", "SelectV2")
-)
 
 
 class Trainer:
@@ -137,7 +134,9 @@ def _before_hiding(model: SimulatedModel) -> frozenset[str]:
     nodes = {name for name, kind in rounding.results.items() if kind == UINT8}
     for name, node in graph.nodes.items():
         inputs = data_inputs(node)
-        positions = range(len(inputs)) if node.op in _HIDING else rounding.reads.get(name, ())
+        positions = (
+            range(len(inputs)) if has_trait(node, Trait.HIDES_NAN) else rounding.reads.get(name, ())
+        )
         nodes.update(node_of(inputs[position]) for position in positions)
     return frozenset(nodes)
 
