@@ -31,14 +31,13 @@ from neural_mp.adaptors.common.optional import (
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import (
-    call_recording,
     capabilities,
-    hessian,
+    integer_kernels,
+    keras_models,
     layer_params,
     loading,
     observe,
     profiler,
-    reduce_range,
     storage,
 )
 from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
@@ -46,17 +45,28 @@ from neural_mp.adaptors.tensorflow.convert import write
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.graph_files import SUFFIXES
 from neural_mp.adaptors.tensorflow.int8_accumulation import int8_accumulation
-from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.ops import TYPES
+from neural_mp.adaptors.tensorflow.runtime import every_op_type
 from neural_mp.adaptors.tensorflow.tensor_graph import constant_bytes
 from neural_mp.amp import FourLists
 from neural_mp.core.enums import Capture
-from neural_mp.core.hardware import Hardware
+from neural_mp.core.hardware import Device, Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import tree_leaves
 
 logger = logging.getLogger(__name__)
+
+
+def list_devices() -> list[Device]:
+    """Return the CPU, the GPUs, and devices of TensorFlow plug-ins, e.g. Intel's XPU."""
+    result = []
+    for device in tf.config.list_physical_devices():
+        kind = device.device_type.lower()
+        details = tf.config.experimental.get_device_details(device) if kind != "cpu" else {}
+        name = "CPU" if kind == "cpu" else details.get("device_name", device.name)
+        result.append(Device("tensorflow", kind, name))
+    return result
 
 
 class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
@@ -75,14 +85,16 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         layer_params.channel_preserving_ops,
         observe.values,
     )
-    hessian = Hessian(hessian.hessian_traces)
-    portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
+    hessian = Hessian(layer_params.hessian_traces)
+    portability = Portability(
+        integer_kernels.full_range_kernels, integer_kernels.with_reduced_weights
+    )
     single_file = SingleFile(SUFFIXES, storage.save_file)
     transfer = Transfer(
         "saved_model", storage.boundary, storage.transfer_folder, tf.convert_to_tensor
     )
     graph_dump = GraphDump(storage.dump_graph)
-    call_recording = CallRecording(call_recording.recording)
+    call_recording = CallRecording(keras_models.recording)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
@@ -96,12 +108,11 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     @cached_property
     def training(self) -> Training:
         """Training of Keras models, whose code is imported on first use."""
-        from neural_mp.adaptors.tensorflow.training.apply_plan import apply_plan
-        from neural_mp.adaptors.tensorflow.training.devices import devices
         from neural_mp.adaptors.tensorflow.training.gradients import open_trainable
         from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics
+        from neural_mp.adaptors.tensorflow.training.policies import apply_plan
 
-        return Training(open_trainable, apply_plan, trace_numerics, devices)
+        return Training(open_trainable, apply_plan, trace_numerics, list_devices)
 
     @cached_property
     def simulation(self) -> Simulation[TensorFlowModel]:

@@ -12,9 +12,9 @@ from neural_mp.adaptors.tensorflow.control_flow import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.convert_int8 import padding_of
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup, average_obstacle
 from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle, forms_that_work
-from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.ops import CONTROL_FLOW, LAYERS, SUMMAND, Role, role_of
+from neural_mp.adaptors.tensorflow.runtime import has_kernel, kernel_dtypes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     NodeDef,

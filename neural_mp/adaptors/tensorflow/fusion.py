@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from neural_mp.adaptors.common.fusion import (
     find_fusion_groups,
     fused_into,
 )
-from neural_mp.adaptors.tensorflow.integer_kernels import rounds_averages
 from neural_mp.adaptors.tensorflow.layer_folding import only_reader
 from neural_mp.adaptors.tensorflow.ops import (
     LAYERS,
@@ -31,6 +30,7 @@ from neural_mp.adaptors.tensorflow.ops import (
     op_type,
     role_of,
 )
+from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Consumers,
@@ -240,6 +240,19 @@ def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
         if entry.role is Role.AVERAGE and average_obstacle(node) is not None:
             return ()
     return tuple(moved)
+
+
+@cache
+def rounds_averages() -> bool:
+    """Whether integer average pooling rounds; without oneDNN, it truncates, and is slow."""
+    graph = TensorGraph({})
+    graph.put_constant("x", np.array([1, 2], np.uint8).reshape(1, 1, 2, 1), tf.quint8)
+    limit = graph.put_constant("limit", np.float32(1))
+    window = {"ksize": [1, 1, 2, 1], "strides": [1, 1, 1, 1], "padding": "VALID"}
+    graph.put("QuantizedAvgPool", "pooled", ["x", limit, limit], T=tf.quint8, **window)
+    graph.put("Bitcast", "y", ["pooled"], T=tf.quint8, type=tf.uint8)
+    (average,) = Runner(runnable(graph.to_graph_def()))({}, ["y"])
+    return int(np.squeeze(average)) == 2
 
 
 def average_obstacle(node: NodeDef) -> str | None:

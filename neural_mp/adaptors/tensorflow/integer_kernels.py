@@ -1,4 +1,4 @@
-"""Nodes of the runtime's integer kernels.
+"""Nodes of the runtime's integer kernels, and the range of their weights.
 
 All tensors are quantized to uint8 with a zero point, but the kernels support no zero points: to
 them a value is `scale · q`, the float value plus `scale · zero_point`. The resulting offset after a
@@ -10,38 +10,37 @@ for int8 use that layout even if a later input of another size needs another, wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.tensorflow.ops import LAYERS
-from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
-from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, TensorGraph, make_node
-from neural_mp.core.int8_accumulation import FULL_RANGE, WEIGHT_LIMITS
+from neural_mp.adaptors.common.quant_params import (
+    IntegerWeight,
+    round_to_int8,
+    saturating,
+    weight_scales,
+    wide_kinds,
+)
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import INTEGER_KERNELS, LAYERS
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    Array,
+    NodeDef,
+    TensorGraph,
+    make_constant,
+    make_node,
+)
+from neural_mp.core.int8_accumulation import FULL_RANGE, REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
+from neural_mp.errors import ConversionError
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
 #: Integer that the kernels assume for the greatest weight, whatever its actual integer.
 FULL = WEIGHT_LIMITS[FULL_RANGE]
 #: Attribute of a kernel's node, ignored by TensorFlow: the zero point of the input.
 ZERO_POINT = "_neural_mp_zero_point"
-
-
-@cache
-def rounds_averages() -> bool:
-    """Whether integer average pooling rounds; without oneDNN, it truncates, and is slow."""
-    graph = TensorGraph({})
-    graph.put_constant("x", np.array([1, 2], np.uint8).reshape(1, 1, 2, 1), U8)
-    limit = graph.put_constant("limit", np.float32(1))
-    window = {"ksize": [1, 1, 2, 1], "strides": [1, 1, 1, 1], "padding": "VALID"}
-    graph.put("QuantizedAvgPool", "pooled", ["x", limit, limit], T=U8, **window)
-    graph.put("Bitcast", "y", ["pooled"], T=U8, type=tf.uint8)
-    (average,) = Runner(runnable(graph.to_graph_def()))({}, ["y"])
-    return int(np.squeeze(average)) == 2
 
 
 @dataclass(frozen=True)
@@ -193,3 +192,75 @@ def product_node(name: str, fused: Fused) -> NodeDef:
         output_quant_mode="MIN_FIRST",
         **fused.common(),
     )
+
+
+_LIMIT = WEIGHT_LIMITS[REDUCED_RANGE]
+
+
+def full_range_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
+    """Return the kinds of integer kernels with weights beyond ±63."""
+    return wide_kinds(_weights(model.graph))
+
+
+def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
+    """Return the model with weights rounded again, to ±63, for kernels that may saturate.
+
+    Raises:
+        ConversionError: a kernel does not record its input's zero point, as kernels from other
+            programs or earlier versions.
+    """
+    graph = model.graph.copy()
+    for name in saturating(_weights(graph)):
+        node = graph.nodes[name]
+        if ZERO_POINT not in node.attr:
+            raise ConversionError(
+                f"the kernel {name!r} does not record the zero point of its input, so its weight "
+                f"cannot be rounded again; convert the original model again"
+            )
+        _reduce(graph, node)
+    return replace(model, graph=graph)
+
+
+def _reduce(graph: TensorGraph, node: NodeDef) -> None:
+    depthwise = INTEGER_KERNELS[node.op] is KernelKind.DEPTHWISE
+    weight = _constant(graph, node, 1).astype(np.int8)
+    first = len(node.attr["Tdevice_inputs"].list.type)  # limits of input, then weight
+    input_limit = float(_constant(graph, node, first + 1))
+    limits = _constant(graph, node, first + 3)
+    shaped = limits.reshape(weight.shape[2:]) if depthwise else limits
+    rounded = quantize_weight(weight * (shaped / np.float32(FULL)), depthwise, _LIMIT)
+    # The offset by the input's zero point was subtracted from the bias, based on the old weights.
+    offset = node.attr[ZERO_POINT].i * input_limit / 255
+    lost = offset * (real_sums(weight, limits, depthwise) - rounded.sums)
+    bias = _constant(graph, node, 2).astype(np.float64) + lost
+    edited = graph.edit(node.name)
+    for position, value, kind in (
+        (1, rounded.integers, S8),
+        (2, bias.astype(np.float32), None),
+        (first + 2, -rounded.limits, None),
+        (first + 3, rounded.limits, None),
+    ):
+        name = graph.unused(f"{node.input[position].split(':')[0]}/reduced")
+        edited.input[position] = graph.add(make_constant(name, value, kind))
+
+
+def _constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
+    value = graph.constant(node.input[position])
+    if value is None:
+        raise ConversionError(f"input {position} of the kernel {node.name!r} must be constant")
+    return value
+
+
+def _weights(graph: TensorGraph) -> Iterator[IntegerWeight[str]]:
+    """Yield the weights of integer kernels, by node name."""
+    for name, node in graph.nodes.items():
+        weight = graph.constant(node.input[1]) if node.op in INTEGER_KERNELS else None
+        if weight is not None:
+            integers = np.asarray(weight).astype(np.int8)
+            yield IntegerWeight(name, _kind(node, integers), integers)
+
+
+def _kind(node: NodeDef, weight: Array) -> KernelKind:
+    kind = INTEGER_KERNELS[node.op]
+    multiplies = kind is KernelKind.DEPTHWISE and weight.shape[3] > 1
+    return KernelKind.CONVOLUTION if multiplies else kind

@@ -18,15 +18,18 @@ from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_mo
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.float32 import in_float32
 from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph, no_constant
-from neural_mp.adaptors.tensorflow.keras_models import Origins
-from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
-from neural_mp.adaptors.tensorflow.ops import PLACEHOLDERS, TYPES, Role, types_of
-from neural_mp.adaptors.tensorflow.optional_inputs import (
+from neural_mp.adaptors.tensorflow.inputs import (
     bind_defaults,
+    check_generated,
     declared_defaults,
     feeds_defaults,
     with_defaults,
+    with_inferred_ranks,
+    with_inferred_shapes,
 )
+from neural_mp.adaptors.tensorflow.keras_models import Origins
+from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.ops import PLACEHOLDERS, TYPES, Role, types_of
 from neural_mp.adaptors.tensorflow.runtime import keep_forever
 from neural_mp.adaptors.tensorflow.source_quantization import without_fake_quantization
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -35,11 +38,6 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     known_sizes,
     node_of,
     plain,
-)
-from neural_mp.adaptors.tensorflow.unknown_rank import (
-    check_generated,
-    with_inferred_ranks,
-    with_inferred_shapes,
 )
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, one_line
 from neural_mp.util.pytree import Structure, structure_of

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.symbolic_sizes import Size, is_nonnegative
-from neural_mp.adaptors.tensorflow.shape_rules import Facts
-from neural_mp.adaptors.tensorflow.strided_slices import index_parts
+from neural_mp.adaptors.tensorflow.shape_rules import Facts, index_parts
 from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
 
 #: Largest tensor whose elements are tracked: the sizes of any tensor, and its paddings.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,15 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.tensorflow import graph_files
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
-from neural_mp.adaptors.tensorflow.optional_inputs import without_defaults
+from neural_mp.adaptors.tensorflow.ops import Role, role_of
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed, node_of, without_large
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    TensorGraph,
+    indexed,
+    make_node,
+    node_of,
+    without_large,
+)
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.util.validators import mapping_of, preview, record, string
 
@@ -71,6 +77,17 @@ def transfer_folder(model: TensorFlowModel, folder: Path) -> Path:
     fed = set(map(node_of, model.signature.input_tensors))
     save(replace(model, graph=without_defaults(model.source, fed), given=None), folder)
     return folder
+
+
+def without_defaults(graph: TensorGraph, fed: Collection[str]) -> TensorGraph:
+    """Return the graph with plain placeholders: other runtimes take a default for a constant."""
+    plain_inputs = graph.copy()
+    for name in fed:
+        node = graph.nodes[name]
+        if role_of(node) is Role.OPTIONAL_PLACEHOLDER:
+            attributes = {key: node.attr[key] for key in ("dtype", "shape") if key in node.attr}
+            plain_inputs.add(make_node("Placeholder", name, **attributes))
+    return plain_inputs
 
 
 def boundary(model: TensorFlowModel) -> Boundary:

@@ -19,7 +19,6 @@ from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
 from neural_mp.adaptors.tensorflow.lookup_tables import Export, freeze_tables, handles_of
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
 from neural_mp.adaptors.tensorflow.ops import Role, role_of
-from neural_mp.adaptors.tensorflow.optional_inputs import WITH_DEFAULT
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
@@ -177,7 +176,7 @@ def _feed(
         raise ModelLoadError(
             f"inputs must be results of ops with one result, got {info.name!r}, one of several"
         )
-    if tensor.op.type == WITH_DEFAULT:
+    if role_of(nodes.nodes[name]) is Role.OPTIONAL_PLACEHOLDER:
         return
     dtype = tf.as_dtype(info.dtype).base_dtype
     shape = tf.TensorShape(info.tensor_shape)

@@ -17,7 +17,7 @@ from scipy import special
 from ties import near_tie, off_ties
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.integer_kernels import rounds_averages
+from neural_mp.adaptors.tensorflow.fusion import rounds_averages
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.tensor_graph import make_node
 from neural_mp.core.int8_accumulation import KernelKind
