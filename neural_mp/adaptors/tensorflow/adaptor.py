@@ -30,25 +30,19 @@ from neural_mp.adaptors.common.optional import (
 )
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
-from neural_mp.adaptors.tensorflow import (
-    capabilities,
-    integer_kernels,
-    keras_models,
-    layer_params,
-    loading,
-    observe,
-    profiler,
-    storage,
-)
+from neural_mp.adaptors.tensorflow import layer_params, observe, profiler
 from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
-from neural_mp.adaptors.tensorflow.convert import write
-from neural_mp.adaptors.tensorflow.graph import build_graph
-from neural_mp.adaptors.tensorflow.graph_files import SUFFIXES
+from neural_mp.adaptors.tensorflow.capture import keras_models, loading
+from neural_mp.adaptors.tensorflow.files import storage
+from neural_mp.adaptors.tensorflow.files.graph_files import SUFFIXES
+from neural_mp.adaptors.tensorflow.graph.ops import TYPES
+from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import constant_bytes
 from neural_mp.adaptors.tensorflow.int8_accumulation import int8_accumulation
+from neural_mp.adaptors.tensorflow.kernels import capabilities, integer_kernels
+from neural_mp.adaptors.tensorflow.kernels.convert import write
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.ops import TYPES
-from neural_mp.adaptors.tensorflow.runtime import every_op_type
-from neural_mp.adaptors.tensorflow.tensor_graph import constant_bytes
+from neural_mp.adaptors.tensorflow.op_graph import build_graph
 from neural_mp.amp import FourLists
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Device, Hardware

@@ -15,7 +15,7 @@ from neural_mp.adaptors.common.int8_accumulation import (
     target_accumulation,
 )
 from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT, probe_results, version_of
-from neural_mp.adaptors.tensorflow.ops import LAYERS
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS
 from neural_mp.core.hardware import Hardware
 
 #: Prefixes of a variant in the child's output: correct with weights of ±63, or also with ±127.
@@ -29,7 +29,7 @@ BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
 
 
 def _facts(onednn_limit: str | None) -> frozenset[str]:
-    module = "neural_mp.adaptors.tensorflow.int8_accumulation_probe"
+    module = "neural_mp.adaptors.tensorflow.kernels.int8_accumulation_probe"
     version = version_of("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tf-nightly")
     return probe_results(module, f"{_VERSION} {version}", onednn_limit)
 

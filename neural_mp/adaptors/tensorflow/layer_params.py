@@ -12,10 +12,9 @@ import tensorflow as tf
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.hessian import Squares, summed_traces
 from neural_mp.adaptors.common.layer_windows import Window
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.ops import LAYERS, Role, op_type, role_of
-from neural_mp.adaptors.tensorflow.runtime import Runner
-from neural_mp.adaptors.tensorflow.tensor_graph import (
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, op_type, role_of
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
     Consumers,
     NodeDef,
@@ -29,6 +28,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     plain,
     text_attribute,
 )
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.errors import ConversionError
 
 _SUMS = (np.add, np.subtract)

@@ -15,12 +15,12 @@ from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.tensorflow.function_constants import tie_constants
-from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
-from neural_mp.adaptors.tensorflow.ops import Role, role_of
-from neural_mp.adaptors.tensorflow.runtime import Runner, compiled, imported
-from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
-from neural_mp.adaptors.tensorflow.tensor_graph import (
+from neural_mp.adaptors.tensorflow.graph.function_constants import tie_constants
+from neural_mp.adaptors.tensorflow.graph.fusion import GraphStructure, structure
+from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compiled, imported
+from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     LARGE,
     Array,

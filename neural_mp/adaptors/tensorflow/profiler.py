@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
 
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, node_of
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, node_of
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 

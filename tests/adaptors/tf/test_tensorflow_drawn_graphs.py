@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 from machine import machine
 
-from neural_mp.adaptors.tensorflow import fusion
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.ops import OPS
+from neural_mp.adaptors.tensorflow.graph import fusion
+from neural_mp.adaptors.tensorflow.graph.ops import OPS
 from neural_mp.core.precision import Precision
 from neural_mp.testing.graph_check import Verdict
 from neural_mp.testing.tensorflow_graph_check import checked

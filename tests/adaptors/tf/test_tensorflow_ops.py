@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from neural_mp.adaptors.tensorflow.ops import INTEGER_KERNELS, LAYERS, OPS, ROWS
-from neural_mp.adaptors.tensorflow.runtime import every_op_type, has_kernel, kernel_dtypes
+from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, LAYERS, OPS, ROWS
+from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type, has_kernel, kernel_dtypes
 from neural_mp.amp import KINDS
 
 

@@ -17,8 +17,8 @@ import tensorflow as tf
 from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
 from neural_mp.adaptors.common.ranges import LEVELS
 from neural_mp.adaptors.common.simulation import gradient_factor, moving_range
-from neural_mp.adaptors.tensorflow.fusion import LARGEST_AVERAGE
-from neural_mp.adaptors.tensorflow.tensor_graph import Array
+from neural_mp.adaptors.tensorflow.graph.fusion import LARGEST_AVERAGE
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array
 
 _F32 = "float32"
 

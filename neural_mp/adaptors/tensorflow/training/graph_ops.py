@@ -12,8 +12,8 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.ops import gradient_registry
 
-from neural_mp.adaptors.tensorflow.ops import CONTROL_FLOW
-from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
+from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import NodeDef
 
 
 @cache

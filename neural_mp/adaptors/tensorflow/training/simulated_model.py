@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from neural_mp.adaptors.common.simulation import TrainingSchedule
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, NodeDef, node_of
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, node_of
 from neural_mp.adaptors.tensorflow.training.fake_quantize import (
     FakeQuantizer,
     FakeWeight,

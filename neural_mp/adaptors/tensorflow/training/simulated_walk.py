@@ -15,10 +15,8 @@ from neural_mp.adaptors.common.tensor_variants import (
     VARIANT_OF,
     cast_saturating,
 )
-from neural_mp.adaptors.tensorflow.convert_int8 import int8_layers
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.ops import LAYERS, Role, role_of
-from neural_mp.adaptors.tensorflow.tensor_graph import (
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     Array,
     NodeDef,
@@ -27,7 +25,9 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     output_of,
     typed_inputs,
 )
-from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES
+from neural_mp.adaptors.tensorflow.kernels.convert_int8 import int8_layers
+from neural_mp.adaptors.tensorflow.kernels.tensor_variants import DTYPES
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.training.graph_ops import call_node
 from neural_mp.core.graph import Layer
 from neural_mp.core.precision import Precision

@@ -12,17 +12,17 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.simulation import TrainingSchedule
-from neural_mp.adaptors.tensorflow.convert import write
-from neural_mp.adaptors.tensorflow.integer_kernels import summed_axes
-from neural_mp.adaptors.tensorflow.keras_models import layers_in
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.ops import LAYERS, PLACEHOLDERS, op_type
-from neural_mp.adaptors.tensorflow.tensor_graph import (
+from neural_mp.adaptors.tensorflow.capture.keras_models import layers_in
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, PLACEHOLDERS, op_type
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     constant_dtype,
     make_constant,
     node_of,
 )
+from neural_mp.adaptors.tensorflow.kernels.convert import write
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import summed_axes
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.training.fake_quantize import FakeQuantizer, FakeWeight
 from neural_mp.adaptors.tensorflow.training.graph_ops import can_be_called, has_gradient
 from neural_mp.adaptors.tensorflow.training.simulated_model import (

@@ -14,9 +14,9 @@ import tensorflow as tf
 from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
 from neural_mp.adaptors.common.tensor_variants import UINT8
 from neural_mp.adaptors.common.training_choices import OptimizerChoice
+from neural_mp.adaptors.tensorflow.graph.ops import Trait, has_trait
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.ops import Trait, has_trait
-from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
 from neural_mp.adaptors.tensorflow.training.choices import optimizer_of
 from neural_mp.adaptors.tensorflow.training.numerics_trace import loss_function
 from neural_mp.adaptors.tensorflow.training.simulated_model import SimulatedModel
