@@ -111,9 +111,8 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     @cached_property
     def simulation(self) -> Simulation[TensorFlowModel]:
         """Training with the rounding of a plan, whose code is imported on first use."""
-        from neural_mp.adaptors.tensorflow.training.choices import chosen_loss
         from neural_mp.adaptors.tensorflow.training.simulation import finished, simulated
-        from neural_mp.adaptors.tensorflow.training.trainer import Trainer
+        from neural_mp.adaptors.tensorflow.training.trainer import Trainer, chosen_loss
 
         return Simulation(simulated, Trainer, finished, chosen_loss)
 

@@ -15,7 +15,7 @@ from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.tensorflow.graph.function_constants import tie_constants
+from neural_mp.adaptors.tensorflow.graph.constants import tie_constants
 from neural_mp.adaptors.tensorflow.graph.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compiled, imported

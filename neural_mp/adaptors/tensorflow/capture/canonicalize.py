@@ -15,17 +15,15 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.tensorflow.graph.constant_folding import (
+from neural_mp.adaptors.tensorflow.graph.constants import (
     compute_constants,
     merge_duplicates,
-    simplified,
-)
-from neural_mp.adaptors.tensorflow.graph.control_flow import lowered, with_functions_of_its_own
-from neural_mp.adaptors.tensorflow.graph.function_constants import (
     read_constants,
+    simplified,
     take_constant_branches,
     tie_constants,
 )
+from neural_mp.adaptors.tensorflow.graph.control_flow import lowered, with_functions_of_its_own
 from neural_mp.adaptors.tensorflow.graph.layer_folding import fold_affine_chains, fold_paddings
 from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, Role, Trait, has_trait, role_of
 from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes

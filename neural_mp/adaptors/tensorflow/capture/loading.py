@@ -16,7 +16,6 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.capture import keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.capture.canonicalize import prepare
-from neural_mp.adaptors.tensorflow.capture.float32 import in_float32
 from neural_mp.adaptors.tensorflow.capture.freeze import ConcreteFunction, frozen_graph, no_constant
 from neural_mp.adaptors.tensorflow.capture.inputs import (
     bind_defaults,
@@ -28,7 +27,10 @@ from neural_mp.adaptors.tensorflow.capture.inputs import (
     with_inferred_shapes,
 )
 from neural_mp.adaptors.tensorflow.capture.keras_models import Origins
-from neural_mp.adaptors.tensorflow.capture.source_quantization import without_fake_quantization
+from neural_mp.adaptors.tensorflow.capture.source_precision import (
+    in_float32,
+    without_fake_quantization,
+)
 from neural_mp.adaptors.tensorflow.files import graph_files
 from neural_mp.adaptors.tensorflow.graph.ops import PLACEHOLDERS, TYPES, Role, types_of
 from neural_mp.adaptors.tensorflow.graph.runtime import keep_forever

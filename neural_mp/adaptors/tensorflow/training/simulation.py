@@ -23,14 +23,19 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
 from neural_mp.adaptors.tensorflow.kernels.convert import write
 from neural_mp.adaptors.tensorflow.kernels.integer_kernels import summed_axes
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.training.fake_quantize import FakeQuantizer, FakeWeight
-from neural_mp.adaptors.tensorflow.training.graph_ops import can_be_called, has_gradient
 from neural_mp.adaptors.tensorflow.training.simulated_model import (
+    FakeQuantizer,
+    FakeWeight,
     FloatWeight,
     SimulatedModel,
     Source,
 )
-from neural_mp.adaptors.tensorflow.training.simulated_walk import owners_of, rounding_of
+from neural_mp.adaptors.tensorflow.training.simulated_walk import (
+    can_be_called,
+    has_gradient,
+    owners_of,
+    rounding_of,
+)
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.errors import ConfigurationError, ConversionError
