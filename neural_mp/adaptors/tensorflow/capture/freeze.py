@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
+_READS, _WRITES = (Role.READ, Role.READ_ROWS), (Role.WRITE, Role.UPDATE)
 #: Attributes that keep a function from being inlined.
 _NOT_INLINED = ("_noinline", "_XlaMustCompile", "_xla_propagate_compile_time_consts")
 
@@ -184,7 +185,7 @@ def _frozen(
         resources = [name for name in sources if name and captured[name].dtype is tf.resource]
         if node.name in handles or not resources:
             continue
-        if role_of(node) is not Role.READ:
+        if role_of(node) not in _READS:
             return None
         if resources[0] in written:
             raise _kept_state(node.name)
@@ -238,12 +239,12 @@ def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
     writes = {
         name: handles.get(node_of(node.input[0]), "")
         for name, node in graph.nodes.items()
-        if role_of(node) is Role.WRITE
+        if role_of(node) in _WRITES
     }
     reads = {
         name
         for name, node in graph.nodes.items()
-        if role_of(node) is Role.READ and node_of(node.input[0]) in handles
+        if role_of(node) in _READS and node_of(node.input[0]) in handles
     }
     ignored = {*writes, *reads, *handles}
     for name, node in list(graph.nodes.items()):
@@ -265,7 +266,7 @@ def _replace_read(
     except (tf.errors.OpError, AttributeError) as error:
         raise no_constant(node.name) from error
     controls = list(filter(is_control, node.input))
-    if len(data_inputs(node)) == 1:
+    if role_of(node) is Role.READ:
         graph.add(make_constant(node.name, value))
         graph.nodes[node.name].input.extend(controls)
         return
@@ -302,7 +303,6 @@ _STATEFUL = {
 }
 #: Inputs of random ops that determine the numbers.
 _SEEDS = ("seed", "key", "counter")
-_READ, _WRITE = "ReadVariableOp", "AssignVariableOp"
 #: Types of random integers.
 _INTEGERS = (tf.int32, tf.int64, tf.uint32, tf.uint64)
 
@@ -323,13 +323,13 @@ def freeze_random_states(
             by_handle.setdefault(handles[node_of(node.input[0])], []).append(node)
     consumers = graph.consumers()
     for handle, users in by_handle.items():
-        changed = any(user.op == _WRITE for user in users)
+        changed = any(role_of(user) is Role.WRITE for user in users)
         for user in users:
             if user.op in _DRAWS:
                 _put_integers(graph, user, size(handle), tf.int64)
             elif user.op in _STATEFUL:
                 _put_stateless(graph, user)
-        reads = [user for user in users if user.op == _READ] if changed else []
+        reads = [user for user in users if role_of(user) is Role.READ] if changed else []
         if all(_only_seeds(graph, consumers, handles, source) for source in reads):
             for source in reads:
                 dtype = tf.as_dtype(source.attr["dtype"].type)
@@ -371,7 +371,7 @@ def _only_seeds(
             return False  # an output
         for reader, position in readers:
             own = handles.get(node_of(reader.input[0])) == handles[node_of(source.input[0])]
-            if (reader.op == _WRITE and own) or _seeds(reader, position):
+            if (role_of(reader) is Role.WRITE and own) or _seeds(reader, position):
                 continue
             if not has_trait(reader, Trait.COMPUTES_SEEDS):
                 return False

@@ -17,7 +17,7 @@ from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.capture.lookup_tables import Export, freeze_tables, handles_of
 from neural_mp.adaptors.tensorflow.files.graph_checks import check_saved_model
 from neural_mp.adaptors.tensorflow.files.graph_files import UNREADABLE, parse
-from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of
+from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of, types_of
 from neural_mp.adaptors.tensorflow.graph.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
@@ -35,8 +35,8 @@ from neural_mp.util.pytree import Structure
 
 #: Tag of graphs for inference.
 SERVE = "serve"
-#: Op that returns the value of a resource variable.
-READ = "ReadVariableOp"
+#: Ops that return the value of a resource variable.
+_READS = types_of(Role.READ)
 
 
 def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
@@ -182,11 +182,11 @@ def _feed(
     shape = tf.TensorShape(info.tensor_shape)
     nodes.add(make_node("Placeholder", name, dtype=dtype, shape=shape))
     variable = tensor if tensor.dtype is tf.resource else None
-    if tensor.op.type == READ and name not in nodes.pruned(outputs):
+    if tensor.op.type in _READS and name not in nodes.pruned(outputs):
         (variable,) = tensor.op.inputs
     if variable is not None:
         for reader in variable.consumers():
-            if reader.type == READ and reader.name != name:
+            if reader.type in _READS and reader.name != name:
                 nodes.add(make_node("Identity", reader.name, [name], T=dtype))
 
 

@@ -52,7 +52,9 @@ class Role(Enum):
     REFERENCE_VARIABLE = auto()
     VARIABLE = auto()
     READ = auto()
+    READ_ROWS = auto()
     WRITE = auto()
+    UPDATE = auto()  #: changes the value of a variable by a number
     LOOKUP_TABLE = auto()
     LOOKUP = auto()
     LOOKUP_SIZE = auto()
@@ -338,8 +340,10 @@ ROWS = (
     # Variables and lookup tables.
     OpType("Variable VariableV2", role=Role.REFERENCE_VARIABLE),
     OpType("VarHandleOp", role=Role.VARIABLE),
-    OpType("ReadVariableOp ResourceGather", role=Role.READ),
-    OpType("AssignVariableOp AssignAddVariableOp AssignSubVariableOp RngSkip", role=Role.WRITE),
+    OpType("ReadVariableOp", role=Role.READ),
+    OpType("ResourceGather", role=Role.READ_ROWS),
+    OpType("AssignVariableOp", role=Role.WRITE),
+    OpType("AssignAddVariableOp AssignSubVariableOp RngSkip", role=Role.UPDATE),
     OpType(
         "HashTable HashTableV2 MutableHashTable MutableHashTableV2 MutableHashTableOfTensors "
         "MutableHashTableOfTensorsV2 MutableDenseHashTable MutableDenseHashTableV2",
