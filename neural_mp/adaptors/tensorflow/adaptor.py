@@ -41,8 +41,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import constant_bytes
 from neural_mp.adaptors.tensorflow.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.tensorflow.kernels import capabilities, integer_kernels
 from neural_mp.adaptors.tensorflow.kernels.convert import write
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.op_graph import build_graph
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel, build_graph
 from neural_mp.amp import FourLists
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Device, Hardware

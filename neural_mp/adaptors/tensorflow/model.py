@@ -1,4 +1,4 @@
-"""`TensorFlowModel`, the adaptor's representation of a model."""
+"""`TensorFlowModel`, the representation of a model, with its callable module and op graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.graph.constants import tie_constants
 from neural_mp.adaptors.tensorflow.graph.fusion import GraphStructure, structure
-from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, role_of
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compiled, imported
 from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
@@ -28,17 +28,28 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     NodeDef,
     TensorGraph,
     constant_bytes,
+    constant_size,
+    data_inputs,
     indexed,
     node_of,
+    result_dtypes,
     without,
 )
-from neural_mp.core.graph import Layer
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
 from neural_mp.core.observations import Range
+from neural_mp.core.precision import Precision
 from neural_mp.errors import DataError
 from neural_mp.util.validators import list_of, record, string
 
 logger = logging.getLogger(__name__)
 
+#: Element type → precision.
+PRECISIONS = {
+    tf.float32: Precision.FP32,
+    tf.float64: Precision.FP32,
+    tf.bfloat16: Precision.BF16,
+    tf.float16: Precision.FP16,
+}
 #: Signature that TensorFlow Serving calls by default.
 DEFAULT_KEY = "serving_default"
 
@@ -310,3 +321,44 @@ class ConvertedModel(tf.Module):
     def predict_on_batch(self, x: object) -> Any:
         """Return the outputs for one batch as arrays, as Keras models do."""
         return tf.nest.map_structure(np.asarray, self(x))
+
+
+def build_graph(model: TensorFlowModel) -> OpGraph:
+    """Return the graph of all ops that compute something."""
+    fusion_group_of = model.structure.layer_of
+    fed = list(map(node_of, model.signature.input_tensors))
+    names = {*fed, *(node.name for node in model.op_nodes)}
+    ops = []
+    for node in model.op_nodes:
+        sources = (node_of(tensor) for tensor in data_inputs(node))
+        ops.append(
+            Op(
+                node.name,
+                node.op,
+                tuple(source for source in sources if source in names),
+                fusion_group=fusion_group_of.get(node.name),
+                quantize_agnostic=node.name in model.structure.agnostic_ops,
+                writes_int8=node.op in LAYERS
+                and not LAYERS[node.op].is_dense,  # whose integer kernel cannot write floats
+                weights=sum(map(constant_size, model.graph.constants_of(node))),
+                constants=tuple(
+                    constant.name
+                    for constant in model.graph.constants_of(node)
+                    if constant_size(constant) >= MIN_CONSTANT_ELEMENTS
+                ),
+                layers=model.layers.get(node.name, ()),
+                shape=next(iter(model.shapes.fixed.get(node.name, ())), None),
+                source_precision=_source_precision(model, node),
+                widened=model.given is not None,
+            )
+        )
+    return OpGraph(ops, fed, [name for name in model.output_nodes if name in names])
+
+
+def _source_precision(model: TensorFlowModel, node: NodeDef) -> Precision:
+    """Return the precision of an op in the graph as given, or of the op that it is a part of."""
+    if model.given is not None:
+        scopes = node.name.split("/")
+        names = ("/".join(scopes[:end]) for end in range(len(scopes), 0, -1))
+        node = next((model.given.nodes[name] for name in names if name in model.given), node)
+    return PRECISIONS.get(next(iter(result_dtypes(node)), None), Precision.FP32)

@@ -20,8 +20,7 @@ from neural_mp.adaptors.tensorflow.graph.runtime import Runner
 from neural_mp.adaptors.tensorflow.graph.shape_inference import with_sizes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, TensorGraph, node_of, output_of
 from neural_mp.adaptors.tensorflow.kernels.convert import protect_summands
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.op_graph import build_graph
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel, build_graph
 from neural_mp.core.graph import OpGraph
 
 

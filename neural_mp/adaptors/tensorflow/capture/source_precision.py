@@ -31,6 +31,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     NodeDef,
     TensorGraph,
     copied,
+    data_inputs,
     make_constant,
     make_node,
     node_of,
@@ -230,7 +231,7 @@ def _declared(graph: TensorGraph, node: NodeDef) -> Range | None:
     """Return the range of a node for fake quantization; None for others."""
     if role_of(node) is not Role.FAKE_QUANTIZATION:
         return None
-    if len(node.input) == 1:
+    if len(data_inputs(node)) == 1:
         low, high = node.attr["min"].f, node.attr["max"].f
     else:
         limits = [graph.constant(tensor) for tensor in node.input[1:3]]

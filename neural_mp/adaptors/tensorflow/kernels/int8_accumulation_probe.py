@@ -15,8 +15,7 @@ from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compiled, runnab
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, TensorGraph
 from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
 from neural_mp.adaptors.tensorflow.kernels.convert import write
-from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
-from neural_mp.adaptors.tensorflow.op_graph import build_graph
+from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel, build_graph
 from neural_mp.core.enums import WeightRange
 from neural_mp.core.int8_accumulation import (
     FULL_RANGE,
