@@ -309,7 +309,7 @@ def _has_a_table(folder: Path, canary: Path) -> None:
 def _is_ours(folder: Path, canary: Path, name: str) -> None:
     from tensorflow.core.protobuf import saved_model_pb2
 
-    from neural_mp.adaptors.tensorflow import storage
+    from neural_mp.adaptors.tensorflow.files import storage
 
     loaded = load_source(_net(), None, None)
     storage.save(loaded.held, folder)

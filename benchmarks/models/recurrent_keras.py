@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.freeze import frozen_graph
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.capture.freeze import frozen_graph
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, imported
 
 STEPS, WIDTH, HIDDEN = 32, 64, 256
 

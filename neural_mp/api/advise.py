@@ -67,6 +67,6 @@ def _trained(source: object) -> Any:
             f"{source!r}"
         )
     require_framework("tensorflow", "Keras files")
-    from neural_mp.adaptors.tensorflow.keras_models import load
+    from neural_mp.adaptors.tensorflow.capture.keras_models import load
 
     return load(Path(source), compiled=True)

@@ -10,10 +10,10 @@ import tensorflow as tf
 from neural_mp.adaptors.common.conversion import quantized_ranges
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.integer_kernels import FULL, quantize_weight
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, runnable
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import node_of, plain
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import FULL, quantize_weight
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
-from neural_mp.adaptors.tensorflow.tensor_graph import node_of, plain
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range

@@ -106,7 +106,7 @@ def enable_mixed_precision_graph_rewrite(
     """
     registry.require_framework("tensorflow", "users of the graph rewrite")
     from neural_mp.adaptors.tensorflow.training import graph_rewrite_checks
-    from neural_mp.adaptors.tensorflow.training.v1_loss_scale import with_loss_scaling
+    from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import with_loss_scaling
 
     graph_rewrite_checks.refuse_mixed_policy()
     wrapped = with_loss_scaling(opt, loss_scale)

@@ -11,7 +11,12 @@ from machine import has_rewrite_pass
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp.adaptors.tensorflow.amp_pass import run_pass, runtime_lists
-from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, dtype_attribute, make_node, node_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    GraphDef,
+    dtype_attribute,
+    make_node,
+    node_of,
+)
 from neural_mp.amp import graph_of, paint
 from neural_mp.core.precision import Precision
 

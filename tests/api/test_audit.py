@@ -144,7 +144,7 @@ def _swap_onnx(dense: str, model: Any) -> Any:
 def _swap_tensorflow(dense: str, model: Any) -> Any:
     import tensorflow as tf
 
-    from neural_mp.adaptors.tensorflow.tensor_graph import make_node
+    from neural_mp.adaptors.tensorflow.graph.tensor_graph import make_node
 
     (name,) = [n for n, node in model.graph.nodes.items() if node.op == "_QuantizedMatMul"]
     assert model.written[name] == dense

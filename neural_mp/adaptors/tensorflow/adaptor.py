@@ -25,33 +25,36 @@ from neural_mp.adaptors.common.optional import (
 )
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
-from neural_mp.adaptors.tensorflow import (
-    call_recording,
-    capabilities,
-    hessian,
-    layer_params,
-    loading,
-    observe,
-    profiler,
-    reduce_range,
-    storage,
-)
+from neural_mp.adaptors.tensorflow import layer_params, observe, profiler
 from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
-from neural_mp.adaptors.tensorflow.convert import write
-from neural_mp.adaptors.tensorflow.graph import build_graph
-from neural_mp.adaptors.tensorflow.graph_files import SUFFIXES
+from neural_mp.adaptors.tensorflow.capture import keras_models, loading
+from neural_mp.adaptors.tensorflow.files import storage
+from neural_mp.adaptors.tensorflow.files.graph_files import SUFFIXES
+from neural_mp.adaptors.tensorflow.graph.ops import TYPES
+from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import constant_bytes
 from neural_mp.adaptors.tensorflow.int8_accumulation import int8_accumulation
-from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.op_types import TYPES
-from neural_mp.adaptors.tensorflow.tensor_graph import constant_bytes
+from neural_mp.adaptors.tensorflow.kernels import capabilities, integer_kernels
+from neural_mp.adaptors.tensorflow.kernels.convert import write
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel, build_graph
 from neural_mp.amp import FourLists
 from neural_mp.core.enums import Capture
-from neural_mp.core.hardware import Hardware
+from neural_mp.core.hardware import Device, Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import tree_leaves
 
 logger = logging.getLogger(__name__)
+
+
+def list_devices() -> list[Device]:
+    """Return the CPU, the GPUs, and devices of TensorFlow plug-ins, e.g. Intel's XPU."""
+    result = []
+    for device in tf.config.list_physical_devices():
+        kind = device.device_type.lower()
+        details = tf.config.experimental.get_device_details(device) if kind != "cpu" else {}
+        name = "CPU" if kind == "cpu" else details.get("device_name", device.name)
+        result.append(Device("tensorflow", kind, name))
+    return result
 
 
 class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
@@ -68,7 +71,9 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         layer_params.channel_preserving_ops,
         observe.values,
     )
-    portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
+    portability = Portability(
+        integer_kernels.full_range_kernels, integer_kernels.with_reduced_weights
+    )
     single_file = SingleFile(SUFFIXES, storage.save_file)
     transfer = Transfer(
         "saved_model", storage.boundary, storage.transfer_folder, tf.convert_to_tensor
@@ -84,26 +89,24 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     restore = staticmethod(storage.restore)
     time_ops = staticmethod(profiler.time_ops)
     trace_kernels = staticmethod(profiler.trace)
-    hessian_traces = staticmethod(hessian.hessian_traces)
+    hessian_traces = staticmethod(layer_params.hessian_traces)
     dump_graph = staticmethod(storage.dump_graph)
-    record_calls = staticmethod(call_recording.recording)
+    record_calls = staticmethod(keras_models.recording)
 
     @cached_property
     def training(self) -> Training:
         """Training of Keras models, whose code is imported on first use."""
-        from neural_mp.adaptors.tensorflow.training.apply_plan import apply_plan
-        from neural_mp.adaptors.tensorflow.training.devices import devices
         from neural_mp.adaptors.tensorflow.training.gradients import open_trainable
         from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics
+        from neural_mp.adaptors.tensorflow.training.policies import apply_plan
 
-        return Training(open_trainable, apply_plan, trace_numerics, devices)
+        return Training(open_trainable, apply_plan, trace_numerics, list_devices)
 
     @cached_property
     def simulation(self) -> Simulation[TensorFlowModel]:
         """Training with the rounding of a plan, whose code is imported on first use."""
-        from neural_mp.adaptors.tensorflow.training.choices import chosen_loss
         from neural_mp.adaptors.tensorflow.training.simulation import finished, simulated
-        from neural_mp.adaptors.tensorflow.training.trainer import Trainer
+        from neural_mp.adaptors.tensorflow.training.trainer import Trainer, chosen_loss
 
         return Simulation(simulated, Trainer, finished, chosen_loss)
 

@@ -16,10 +16,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.util import _pywrap_util_port
 
+from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type, offline_passes
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef
 from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle
-from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
-from neural_mp.adaptors.tensorflow.runtime import offline_passes
-from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef
 from neural_mp.amp import (
     EDIT_OPTIONS,
     FORCE_ALL,

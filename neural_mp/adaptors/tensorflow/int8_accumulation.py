@@ -7,7 +7,6 @@ extreme integers, and must match the float op on the same quantized values withi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import lru_cache
 
 from neural_mp.adaptors.common.int8_accumulation import (
@@ -16,34 +15,21 @@ from neural_mp.adaptors.common.int8_accumulation import (
     target_accumulation,
 )
 from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT, probe_results, version_of
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.int8_accumulation import KernelKind
 
 #: Prefixes of a variant in the child's output: correct with weights of ±63, or also with ±127.
 WORKS, EXACT = "works ", "exact "
 #: Increment when the probes change.
 _VERSION = 4
-_CONVOLUTION = ("plain", "Relu", "Relu6")
-FORMS = (
-    *(f"Conv2D {kind}" for kind in (*_CONVOLUTION, "explicit", "dilated", "Sum")),
-    *(f"DepthwiseConv2dNative {kind}" for kind in _CONVOLUTION),
-    *(f"MatMul {kind}" for kind in ("plain", "Relu", "Relu6", "Tanh", "Sigmoid", "Elu")),
-    "MatMul GeluExact",
-    "MatMul GeluApproximate",
-)
+FORMS = tuple(f"{op} {form}" for op, layer in LAYERS.items() for form in layer.forms)
 #: Ops that are run once in BF16: with instructions disabled, oneDNN refuses BF16 although
 #: TensorFlow assumes its support, and ends the process in training.
 BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
-#: Type of layer → its kernel kind.
-KINDS: Mapping[str, KernelKind] = {
-    "Conv2D": KernelKind.CONVOLUTION,
-    "DepthwiseConv2dNative": KernelKind.DEPTHWISE,
-    "MatMul": KernelKind.DENSE,
-}
 
 
 def _facts(onednn_limit: str | None) -> frozenset[str]:
-    module = "neural_mp.adaptors.tensorflow.int8_accumulation_probe"
+    module = "neural_mp.adaptors.tensorflow.kernels.int8_accumulation_probe"
     version = version_of("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tf-nightly")
     return probe_results(module, f"{_VERSION} {version}", onednn_limit)
 
@@ -81,4 +67,4 @@ def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
 
 def _case(form: str) -> str:
     layer, _, rest = form.partition(" ")
-    return f"{KINDS[layer]} {rest}"
+    return f"{LAYERS[layer].kind} {rest}"

@@ -1,26 +1,37 @@
-"""Weights and biases of layers, for rescaling per channel."""
+"""Weights and biases of layers: rescaling per channel, and Hessian traces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from neural_mp.adaptors.common.weights.cross_layer_scaling import Array, LayerParams, LayerRescale
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.sensitivity.hessian import Squares, summed_traces
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.weights.layer_windows import Window
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import (
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, op_type, role_of
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    Array,
     Consumers,
     NodeDef,
     TensorGraph,
     constant_shape,
     data_inputs,
+    indexed,
     integers_attribute,
     is_control,
     node_of,
+    plain,
     text_attribute,
 )
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.errors import ConversionError
 
-_SUMS = ("Add", "AddV2", "Sub")
+_SUMS = (np.add, np.subtract)
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ def channel_preserving_ops(model: TensorFlowModel) -> frozenset[str]:
     """Return the Reshapes that keep the last axis."""
     ops = set()
     for name, node in model.graph.nodes.items():
-        if node.op != "Reshape" or name not in model.structure.agnostic_ops:
+        if role_of(node) is not Role.RESHAPE or name not in model.structure.agnostic_ops:
             continue
         source, result = model.shapes[node.input[0]], model.shapes[name]
         if source and result and source[-1] is not None and source[-1] == result[-1]:
@@ -68,10 +79,11 @@ def _layer(model: TensorFlowModel, name: str) -> LayerParams:
         # The output channels of a depthwise convolution span two axes, as groups of one channel.
         return value.reshape(*value.shape[:2], 1, -1) if depthwise else value
 
-    depthwise = node.op == "DepthwiseConv2dNative"
+    kernel = LAYERS[node.op]
+    depthwise = kernel.is_depthwise
     bias = model.structure.fusion_groups[name].bias
     result = bias.ops[-1] if bias else name
-    if node.op == "MatMul":
+    if kernel.is_dense:
         across = node.attr["transpose_b"].b
         axes = (0, 1) if across else (1, 0)
         return LayerParams(result, weight, *axes, pooled=True, shifts=bias is not None)
@@ -121,7 +133,7 @@ def _norms(model: TensorFlowModel) -> dict[str, _Norm]:
     norms = (
         _norm(graph, consumers, name, model.output_nodes)
         for name, node in graph.nodes.items()
-        if node.op == "Mul"
+        if op_type(node).formula is np.multiply
         and any(graph[t].op == "Rsqrt" for t in data_inputs(node))
         and _vector_input(graph, node) is not None
     )
@@ -137,7 +149,11 @@ def _norm(
     """
     terms = {reader for reader, _ in consumers[gamma]}
     exclusive = len(terms) == len(consumers[gamma]) and gamma not in outputs
-    if not terms or not exclusive or any(graph.nodes[term].op != "Mul" for term in terms):
+    if (
+        not terms
+        or not exclusive
+        or any(op_type(graph.nodes[term]).formula is not np.multiply for term in terms)
+    ):
         return None
     shifts: list[str] = []
     while len(terms) > 1 or not shifts:
@@ -160,7 +176,7 @@ def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
     node = graph.nodes[name]
     parts = [node_of(tensor) for tensor in data_inputs(node)]
     return (
-        node.op in _SUMS
+        op_type(node).formula in _SUMS
         and any(part in terms for part in parts)
         and all(part in terms or _vector_input(graph, node) is not None for part in parts)
     )
@@ -192,3 +208,48 @@ def _put(graph: TensorGraph, name: str, position: int, value: Array, stem: str) 
     """Replace the constant that a node reads."""
     constant = graph.put_constant(f"{name}/corrected_{stem}", value)
     graph.edit(name).input[position] = constant
+
+
+def hessian_traces(
+    model: TensorFlowModel, batches: Iterable[Any], ops: Collection[str]
+) -> dict[str, float]:
+    """Return op → trace of the Hessian with respect to its weight.
+
+    Raises:
+        ConversionError: an op of the model has no gradient.
+    """
+    graph, constants = model.without_weights()
+    outputs = [
+        tensor
+        for port in model.signature.outputs
+        if (tensor := graph.get_tensor_by_name(indexed(port.tensor))).dtype.is_floating
+    ]
+    weights = {op: plain(model.graph.nodes[op].input[1]) for op in ops}
+    with graph.as_default():
+        signs = [tf.compat.v1.placeholder(tensor.dtype) for tensor in outputs]
+        tensors = [graph.get_tensor_by_name(indexed(name)) for name in weights.values()]
+        try:
+            gradients = tf.compat.v1.gradients(outputs, tensors, signs)
+        except LookupError as error:
+            raise ConversionError(f"an op of the model has no gradient: {error}") from error
+        squares = {
+            op: tf.reduce_sum(tf.square(gradient)).name
+            for op, gradient in zip(weights, gradients, strict=True)
+            if gradient is not None
+        }
+    runner = Runner(graph, constants)
+
+    def outputs_of(inputs: Any) -> tuple[list[tuple[int, ...]], Squares]:
+        feeds = model.signature.bind(inputs)
+
+        def squared(directions: list[Array]) -> dict[str, float]:
+            directed = zip(signs, directions, strict=True)
+            arguments = {**feeds, **{placeholder.name: value for placeholder, value in directed}}
+            return dict(
+                zip(squares, map(float, runner(arguments, list(squares.values()))), strict=True)
+            )
+
+        results = runner(feeds, [tensor.name for tensor in outputs])
+        return [np.shape(value) for value in results], squared
+
+    return summed_traces(weights, map(outputs_of, batches))

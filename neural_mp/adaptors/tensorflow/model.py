@@ -1,4 +1,4 @@
-"""`TensorFlowModel`, the adaptor's representation of a model."""
+"""`TensorFlowModel`, the representation of a model, with its callable module and op graph."""
 
 from __future__ import annotations
 
@@ -11,30 +11,44 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.tensorflow.converted_module import ConvertedModel
-from neural_mp.adaptors.tensorflow.function_constants import tie_constants
-from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
-from neural_mp.adaptors.tensorflow.runtime import Runner, compiled, imported
-from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
-from neural_mp.adaptors.tensorflow.tensor_graph import (
+from neural_mp.adaptors.tensorflow.graph.constants import tie_constants
+from neural_mp.adaptors.tensorflow.graph.fusion import GraphStructure, structure
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compiled, imported
+from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     LARGE,
     Array,
+    GraphDef,
     NodeDef,
     TensorGraph,
     constant_bytes,
+    constant_size,
+    data_inputs,
+    indexed,
     node_of,
+    result_dtypes,
     without,
 )
-from neural_mp.core.graph import Layer
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
 from neural_mp.core.observations import Range
+from neural_mp.core.precision import Precision
 from neural_mp.errors import DataError
 
 logger = logging.getLogger(__name__)
 
+#: Element type → precision.
+PRECISIONS = {
+    tf.float32: Precision.FP32,
+    tf.float64: Precision.FP32,
+    tf.bfloat16: Precision.BF16,
+    tf.float16: Precision.FP16,
+}
 #: Signature that TensorFlow Serving calls by default.
 DEFAULT_KEY = "serving_default"
 
@@ -166,7 +180,7 @@ class TensorFlowModel:
         uses: dict[str, set[bool]] = {}
         for node in self.graph.nodes.values():
             for position, tensor in enumerate(node.input):
-                uses.setdefault(tensor, set()).add(node.op == "GatherV2" and position == 0)
+                uses.setdefault(tensor, set()).add(role_of(node) is Role.GATHER and position == 0)
         outputs = self.output_nodes
         return [name for name in constants if uses.get(name) == {True} and name not in outputs]
 
@@ -192,7 +206,7 @@ class TensorFlowModel:
         return tuple(
             node
             for name, node in self.graph.nodes.items()
-            if node.op not in (CONSTANT, "NoOp") and name not in fed
+            if node.op != CONSTANT and role_of(node) is not Role.NOTHING and name not in fed
         )
 
     @property
@@ -210,3 +224,124 @@ class TensorFlowModel:
     def run(self, feeds: dict[str, Array]) -> list[Any]:
         """Return the outputs in the order of the signature."""
         return self.as_given.runner(feeds, self.signature.output_tensors)
+
+
+class ConvertedModel(tf.Module):
+    """A frozen graph that can be called like its original and saved by `tf.saved_model.save`.
+
+    Args:
+        graph: the graph.
+        signature: names, tensors and types of the inputs and outputs.
+        keys: names of the signature in a SavedModel.
+
+    Attributes:
+        graph_def: the graph.
+        signature: names, tensors and types of the inputs and outputs.
+        serving_signatures: function for TensorFlow Serving, with the names of the signature; the
+            argument `signatures` of `tf.saved_model.save`.
+    """
+
+    def __init__(self, graph: TensorGraph, signature: Signature, keys: Iterable[str]) -> None:
+        super().__init__(name="converted")
+        self.graph_def: GraphDef = graph.to_graph_def()
+        self.signature = signature
+        ports = signature.inputs
+        specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
+        fetched = list(map(indexed, signature.output_tensors))
+
+        def run(*values: tf.Tensor) -> dict[str, tf.Tensor]:
+            fed = dict(zip(map(indexed, signature.input_tensors), values, strict=True))
+            results = tf.graph_util.import_graph_def(
+                self.graph_def, input_map=fed, return_elements=fetched, name=""
+            )
+            names = [port.name for port in signature.outputs]
+            return dict(zip(names, results, strict=True))
+
+        # A tf.function would tie the outputs to every op with a side effect, loops written as
+        # dataflow included. A wrapped function alone cannot be saved.
+        wrapped = tf.compat.v1.wrap_function(run, specs)
+        self._run = tf.function(
+            lambda *values: wrapped(*values), input_signature=specs, autograph=False
+        )
+        function = self._run.get_concrete_function()
+        self.serving_signatures = dict.fromkeys(keys, function)
+
+    @property
+    def signatures(self) -> Mapping[str, Any]:
+        """The functions of a loaded SavedModel by name: `signatures["serving_default"]`."""
+        return self.serving_signatures
+
+    def __call__(self, *args: object, training: bool = False, **kwargs: object) -> Any:
+        """Run one batch, given by position, by name, or as one dict or list; return tensors."""
+        if training:
+            raise ValueError("a converted model cannot be trained; train the original model")
+        inputs = kwargs or (args[0] if len(args) == 1 else list(args))
+        assigned = self.signature.assigned(inputs)
+        if not any(tf.is_tensor(value) for value in assigned):
+            assigned = list(self.signature.bind(inputs).values())
+        values = [
+            tf.cast(value, port.dtype) if tf.is_tensor(value) else tf.constant(value, port.dtype)
+            for value, port in zip(assigned, self.signature.inputs, strict=True)
+        ]
+        results = self._run(*values)
+        return self.signature.packed([results[port.name] for port in self.signature.outputs])
+
+    def predict(self, x: object, batch_size: int = 32, **_: object) -> Any:
+        """Return the outputs for all of `x` as arrays, in batches, as Keras models do."""
+        feeds = self.signature.bind(x)
+        split = {
+            port.tensor: feeds[port.tensor]
+            for port in self.signature.inputs
+            if feeds[port.tensor] is not port.default and np.ndim(feeds[port.tensor])
+        }
+        size = len(next(iter(split.values())))
+        parts = [
+            tf.nest.map_structure(np.asarray, self(*(feeds | part).values()))
+            for part in in_parts(split, size, batch_size)
+        ]
+        return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+    def predict_on_batch(self, x: object) -> Any:
+        """Return the outputs for one batch as arrays, as Keras models do."""
+        return tf.nest.map_structure(np.asarray, self(x))
+
+
+def build_graph(model: TensorFlowModel) -> OpGraph:
+    """Return the graph of all ops that compute something."""
+    fusion_group_of = model.structure.layer_of
+    fed = list(map(node_of, model.signature.input_tensors))
+    names = {*fed, *(node.name for node in model.op_nodes)}
+    ops = []
+    for node in model.op_nodes:
+        sources = (node_of(tensor) for tensor in data_inputs(node))
+        ops.append(
+            Op(
+                node.name,
+                node.op,
+                tuple(source for source in sources if source in names),
+                fusion_group=fusion_group_of.get(node.name),
+                quantize_agnostic=node.name in model.structure.agnostic_ops,
+                writes_int8=node.op in LAYERS
+                and not LAYERS[node.op].is_dense,  # whose integer kernel cannot write floats
+                weights=sum(map(constant_size, model.graph.constants_of(node))),
+                constants=tuple(
+                    constant.name
+                    for constant in model.graph.constants_of(node)
+                    if constant_size(constant) >= MIN_CONSTANT_ELEMENTS
+                ),
+                layers=model.layers.get(node.name, ()),
+                shape=next(iter(model.shapes.fixed.get(node.name, ())), None),
+                source_precision=_source_precision(model, node),
+                widened=model.given is not None,
+            )
+        )
+    return OpGraph(ops, fed, [name for name in model.output_nodes if name in names])
+
+
+def _source_precision(model: TensorFlowModel, node: NodeDef) -> Precision:
+    """Return the precision of an op in the graph as given, or of the op that it is a part of."""
+    if model.given is not None:
+        scopes = node.name.split("/")
+        names = ("/".join(scopes[:end]) for end in range(len(scopes), 0, -1))
+        node = next((model.given.nodes[name] for name in names if name in model.given), node)
+    return PRECISIONS.get(next(iter(result_dtypes(node)), None), Precision.FP32)

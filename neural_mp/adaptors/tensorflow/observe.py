@@ -19,13 +19,12 @@ from neural_mp.adaptors.common.calibration import (
 )
 from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
-from neural_mp.adaptors.tensorflow.aliasing import protect_summands
-from neural_mp.adaptors.tensorflow.control_flow import frames, in_bodies, loops_of
-from neural_mp.adaptors.tensorflow.graph import build_graph
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.runtime import Runner
-from neural_mp.adaptors.tensorflow.shape_inference import with_sizes
-from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph, node_of, output_of
+from neural_mp.adaptors.tensorflow.graph.control_flow import frames, in_bodies, loops_of
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner
+from neural_mp.adaptors.tensorflow.graph.shape_inference import with_sizes
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, TensorGraph, node_of, output_of
+from neural_mp.adaptors.tensorflow.kernels.convert import protect_summands
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel, build_graph
 from neural_mp.core.graph import OpGraph
 
 

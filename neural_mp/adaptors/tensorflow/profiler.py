@@ -10,20 +10,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
 
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, node_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, node_of
+from neural_mp.adaptors.tensorflow.model import PRECISIONS, TensorFlowModel
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
 #: Label of a kernel in the statistics: `name = Type(input, other:1)`.
 _LABEL = re.compile(r" = (?P<type>\w+)\((?P<inputs>[^)]*)\)")
-#: Element type → precision of a kernel.
-PRECISIONS = {
-    tf.float32: Precision.FP32,
-    tf.float64: Precision.FP32,
-    tf.bfloat16: Precision.BF16,
-    tf.float16: Precision.FP16,
-}
 _BYTES = (tf.quint8, tf.qint8, tf.uint8, tf.int8)
 #: Part of the names of all integer kernels, with or without oneDNN's prefix `_Mkl`.
 _INTEGER = "Quantized"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neural_mp.adaptors.common.counterparts import KnownKinds, counterparts
 from neural_mp.adaptors.openvino.op_types import TYPES as THERE
-from neural_mp.adaptors.tensorflow.op_types import TYPES as HERE
+from neural_mp.adaptors.tensorflow.graph.ops import TYPES as HERE
 from neural_mp.core.graph import Op, OpGraph
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from graph_rewrite_nets import RULE, needs_pass
 from tensorflow.python.eager import context
 
-from neural_mp.adaptors.tensorflow.training.v1_loss_scale import V1LossScaleOptimizer
+from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import V1LossScaleOptimizer
 from neural_mp.core.loss_scale import LossScale
 from neural_mp.training import (
     disable_mixed_precision_graph_rewrite,

@@ -11,7 +11,7 @@ import neural_mp
 from neural_mp import training
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.adaptors.tensorflow.training.fake_quantize import FakeQuantizer
+from neural_mp.adaptors.tensorflow.training.simulated_model import FakeQuantizer
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, ConversionError, DataError, TrainingError
 from neural_mp.testing import digits, machine, uniform

@@ -7,7 +7,7 @@ from keras import layers
 
 from neural_mp import training
 from neural_mp.adaptors.common.training_choices import LossChoice
-from neural_mp.adaptors.tensorflow.training.choices import chosen_loss, optimizer_of
+from neural_mp.adaptors.tensorflow.training.trainer import chosen_loss, optimizer_of
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import DataError
 

@@ -13,10 +13,10 @@ import tensorflow as tf
 from keras import Input, Model, layers
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, PLACEHOLDERS
+from neural_mp.adaptors.tensorflow.graph.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.profiler import time_ops
-from neural_mp.adaptors.tensorflow.runtime import offline_passes
-from neural_mp.adaptors.tensorflow.tensor_graph import CONTROL_FLOW, PLACEHOLDERS
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
 from neural_mp.testing import signal_to_noise, uniform

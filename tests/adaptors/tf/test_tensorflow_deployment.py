@@ -3,7 +3,7 @@
 import pytest
 from keras_nets import ChannelsLast
 
-from neural_mp.adaptors.tensorflow.integer_kernels import ZERO_POINT
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import ZERO_POINT
 from neural_mp.errors import ConversionError
 from neural_mp.testing import DeploymentContract
 from neural_mp.testing.deployment_contract import make

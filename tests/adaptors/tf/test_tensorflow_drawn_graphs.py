@@ -1,12 +1,15 @@
 """Ops between two integer kernels compute what they compute in floats, up to rounding."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from machine import machine
 
-from neural_mp.adaptors.tensorflow import fusion
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.graph import fusion
+from neural_mp.adaptors.tensorflow.graph.ops import OPS
 from neural_mp.core.precision import Precision
 from neural_mp.testing.graph_check import Verdict
 from neural_mp.testing.tensorflow_graph_check import checked
@@ -57,7 +60,6 @@ def test_an_average_is_taken_in_integers_only_if_their_kernel_rounds(monkeypatch
 
 def test_the_check_finds_a_wrong_kernel(monkeypatch):
     """The check itself: a pooling in INT8 that averages instead is found."""
-    wrong = {"MaxPool": "QuantizedAvgPool", "AvgPool": "QuantizedMaxPool"}
-    monkeypatch.setattr("neural_mp.adaptors.tensorflow.convert._POOLING", wrong)
+    monkeypatch.setitem(OPS, "MaxPool", replace(OPS["MaxPool"], kernel="QuantizedAvgPool"))
     outcome = checked(between_convolutions(lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME")), machine())
     assert outcome.verdict is Verdict.WRONG_KERNEL

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from symbolic_values import value_of
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.shape_inference import with_sizes
+from neural_mp.adaptors.tensorflow.graph.shape_inference import with_sizes
 from neural_mp.core.precision import Precision
 from neural_mp.space import reached_by
 from neural_mp.testing import signal_to_noise, uniform

@@ -10,7 +10,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.grappler import tf_optimizer
 
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported, offline_passes, runnable
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, imported, offline_passes, runnable
 
 DATA = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("f4")
 

@@ -17,9 +17,9 @@ from scipy import special
 from ties import near_tie, off_ties
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.integer_kernels import rounds_averages
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.adaptors.tensorflow.tensor_graph import make_node
+from neural_mp.adaptors.tensorflow.graph.fusion import rounds_averages
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import make_node
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import audit_ops

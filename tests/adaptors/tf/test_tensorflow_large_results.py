@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.runtime import Runner
-from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, GraphDef, constant_bytes
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, GraphDef, constant_bytes
 from neural_mp.errors import ConversionError
 
 ADAPTOR = TensorFlowAdaptor()

@@ -14,12 +14,12 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.checks.graphs import (
+from neural_mp.adaptors.tensorflow.files.graph_checks import (
     check_graph,
     check_nodes,
     check_saved_model,
 )
-from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef, NodeDef
 from neural_mp.errors import DataError, ModelLoadError
 
 F32, U8, S8 = types_pb2.DT_FLOAT, types_pb2.DT_QUINT8, types_pb2.DT_QINT8
@@ -298,8 +298,8 @@ print(refused)
 
 
 _HUGE = """
-from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef
+from neural_mp.adaptors.tensorflow.graph.runtime import imported
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef
 from neural_mp.errors import ModelLoadError
 graph = GraphDef()
 for name, dtype in (("x", 1), ("axes", 3)):

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.tensorflow import runtime
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.graph import runtime
 
 layers = keras.layers
 
@@ -83,8 +83,8 @@ def test_sessions_that_live_until_the_interpreter_ends_end_quietly():
 import os
 import numpy as np
 import tensorflow as tf
-from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
-from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, runnable
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import TensorGraph
 
 graph = TensorGraph({})
 graph.put("Placeholder", "x", dtype=tf.float32, shape=tf.TensorShape([1]))

@@ -7,8 +7,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
 import neural_mp
-from neural_mp.adaptors.tensorflow.checks.graphs import check_graph, harmless, suspicious
-from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef
+from neural_mp.adaptors.tensorflow.files.graph_checks import check_graph, harmless, suspicious
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef, NodeDef
 from neural_mp.api.loading import load_source
 from neural_mp.errors import ModelLoadError
 

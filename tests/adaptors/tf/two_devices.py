@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from neural_mp.adaptors.tensorflow.training.v1_loss_scale import V1LossScaleOptimizer
+from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import V1LossScaleOptimizer
 from neural_mp.errors import ConfigurationError, TrainingError
 from neural_mp.training import LossScale, LossScaleOptimizer, Watch, advise
 

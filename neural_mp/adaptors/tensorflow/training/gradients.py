@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.trainable import Gradients, TrainedLayer
-from neural_mp.adaptors.tensorflow.keras_models import calls_wrapped
+from neural_mp.adaptors.tensorflow.capture.keras_models import calls_wrapped
 from neural_mp.adaptors.tensorflow.training.numerics_trace import (
     ensure_built,
     floating,

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.keras_models import Around, calls_wrapped
+from neural_mp.adaptors.tensorflow.capture.keras_models import Around, calls_wrapped
 from neural_mp.adaptors.tensorflow.training.policies import layers_of, name_in
 from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line

@@ -1,12 +1,20 @@
-"""Run of a graph in float with the rounding of a plan, decided as in `convert.write`."""
+"""Run of a graph in float with the rounding of a plan, decided as in `convert.write`.
+
+Nodes run as calls of TensorFlow, so that gradients flow through them.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.ops import gradient_registry
 
 from neural_mp.adaptors.common.tensor_variants import (
     BF16,
@@ -15,9 +23,8 @@ from neural_mp.adaptors.common.tensor_variants import (
     VARIANT_OF,
     cast_saturating,
 )
-from neural_mp.adaptors.tensorflow.convert_int8 import int8_layers
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import (
+from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, LAYERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     Array,
     NodeDef,
@@ -26,13 +33,94 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     output_of,
     typed_inputs,
 )
-from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES
-from neural_mp.adaptors.tensorflow.training.graph_ops import call_node
+from neural_mp.adaptors.tensorflow.kernels.convert_int8 import int8_layers
+from neural_mp.adaptors.tensorflow.kernels.tensor_variants import DTYPES
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.graph import Layer
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan
 
-_AVERAGE = "AvgPool"
+
+@cache
+def _parameters(op_type: str) -> Mapping[str, str] | None:
+    """Return input or attribute of an op type → parameter of its call; None without a call."""
+    function, definition = getattr(tf.raw_ops, op_type, None), op_def_registry.get(op_type)
+    if function is None or definition is None:
+        return None
+    parameters = list(inspect.signature(function).parameters)
+    inputs = [argument.name for argument in definition.input_arg]
+    names = {*inputs, *(attribute.name for attribute in definition.attr), "name"}
+    # Python renames some inputs, such as `reduction_indices`, and keeps their order.
+    renamed = dict(
+        zip(
+            [name for name in inputs if name not in parameters],
+            [parameter for parameter in parameters if parameter not in names],
+            strict=True,
+        )
+    )
+    return {**{name: name for name in parameters if name in names}, **renamed}
+
+
+def can_be_called(node: NodeDef) -> bool:
+    """Whether a node can be called: no loop or branch, no op of the runtime's own."""
+    kinds = (attribute.WhichOneof("value") for attribute in node.attr.values())
+    is_supported = node.op not in CONTROL_FLOW and _parameters(node.op) is not None
+    return is_supported and "func" not in kinds
+
+
+def has_gradient(node: NodeDef) -> bool:
+    """Whether TensorFlow can compute gradients of an op, or defines that there are none."""
+    try:
+        gradient_registry.lookup(node.op)
+    except LookupError:
+        return False
+    return True
+
+
+def call_node(node: NodeDef, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Run a node on tensors, without control inputs, and return its results."""
+    definition = op_def_registry.get(node.op)
+    parameters = _parameters(node.op)
+    assert definition is not None
+    assert parameters is not None  # see `can_be_called`
+    remaining = list(inputs)
+    arguments: dict[str, Any] = {}
+    for argument in definition.input_arg:
+        parameter = parameters[argument.name]
+        if argument.number_attr:
+            count = node.attr[argument.number_attr].i
+        elif argument.type_list_attr:
+            count = len(node.attr[argument.type_list_attr].list.type)
+        else:
+            arguments[parameter] = remaining.pop(0)
+            continue
+        arguments[parameter], remaining = remaining[:count], remaining[count:]
+    for attribute in definition.attr:
+        if attribute.name in parameters and attribute.name in node.attr:
+            arguments[attribute.name] = _python_value(node.attr[attribute.name])
+    results = getattr(tf.raw_ops, node.op)(**arguments)
+    if results is None or isinstance(results, tf.Operation):
+        return []
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def _python_value(attribute: AttrValue) -> Any:
+    """Return an attribute as the argument of a call."""
+    kind = attribute.WhichOneof("value")
+    if kind == "list":
+        fields = attribute.list.ListFields()
+        return [_value(field.name, item) for field, items in fields for item in items]
+    return _value(kind or "", getattr(attribute, kind or "s"))
+
+
+def _value(kind: str, value: Any) -> Any:
+    if kind == "type":
+        return tf.as_dtype(value)
+    if kind == "shape":
+        return tf.TensorShape(value)
+    return value
+
+
 #: Keras layer that is folded into the layer before.
 _NORM = "BatchNormalization"
 
@@ -75,7 +163,7 @@ def rounding_of(model: TensorFlowModel, plan: ResolvedPlan) -> Rounding:
         if summed is not None:
             inputs = data_inputs(graph.nodes[summed.ops[-1]])
             reads[summed.ops[-1]] = frozenset({inputs.index(str(summed.operand))})
-        if tail in stored or layer.node.op != "MatMul":
+        if tail in stored or not LAYERS[layer.node.op].is_dense:
             results[tail] = UINT8
         elif layer.sixteen and tail not in model.output_nodes:
             results[tail] = BF16
@@ -88,7 +176,7 @@ def rounding_of(model: TensorFlowModel, plan: ResolvedPlan) -> Rounding:
     results.update(dict.fromkeys(moving, UINT8))
     tables = (n for n in model.structure.tables if plan.effective.get(n) is Precision.INT8)
     weights = {**dict.fromkeys(heads, 1), **dict.fromkeys(tables, 0)}
-    unchanged = frozenset(name for name in moving if graph.nodes[name].op != _AVERAGE)
+    unchanged = frozenset(name for name in moving if role_of(graph.nodes[name]) is not Role.AVERAGE)
     return Rounding(reads, weights, results, runs_in, unchanged)
 
 
@@ -151,7 +239,7 @@ class Walk:
         for index, result in enumerate(results):
             tensor, variant = (name, kind) if index == 0 else (f"{name}:{index}", FP32)
             if variant == UINT8 and name not in self.rounding.unchanged:
-                result = self.quantized(name, result, node.op == _AVERAGE)
+                result = self.quantized(name, result, role_of(node) is Role.AVERAGE)
             elif variant in DTYPES and variant != FP32:
                 result = tf.cast(result, DTYPES[variant])
             self._variants[tensor] = {variant: result}

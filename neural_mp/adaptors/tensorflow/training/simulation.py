@@ -12,33 +12,34 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.simulation import TrainingSchedule
-from neural_mp.adaptors.tensorflow.convert import write
-from neural_mp.adaptors.tensorflow.integer_kernels import summed_axes
-from neural_mp.adaptors.tensorflow.keras_models import layers_in
-from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import (
+from neural_mp.adaptors.tensorflow.capture.keras_models import layers_in
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, PLACEHOLDERS, op_type
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
-    PLACEHOLDERS,
     constant_dtype,
     make_constant,
     node_of,
 )
-from neural_mp.adaptors.tensorflow.training.fake_quantize import FakeQuantizer, FakeWeight
-from neural_mp.adaptors.tensorflow.training.graph_ops import can_be_called, has_gradient
+from neural_mp.adaptors.tensorflow.kernels.convert import write
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import summed_axes
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.training.simulated_model import (
+    FakeQuantizer,
+    FakeWeight,
     FloatWeight,
     SimulatedModel,
     Source,
 )
-from neural_mp.adaptors.tensorflow.training.simulated_walk import owners_of, rounding_of
+from neural_mp.adaptors.tensorflow.training.simulated_walk import (
+    can_be_called,
+    has_gradient,
+    owners_of,
+    rounding_of,
+)
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.errors import ConfigurationError, ConversionError
 from neural_mp.space import ResolvedPlan
-
-#: Op types → input position of a weight.
-_WEIGHT_AT = {**dict.fromkeys(LAYERS, 1), "BiasAdd": 1}
 
 
 def simulated(
@@ -56,8 +57,9 @@ def simulated(
         constant, node = source.constant_of(name), model.graph.nodes[name]
         if constant not in kernels:
             value = model.graph.value(constant)
-            depthwise = node.op == "DepthwiseConv2dNative"
-            axes = summed_axes(value.ndim, depthwise) if position else (1,)
+            axes: tuple[int, ...] = (1,)
+            if position:
+                axes = summed_axes(value.ndim, LAYERS[node.op].is_depthwise)
             limit = weight_qmax(plan.plan[name].weight)
             named = f"{_plain(reference, name)}_weight"
             trains = name not in frozen
@@ -110,7 +112,7 @@ def _weights(model: TensorFlowModel) -> Iterator[tuple[str, str]]:
     """Yield the float32 constants that are weights, each with a reader."""
     at = {name: 0 for name in model.structure.tables}
     for name, node in model.graph.nodes.items():
-        position = at.get(name, _WEIGHT_AT.get(node.op))
+        position = at.get(name, op_type(node).weight)
         if position is None or not model.graph.is_constant(node.input[position]):
             continue
         constant = node_of(node.input[position])

@@ -1,4 +1,4 @@
-"""Training steps of a simulation, its checkpoints, and the origin of NaN."""
+"""Losses, optimizers and training steps of a simulation, its checkpoints, and the origin of NaN."""
 
 from __future__ import annotations
 
@@ -6,28 +6,94 @@ import io
 import math
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
 from neural_mp.adaptors.common.tensor_variants import UINT8
-from neural_mp.adaptors.common.training_choices import OptimizerChoice
+from neural_mp.adaptors.common.training_choices import (
+    BY_OUTPUT,
+    SPARSE_CROSS_ENTROPY,
+    SQUARED_ERROR,
+    LossChoice,
+    OptimizerChoice,
+    are_class_numbers,
+    check_targets,
+)
+from neural_mp.adaptors.tensorflow.graph.ops import Trait, has_trait
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
-from neural_mp.adaptors.tensorflow.training.choices import optimizer_of
 from neural_mp.adaptors.tensorflow.training.numerics_trace import loss_function
 from neural_mp.adaptors.tensorflow.training.simulated_model import SimulatedModel
 from neural_mp.adaptors.tensorflow.training.simulated_walk import owners_of
 from neural_mp.errors import ConfigurationError
 
+_KINDS = {
+    "SGD": keras.optimizers.SGD,
+    "Adam": keras.optimizers.Adam,
+    "AdamW": keras.optimizers.AdamW,
+}
+
+
+def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], Any]:
+    """Return a loss as a function of targets and outputs.
+
+    Of cross-entropy, targets such as [n] or [n, 1] are class numbers, others distributions; the
+    other losses read one target for each output.
+    """
+    losses = partial(_by_output if choice.name in BY_OUTPUT else _by_class, choice)
+
+    def loss(targets: Any, outputs: Any) -> tf.Tensor:
+        values = losses(targets, outputs)
+        return tf.reduce_sum(values) if choice.sums else tf.reduce_mean(values)
+
+    return loss
+
+
+def _by_class(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
+    """Return the losses of samples."""
+    is_sparse = choice.name == SPARSE_CROSS_ENTROPY
+    if is_sparse or are_class_numbers(targets.shape, outputs.shape):
+        losses = keras.losses.sparse_categorical_crossentropy
+    else:
+        losses = keras.losses.categorical_crossentropy
+    return losses(targets, outputs, from_logits=choice.from_logits)
+
+
+def _by_output(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
+    """Return the losses of single outputs."""
+    check_targets(targets.shape, outputs.shape)
+    expected, actual = (
+        tf.expand_dims(tf.cast(tf.reshape(values, tf.shape(outputs)), outputs.dtype), -1)
+        for values in (targets, outputs)
+    )
+    if choice.name == SQUARED_ERROR:
+        return keras.losses.mean_squared_error(expected, actual)
+    return keras.losses.binary_crossentropy(expected, actual, from_logits=choice.from_logits)
+
+
+def optimizer_of(model: SimulatedModel, choice: OptimizerChoice) -> keras.optimizers.Optimizer:
+    """Return an optimizer, built for the weights and scales that are trained.
+
+    Raises:
+        ConfigurationError: Keras refuses the options.
+    """
+    try:
+        optimizer = _KINDS[choice.name](**choice.options)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"the optimizer {choice.name}: {error}") from error
+    if choice.decays or choice.name == "AdamW":  # decays by default
+        optimizer.exclude_from_weight_decay(var_list=model.scales())
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
 _ANOTHER = "use another folder"
 _ADAM = OptimizerChoice()
-#: Ops with a kernel whose result may be a number if an input is NaN.
-_HIDING = frozenset(
-    ("Relu", "Relu6", "Maximum", "Minimum", "MaxPool", "Max", "Min", "ClipByValue", "SelectV2")
-)
 
 
 class Trainer:
@@ -137,7 +203,9 @@ def _before_hiding(model: SimulatedModel) -> frozenset[str]:
     nodes = {name for name, kind in rounding.results.items() if kind == UINT8}
     for name, node in graph.nodes.items():
         inputs = data_inputs(node)
-        positions = range(len(inputs)) if node.op in _HIDING else rounding.reads.get(name, ())
+        positions = (
+            range(len(inputs)) if has_trait(node, Trait.HIDES_NAN) else rounding.reads.get(name, ())
+        )
         nodes.update(node_of(inputs[position]) for position in positions)
     return frozenset(nodes)
 

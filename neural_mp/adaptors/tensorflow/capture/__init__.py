@@ -1,0 +1,1 @@
+"""Capture of models as frozen graphs in canonical form."""

@@ -1,0 +1,344 @@
+"""Loading of models from all supported sources into a canonical graph with a signature."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.capabilities import stays_in_fp32
+from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.signature import TensorSpec
+from neural_mp.adaptors.tensorflow.capture import keras_models, v1_saved_models
+from neural_mp.adaptors.tensorflow.capture.canonicalize import prepare
+from neural_mp.adaptors.tensorflow.capture.freeze import ConcreteFunction, frozen_graph, no_constant
+from neural_mp.adaptors.tensorflow.capture.inputs import (
+    bind_defaults,
+    check_generated,
+    declared_defaults,
+    feeds_defaults,
+    with_defaults,
+    with_inferred_ranks,
+    with_inferred_shapes,
+)
+from neural_mp.adaptors.tensorflow.capture.keras_models import Origins
+from neural_mp.adaptors.tensorflow.capture.source_precision import (
+    in_float32,
+    without_fake_quantization,
+)
+from neural_mp.adaptors.tensorflow.files import graph_files
+from neural_mp.adaptors.tensorflow.graph.ops import PLACEHOLDERS, TYPES, Role, types_of
+from neural_mp.adaptors.tensorflow.graph.runtime import keep_forever
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    GraphDef,
+    TensorGraph,
+    known_sizes,
+    node_of,
+    plain,
+)
+from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
+from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, one_line
+from neural_mp.util.pytree import Structure, structure_of
+from neural_mp.util.text import with_article
+
+logger = logging.getLogger(__name__)
+
+#: Possible model files of a SavedModel folder.
+_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """A loaded model as a frozen graph with a signature."""
+
+    graph: TensorGraph
+    signature: ServedSignature
+    original: Any = None
+    warnings: tuple[str, ...] = ()
+    scopes: keras_models.Scopes = field(default_factory=dict)
+
+
+def read(source: object, spec: InputSpec) -> FrozenModel:
+    """Convert a model, given as a path or an object, to a frozen graph.
+
+    Names of inputs and outputs are used for graphs without them, the example for models without
+    declared inputs.
+    """
+    if isinstance(source, str | Path):
+        return _read_path(Path(source), spec)
+    if keras_models.is_keras(source):
+        return _from_keras(source, spec)
+    if isinstance(source, tf.types.experimental.GenericFunction) and not isinstance(
+        source, tf.types.experimental.ConcreteFunction
+    ):
+        return _from_concrete(_concrete(source, spec))
+    spec = spec.without_shapes(with_article(type(source).__name__))
+    if isinstance(source, tf.Graph):
+        return _from_graph_def(source.as_graph_def(), spec)
+    if isinstance(source, GraphDef):
+        copied = GraphDef()
+        copied.CopyFrom(source)  # nodes are shared below, and the user's graph may change
+        return _from_graph_def(copied, spec)
+    if isinstance(source, tf.types.experimental.ConcreteFunction):
+        return _from_concrete(source)
+    if hasattr(source, "signatures"):
+        return _from_signatures(source, "the model")
+    raise ModelLoadError(
+        f"model must be a Keras model, a concrete function, a SavedModel or a GraphDef, got "
+        f"{with_article(type(source).__name__)}"
+    )
+
+
+def _read_path(path: Path, spec: InputSpec) -> FrozenModel:
+    if not path.exists():
+        raise ModelLoadError(f"there is no model file or folder {str(path)!r}")
+    if path.name in _SAVED_MODEL:
+        path = path.parent
+    if path.suffix in (".keras", ".h5", ".hdf5") and not path.is_dir():
+        return _from_keras(keras_models.load(path), spec)
+    spec = spec.without_shapes(repr(str(path)))
+    if path.is_dir():
+        return _read_saved_model(path)
+    ports = (*spec.outputs, *spec.names) if spec.outputs else ()
+    graph, warnings = graph_files.read(path, ports)
+    frozen = _from_graph_def(graph, spec, str(path))
+    return replace(frozen, warnings=(*warnings, *frozen.warnings))
+
+
+def _read_saved_model(path: Path) -> FrozenModel:
+    if not any((path / name).is_file() for name in _SAVED_MODEL):
+        raise ModelLoadError(f"{str(path)!r} is not a SavedModel: it holds no saved_model.pb")
+    stored = v1_saved_models.checked(path, session=False)
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except Exception as error:
+        # The loader passes on any error of its parsers and restore ops.
+        keep_forever(error)
+        logger.debug("reading the objects of %s failed", path, exc_info=True)
+        return FrozenModel(*v1_saved_models.read(path))
+    try:
+        frozen = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
+    except CaptureError:
+        # The loader made no functions of the signatures, or functions with other inputs.
+        return FrozenModel(*v1_saved_models.read(path))
+    if hasattr(loaded, "prune") and (_is_incomplete(frozen) or feeds_defaults(stored)):
+        return FrozenModel(*v1_saved_models.read(path))
+    defaults = declared_defaults(stored, frozen.signature.keys[0])
+    return replace(frozen, signature=frozen.signature.with_defaults(defaults))
+
+
+def _is_incomplete(frozen: FrozenModel) -> bool:
+    """Whether the TensorFlow 2 loader lost parts of a TensorFlow 1 SavedModel.
+
+    Non-resource variables and lookup tables stay nodes without values. An unread input may be the
+    value of a variable that the graph reads separately.
+    """
+    readers = frozen.graph.consumers()
+    lost = types_of(Role.REFERENCE_VARIABLE, Role.LOOKUP_TABLE)
+    return any(node.op in lost for node in frozen.graph.nodes.values()) or not all(
+        readers.get(port.tensor) for port in frozen.signature.inputs
+    )
+
+
+def _from_keras(model: tf.keras.Layer, spec: InputSpec) -> FrozenModel:
+    with keras_models.recorded_scopes(model) as scopes:
+        function, names = keras_models.traced(model, spec.example, spec.shapes)
+    return replace(_frozen(function, names), original=model, scopes=scopes)
+
+
+def _from_signatures(loaded: Any, what: str) -> FrozenModel:
+    if not isinstance(loaded.signatures, Mapping):
+        raise CaptureError(
+            f"signatures of {what} must be functions by name, got "
+            f"{with_article(type(loaded.signatures).__name__)}; save the model again"
+        )
+    signatures = dict(loaded.signatures)
+    if not signatures:
+        raise ModelLoadError(
+            f"{what} must have a signature, got none; save it with tf.saved_model.save(model, "
+            f"path, signatures=…)"
+        )
+    key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
+    same = _same_as(signatures, key)
+    excluded = [repr(name) for name in signatures if name not in same]
+    if DEFAULT_KEY not in signatures and excluded:
+        raise ModelLoadError(
+            f"{what} has several signatures, but none named {DEFAULT_KEY!r}"
+            f"{did_you_mean(DEFAULT_KEY, signatures)}; pass the signature to convert: "
+            f"tf.saved_model.load(path).signatures[name]"
+        )
+    warning = f"only the signature {key!r} is converted; warning out: {', '.join(excluded)}"
+    frozen = _from_concrete(signatures[key])
+    signature = replace(frozen.signature, keys=same)
+    if len(signature.outputs) == 1:  # a signature can return nothing but a dict
+        signature = replace(signature, returns=0)
+    return FrozenModel(frozen.graph, signature, warnings=(warning,) if excluded else ())
+
+
+def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Return the names of identical signatures; Keras exports every signature under two names."""
+
+    def described(name: str) -> Any:
+        function = signatures[name]
+        nodes = []
+        for node in function.graph.as_graph_def().node:
+            for attribute in [key for key in node.attr if key.startswith("_")]:
+                del node.attr[attribute]
+            nodes.append(node.SerializeToString(deterministic=True))
+        captured = [id(tensor) for tensor in function.captured_inputs]
+        return nodes, captured, function.structured_input_signature, function.structured_outputs
+
+    return (key, *(n for n in signatures if n != key and described(n) == described(key)))
+
+
+def _concrete(function: tf.types.experimental.GenericFunction, spec: InputSpec) -> Any:
+    """Return the only function of a `tf.function`, traced with the example if necessary."""
+    example = spec.example
+    try:
+        return function.get_concrete_function()
+    except (TypeError, ValueError):
+        if example is None:
+            raise CaptureError(
+                "the tf.function declares no inputs; set its input_signature, pass data, or set "
+                "inputs to an example array"
+            ) from None
+    inputs = keras_models.without_targets(example)
+    values = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+    specs = tf.nest.map_structure(keras_models.open_spec, values)
+    if spec.shapes is not None:
+        specs = keras_models.reshaped_specs(specs, spec.shapes)
+    try:
+        return function.get_concrete_function(*specs)
+    except Exception as error:
+        # Tracing runs the user's code with symbolic inputs, which may raise any error.
+        logger.debug("tracing failed", exc_info=True)
+        raise CaptureError(
+            f"the tf.function cannot be traced with inputs like the data: {one_line(error)}"
+        ) from error
+
+
+def _from_concrete(function: ConcreteFunction) -> FrozenModel:
+    return _frozen(function, keras_models.input_names(function.structured_input_signature))
+
+
+def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> FrozenModel:
+    """Freeze a concrete function."""
+    graph, fed, results = frozen_graph(function)
+    returns, output_names = structure_of(function.structured_outputs)
+    if len(names) != len(fed) or len(output_names) != len(results):
+        raise CaptureError(
+            "inputs and outputs must be dense tensors, got ragged or sparse tensors, which consist "
+            "of several tensors each; export a model with these as separate inputs and outputs"
+        )
+    inputs = (_port(tensor, *name) for name, tensor in zip(names, fed, strict=True))
+    outputs = (_port(tensor, name) for name, tensor in zip(output_names, results, strict=True))
+    return FrozenModel(graph, ServedSignature(tuple(inputs), tuple(outputs), returns))
+
+
+def _port(tensor: tf.Tensor, name: str, alias: str | None = None) -> TensorSpec:
+    dtype = np.dtype(tensor.dtype.as_numpy_dtype)
+    return TensorSpec(name, plain(tensor.name), dtype, known_sizes(tensor.shape), alias)
+
+
+def _from_graph_def(graph: GraphDef, spec: InputSpec, what: str = "the graph") -> FrozenModel:
+    checked, nodes = graph_files.checked(graph, what), TensorGraph.from_graph_def(graph)
+    outputs = spec.outputs or graph_files.loose_ends(nodes, checked)
+    if not outputs:
+        raise ModelLoadError(f"no outputs of {what} were found; set outputs")
+    warnings: tuple[str, ...] = ()
+    if not spec.outputs and len(outputs) > 1:
+        warnings = (
+            f"outputs are not set; using all {len(outputs)} tensors that no node reads: "
+            f"{', '.join(outputs[:6])}{', …' if len(outputs) > 6 else ''}",
+        )
+    inputs = spec.names or graph_files.placeholders(nodes, outputs)
+    graph_files.cut_at(nodes, checked, spec.names)
+    fed, results = (
+        tuple(_port(graph_files.tensor_named(checked, name, option), name) for name in names)
+        for option, names in (("inputs", inputs), ("outputs", outputs))
+    )
+    returns: Structure = 0 if len(outputs) == 1 else list(range(len(outputs)))
+    return FrozenModel(nodes, ServedSignature(fed, results, returns), warnings=warnings)
+
+
+def left_alone(graph: TensorGraph) -> tuple[str, ...]:
+    """Return a warning about layers in functions that are not inlined, if there are any."""
+    inside = (node.op for function in graph.library.function for node in function.node_def)
+    return stays_in_fp32(
+        (op for op in inside if op in (*TYPES["conv"], *TYPES["matmul"])),
+        "in functions",
+        "only layers in the graph itself, in its loops and in its branches are converted",
+    )
+
+
+def load(source: object, spec: InputSpec) -> TensorFlowModel:
+    """Load a model from a path, or from a TensorFlow or Keras object.
+
+    Raises:
+        ModelLoadError: the model cannot be read, is incomplete, or cannot be frozen.
+        ConfigurationError: the model has no input or output of a given name.
+        DataError: the example does not fit, or is missing for a model without declared inputs.
+    """
+    frozen = read(source, spec)
+    signature, default_warnings = with_defaults(frozen.graph, frozen.signature, spec.used_names)
+    signature = signature.choosing(spec.names, spec.outputs)
+    bind_defaults(frozen.graph, set(map(node_of, signature.input_tensors)))
+    _refuse_state(frozen.graph, signature)
+    inferred = with_inferred_shapes(frozen.graph, signature)
+    signature = with_inferred_ranks(signature, inferred)
+    origins = Origins.of(frozen.graph, frozen.scopes)
+    widened, precision_warnings = in_float32(frozen.graph, signature)
+    prepared, warnings = prepare(frozen.graph if widened is None else widened, signature)
+    original = None if widened is None else prepare(frozen.graph, signature)[0]
+    feeds, input_warnings = spec.feeds(inferred if spec.example is None else signature)
+    if spec.example is None:
+        check_generated(prepared, signature, feeds)
+    warnings = [*precision_warnings, *warnings, *left_alone(prepared), *input_warnings]
+    return without_fake_quantization(
+        TensorFlowModel(
+            prepared,
+            signature,
+            feeds,
+            {},
+            frozen.original,
+            (*frozen.warnings, *default_warnings, *warnings),
+            layers=origins.layers(prepared),
+            given=original,
+        )
+    )
+
+
+#: Ops that keep values outside of the graph.
+_STATE = types_of(
+    Role.VARIABLE,
+    Role.READ,
+    Role.REFERENCE_VARIABLE,
+    Role.LOOKUP_TABLE,
+    Role.LOOKUP,
+    Role.LOOKUP_SIZE,
+)
+
+
+def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
+    needed = graph.pruned(signature.output_tensors, signature.input_tensors)
+    fed = set(map(node_of, signature.input_tensors))
+    for node in needed.nodes.values():
+        if node.op in _STATE:
+            raise ModelLoadError(
+                f"a graph must contain its values, but node {node.name!r} ({node.op}) keeps them "
+                f"outside of the graph; pass the SavedModel folder, the Keras model, or a frozen "
+                f"graph"
+            )
+        if node.op in PLACEHOLDERS and node.name not in fed:
+            kind = tf.as_dtype(node.attr["dtype"].type)
+            if kind in (tf.resource, tf.variant):
+                raise no_constant(node.name)
+            raise ModelLoadError(
+                f"inputs must include {node.name!r}, which the outputs need, got "
+                f"{', '.join(sorted(fed)) or 'none'}"
+            )

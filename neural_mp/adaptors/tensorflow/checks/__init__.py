@@ -1,1 +1,0 @@
-"""Security checks of untrusted TensorFlow and Keras files."""

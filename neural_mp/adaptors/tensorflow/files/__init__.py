@@ -1,0 +1,1 @@
+"""Files of graphs: reading, checks of their contents, and storage."""

@@ -1,0 +1,338 @@
+"""Ops that an untrusted graph may contain: those that compute without side effects.
+
+Stateless ops are allowed except those known to reach files or Python. Of the ops that TensorFlow
+marks as stateful, only those known to keep their state in memory are allowed, so that stateful ops
+of later versions are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow.python.framework import op_def_registry
+
+from neural_mp.adaptors.tensorflow.files.node_checks import faults
+from neural_mp.adaptors.tensorflow.graph.control_flow import called, reached
+from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef, NodeDef, node_of
+from neural_mp.errors import ModelLoadError
+from neural_mp.io.files import resolve_sibling
+from neural_mp.io.trust import is_trusted
+from neural_mp.util.validators import key_words, preview
+
+#: Reason for refusal → ops with this effect, although TensorFlow marks the ops as stateless.
+_HARMFUL = {
+    "may access files, other machines or Python": re.compile(
+        r"Abort|CacheDataset|DatasetFromGraph|DebugIdentity|DebugNanCount|DebugNumericSummary"
+        r"|(De|En)codeProto(V2)?|(Experimental)?SleepDataset|GenerateVocabRemapping|ImmutableConst"
+        r"|InitializeTableFromTextFile|MatchingFiles|PyFuncStateless|ReadFile|Reader.*"
+        r"|RegisterDataset(V2)?|Snapshot\w*(Dataset|Reader)(V2)?|SnapshotChunkDataset|TPU.*"
+    ),
+    "calls native functions by name, or compiled code from the graph": re.compile(
+        r"_?Xla(Call|Compile|Custom|Host|Launch|Recv|Run|Send)\w*|MlirPassthroughOp|TRTEngineOp"
+        r"|RemoteFusedGraphExecute"
+    ),
+    "does not check its inputs, so that wrong ones end the process": re.compile(
+        r"BoostedTrees\w+|FakeQuantWithMinMaxVarsPerChannelGradient|InfeedDequeueTuple"
+        r"|QueueDequeueManyV2|SplitDedupData|XlaSparse\w+|_ScopedAllocator\w*"
+        r"|__?Mkl(?!LayerNorm|FusedInstanceNorm|FusedBatchMatMulV2|FusedMish)\w+"
+    ),
+}
+#: Reason for the refusal of ops that are not known to compute only.
+_UNKNOWN = "may access files, other machines or Python"
+#: Stateful ops with their state in memory only.
+_IN_MEMORY = re.compile(
+    # Variables.
+    r"Variable(V2|Shape)?|VarHandleOp|VarIsInitializedOp|ReadVariableOp|Assign(Add|Sub)?VariableOp"
+    r"|Resource\w+|DestroyResourceOp|DisableCopyOnRead|TemporaryVariable|GuaranteeConst|Empty"
+    r"|DeepCopy|DeviceIndex"
+    # Flow of control.
+    r"|Assert|Case|CheckNumerics(V2)?|If|StatefulPartitionedCall|Timestamp|While"
+    # Random numbers.
+    r"|Multinomial|ParameterizedTruncatedNormal|Random(Crop|Gamma|Poisson(V2)?|Shuffle)"
+    r"|Random(StandardNormal|Uniform(Int)?)|Rng(ReadAndSkip|Skip)|NonDeterministicInts"
+    r"|SampleDistortedBoundingBox(V2)?|Stateful(RandomBinomial|TruncatedNormal)"
+    r"|Stateful(StandardNormal(V2)?|Uniform(FullInt|Int)?)|StatelessRandomGetAlg|TruncatedNormal"
+    r"|(All|LearnedUnigram|LogUniform|ThreadUnsafeUnigram|Uniform)CandidateSampler"
+    r"|(Anonymous|Delete|Dummy)(Random)?SeedGenerator"
+    # Collections of tensors.
+    r"|Stack\w*|TensorArray\w*|(Anonymous)?(Mutable)?(Dense)?HashTable(V2)?|InitializeTableV2"
+    r"|(Anonymous)?MutableHashTableOfTensors(V2)?|LookupTable\w+|Barrier"
+    r"|(FIFO|PaddingFIFO|Priority|RandomShuffle)Queue(V2)?|Queue\w+V2|FakeQueue"
+    r"|(Sparse)?ConditionalAccumulator"
+    # Data in memory.
+    r"|(Anonymous)?Iterator(V2|V3)?|IteratorGet\w+|IteratorToStringHandle|MakeIterator"
+    r"|DeleteIterator|OneShotIterator|DatasetToSingleElement|ReduceDataset|GeneratorDataset"
+    r"|(List|Random|Range|SparseTensorSlice|Tensor|TensorSlice)Dataset(V2)?"
+    r"|Shuffle(AndRepeat)?Dataset(V2|V3)?"
+    # Others.
+    r"|CudnnRNN\w*|Print"
+)
+#: Ops that save and restore variables, which every SavedModel contains.
+_SAVES = re.compile(r"Save(V2|Slices)?|MergeV2Checkpoints")
+_RESTORES = re.compile(r"Restore(V2|Slice)?")
+_TABLES_OF_FILES = re.compile(r"InitializeTableFromTextFile(V2)?")
+#: Streams that `PrintV2` may write to.
+_STREAMS = re.compile(rb"|stdout|stderr|log\((info|warning|error)\)")
+
+
+@dataclass(frozen=True)
+class UnsafeOp:
+    """An op that does more than compute.
+
+    Attributes:
+        node: the op's node.
+        where: function that contains the node; empty for the graph itself.
+    """
+
+    node: NodeDef
+    where: str = ""
+
+    def refusal(self, what: str) -> ModelLoadError:
+        """Return the error that refuses the graph, described by `what`."""
+        where = f" of function {self.where!r}" if self.where else ""
+        return ModelLoadError(
+            f"{what} is refused: ops must only compute, but node {self.node.name!r}{where} has the "
+            f"op {self.node.op!r}, which {_reason(self.node.op) or _UNKNOWN}. Export the model "
+            f"without this op; or, if you trust the op in this file, allow it with --trust "
+            f"{self.node.op} or trust=({self.node.op!r},)"
+        )
+
+
+def harmless(node: NodeDef) -> bool:
+    """Whether a node computes and accesses only its inputs and its own memory.
+
+    True for unknown op types, which TensorFlow itself refuses.
+    """
+    op = node.op
+    if is_trusted(op):
+        return True
+    if op == "PrintV2":
+        stream = node.attr["output_stream"].s if "output_stream" in node.attr else b""
+        return _STREAMS.fullmatch(stream) is not None
+    if op in ("Copy", "CopyHost"):
+        return not node.attr["debug_ops_spec"].list.s
+    return _harmless_op(op)
+
+
+@cache
+def _harmless_op(op: str) -> bool:
+    if _reason(op) is not None:
+        return False
+    definition = op_def_registry.get(op)
+    if definition is None or not definition.is_stateful:
+        return True
+    return _IN_MEMORY.fullmatch(op) is not None
+
+
+def _reason(op: str) -> str | None:
+    """Return the reason for refusing an op that TensorFlow marks as stateless, if there is one."""
+    return next((reason for reason, ops in _HARMFUL.items() if ops.fullmatch(op)), None)
+
+
+def check_graph(graph: GraphDef, what: str) -> None:
+    """Check that a graph only computes, before TensorFlow loads the graph.
+
+    TensorFlow runs parts of a graph during loading to infer shapes. Errors describe the graph by
+    `what`.
+
+    Raises:
+        ModelLoadError: a node of the graph or of a function in its library does more.
+    """
+    for op in suspicious(graph):
+        raise op.refusal(what)
+    check_nodes(graph, what)
+
+
+def check_nodes(graph: GraphDef, what: str) -> None:
+    """Check the nodes of a graph, and of its functions, for faults that TensorFlow does not report.
+
+    Raises:
+        ModelLoadError: a node has such a fault.
+    """
+    library = graph.library.function
+    functions = ((f.node_def, f" of function {preview(f.signature.name)}") for f in library)
+    for nodes, where in ((graph.node, ""), *functions):
+        for node, fault in faults(nodes):
+            raise ModelLoadError(
+                f"{what} is refused: node {preview(node.name)}{where} ({key_words(node.op)}) is "
+                f"malformed: {fault}. Export the model again"
+            )
+
+
+def suspicious(graph: GraphDef) -> Iterator[UnsafeOp]:
+    """Yield all nodes of a graph and its functions that do more than compute."""
+    for node in graph.node:
+        yield from _of_node(node, "")
+    for function in graph.library.function:
+        for node in function.node_def:
+            yield from _of_node(node, function.signature.name)
+
+
+def _of_node(node: NodeDef, where: str) -> Iterator[UnsafeOp]:
+    if not harmless(node):
+        yield UnsafeOp(node, where)
+    # An op name is accepted in place of a function name, too.
+    for name in called(node):
+        if name != node.op and not (is_trusted(name) or _harmless_op(name)):
+            yield UnsafeOp(NodeDef(name=node.name, op=name), where)
+
+
+_ASSETS = "assets"
+#: Objects that a table initializer may capture: the file name of an asset, and the table.
+_HANDED = ("asset", "resource")
+#: Collections in which TensorFlow 1 keeps initialization ops.
+_FIRST = ("saved_model_main_op", "legacy_init_op")
+#: Collection in which TensorFlow 1 keeps the assets.
+_ASSET_COLLECTION = "saved_model_assets"
+
+
+def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session: bool) -> None:
+    """Check that a SavedModel only computes, restores its variables and reads its assets.
+
+    A session that loads the model runs no table functions.
+
+    Raises:
+        ModelLoadError: the SavedModel does more.
+    """
+    for meta in saved.meta_graphs:
+        assets = _assets(meta, file)
+        for asset in assets:
+            resolve_sibling(file, asset.filename, _ASSETS)
+        what = f"the SavedModel {str(file.parent)!r}"
+        ops = list(suspicious(meta.graph_def))
+        if ops:
+            paths = {node_of(asset.tensor_info.name) for asset in assets}
+            _check(meta, ops, what, paths, session)
+        check_nodes(meta.graph_def, what)
+        if session:
+            _check_calls(meta.graph_def, what)
+
+
+def _check_calls(graph: GraphDef, what: str) -> None:
+    """Check that all functions exist that nodes call.
+
+    A session reports a missing function with the text of all others, and searches this text for
+    names in quadratic time.
+
+    Raises:
+        ModelLoadError: a function is missing.
+    """
+    defined = {function.signature.name for function in graph.library.function}
+    for node in graph.node:
+        for name in called(node):
+            if name != node.op and name not in defined and op_def_registry.get(name) is None:
+                raise ModelLoadError(
+                    f"{what} is refused: node {preview(node.name)} calls the function "
+                    f"{preview(name)}, which the file does not contain. Save the model again"
+                )
+
+
+def _assets(meta: meta_graph_pb2.MetaGraphDef, file: Path) -> list[meta_graph_pb2.AssetFileDef]:
+    """Return the assets of a graph, wherever TensorFlow looks for them."""
+    if meta.asset_file_def:
+        return list(meta.asset_file_def)
+    assets = []
+    if _ASSET_COLLECTION in meta.collection_def:
+        for packed in meta.collection_def[_ASSET_COLLECTION].any_list.value:
+            asset = meta_graph_pb2.AssetFileDef()
+            try:
+                unpacked = packed.Unpack(asset)
+            except DecodeError:
+                unpacked = False
+            if not unpacked:
+                raise ModelLoadError(
+                    f"the SavedModel {str(file.parent)!r} is refused: entries of its collection "
+                    f"{_ASSET_COLLECTION!r} must be assets, got {packed.type_url!r}"
+                )
+            assets.append(asset)
+    return assets
+
+
+def _check(
+    meta: meta_graph_pb2.MetaGraphDef,
+    ops: Iterable[UnsafeOp],
+    what: str,
+    assets: set[str],
+    session: bool,
+) -> None:
+    # Loading objects does not run the functions that save and restore them.
+    results = reached(meta.graph_def, _results(meta))
+    run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
+    restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
+    for item in ops:
+        if _TABLES_OF_FILES.fullmatch(item.node.op) and item.where:
+            fine = not session and _handed_assets(meta, item)
+        elif _TABLES_OF_FILES.fullmatch(item.node.op):
+            # Only initialization replaces the paths in the graph by those of the assets.
+            fine = _from_asset(meta, item, assets) and not _within(item, results)
+        elif _SAVES.fullmatch(item.node.op):
+            fine = not _within(item, run) and not _within(item, restored)
+        else:
+            restores = _RESTORES.fullmatch(item.node.op) is not None
+            fine = restores and not _within(item, run)
+        if not fine:
+            raise item.refusal(what)
+
+
+def _within(op: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
+    nodes, functions = run
+    return op.where in functions if op.where else op.node.name in nodes
+
+
+def _results(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
+    """Return the nodes of the results of all signatures."""
+    outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
+    return [node_of(name) for tensor in outputs for name in _tensors_of(tensor)]
+
+
+def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
+    """Return the nodes that are run: results of signatures, and initialization ops."""
+    present = (key for key in _FIRST if key in meta.collection_def)
+    first = (n for key in present for n in meta.collection_def[key].node_list.value)
+    return [*_results(meta), *first]
+
+
+def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
+    """Yield the tensors of one result."""
+    sparse = info.coo_sparse
+    yield from (info.name, sparse.values_tensor_name, sparse.indices_tensor_name)
+    yield sparse.dense_shape_tensor_name
+    for component in info.composite_tensor.components:
+        yield from _tensors_of(component)
+
+
+def _from_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp, assets: set[str]) -> bool:
+    """Whether a node fills a table from an asset whose path is set on loading."""
+    nodes = {node.name: node for node in meta.graph_def.node}
+    name = node_of(op.node.input[1]) if len(op.node.input) > 1 else ""
+    while name in nodes and name not in assets and role_of(nodes[name]) is Role.IDENTITY:
+        name = node_of(nodes[name].input[0])
+    return name in assets
+
+
+def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp) -> bool:
+    """Whether the node's function reads a file named by an argument that is bound to an asset."""
+    objects = meta.object_graph_def
+    if op.where not in objects.concrete_functions or _called_within(meta, op.where):
+        return False
+    (function,) = (f for f in meta.graph_def.library.function if f.signature.name == op.where)
+    arguments = {argument.name for argument in function.signature.input_arg}
+    named = len(op.node.input) > 1 and node_of(op.node.input[1]) in arguments
+    bound = objects.concrete_functions[op.where].bound_inputs
+    kinds = [objects.nodes[i].WhichOneof("kind") if i < len(objects.nodes) else None for i in bound]
+    return named and len(bound) == len(arguments) and set(kinds) <= set(_HANDED)
+
+
+def _called_within(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
+    """Whether another function calls the named one, possibly with any file name."""
+    library = meta.graph_def.library
+    if any(gradient.gradient_func == name for gradient in library.gradient):
+        return True
+    return any(name in called(node) for function in library.function for node in function.node_def)

@@ -1,0 +1,1 @@
+"""Graphs of nodes: table of ops, shapes, control flow and structure."""

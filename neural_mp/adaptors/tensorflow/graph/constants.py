@@ -1,0 +1,531 @@
+"""Constants: folding, common subexpressions, constant conditions, and constants in bodies.
+
+A body of a loop or branch reads outside tensors only through the loop or branch. A constant in a
+body instead has a control input on a node of the body: the constant exists whenever the body runs,
+and is recognized as constant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from neural_mp.adaptors.tensorflow.graph.control_flow import frames, loops_of
+from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, PLACEHOLDERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.runtime import CPU, Runner, imported, optimized, runnable
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    CONSTANT,
+    LARGE,
+    Consumers,
+    NodeDef,
+    TensorGraph,
+    channels_first,
+    constant_bytes,
+    copied,
+    data_inputs,
+    is_control,
+    make_constant,
+    node_of,
+    output_of,
+    plain,
+    result_dtypes,
+)
+from neural_mp.errors import ConversionError
+
+logger = logging.getLogger(__name__)
+
+#: The runtime's own passes. `arithmetic` would merge additions and hide residual sums.
+_INLINING, _FOLDING = ("pruning", "function"), ("constfold", "dependency")
+#: Upper bound of result size per operand size; larger results are not folded.
+_MOST_GROWTH = 4
+#: Types of results that are not folded; sizes of strings are unknown.
+_UNFOLDABLE = frozenset({tf.variant, tf.resource, tf.string})
+#: Repetitions of constant folding.
+_MOST_ROUNDS = 3
+#: Prefix of the Identities that `constfold` puts behind Switches as control inputs of a branch's
+#: constants. A later run takes any node of such a name for a direct reader of the Switch.
+_RESERVED = "ConstantFoldingCtrl/"
+
+
+def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
+    """Return the graph after the runtime's offline passes and with its constants folded.
+
+    Raises:
+        tf.errors.OpError: a pass refuses the graph.
+    """
+    inlined = optimized(graph, _INLINING, inputs, outputs).pruned(outputs, inputs)
+    if any(channels_first(node) for node in inlined.nodes.values()):
+        inlined = _channels_last(inlined, inputs, outputs)
+    passed = _folded_by_runtime(inlined, inputs, outputs)
+    passed = _without_reserved_names(passed, [*inputs, *outputs])
+    compute_constants(passed, frozenset(map(node_of, outputs)))
+    return passed.pruned(outputs, inputs)
+
+
+def _channels_last(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
+    """Return the graph with channels last in image ops, between transpositions.
+
+    Integer kernels require channels last, and so do all kernels of a TensorFlow without oneDNN. The
+    runtime's own pass converts ops whose shapes it can infer.
+    """
+    placed = {name: node.device for name, node in graph.nodes.items() if node.device}
+    free = graph.copy()
+    for name in placed:
+        free.edit(name).device = ""
+    try:
+        converted = optimized(free, ["layout"], inputs, outputs, device=CPU)
+    except (tf.errors.OpError, ValueError):
+        logger.debug("the layout of images is kept", exc_info=True)
+        return graph
+    for name, node in converted.nodes.items():
+        node.device = placed.get(name, "")
+    return converted.pruned(outputs, inputs)
+
+
+def _folded_by_runtime(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
+    """Return the graph after the runtime's folding, which computes results of any size.
+
+    A placeholder in place of an input keeps the pass from computing large results.
+    """
+    bounded, sources = graph.copy(), dict[str, str]()
+    for name in unbounded(graph, frozenset()):
+        source = plain(graph.nodes[name].input[0])
+        dtype = result_dtypes(graph[source])[output_of(source)]
+        placeholder = bounded.put("Placeholder", f"{name}/held", dtype=dtype)
+        bounded.edit(name).input[0] = placeholder
+        sources[placeholder] = source
+    ports = [*outputs, *dict.fromkeys(sources.values())]
+    passed = optimized(bounded, _FOLDING, [*inputs, *sources], ports)
+    controls = {f"^{name}": f"^{node_of(source)}" for name, source in sources.items()}
+    passed.redirect({**sources, **controls})
+    return passed.pruned(outputs, inputs)
+
+
+def _without_reserved_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
+    """Return the graph with the nodes that `constfold` put behind Switches renamed, except ports.
+
+    A later run of the pass would tie a node with a reserved name to its input as soon as another
+    node lies between the Switch and the node: a cycle that may crash the runtime.
+    """
+    protected = set(map(node_of, ports))
+    return graph.renamed(
+        {
+            name: graph.unused(name.removeprefix(_RESERVED))
+            for name in graph.nodes
+            if name.startswith(_RESERVED) and name not in protected
+        }
+    )
+
+
+def is_pure(node: NodeDef) -> bool:
+    """Whether a node is deterministic and free of side effects."""
+    if node.op in CONTROL_FLOW:
+        return False
+    definition = op_def_registry.get(node.op)
+    controlled = any(map(is_control, node.input))
+    return definition is not None and not definition.is_stateful and not controlled
+
+
+def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Replace nodes computed from constants by their values, in place.
+
+    Nodes stay if their results are large, of a size that is unknown before they run, or if they
+    fail. Control inputs of a constant, on the body of a loop or branch, pass to the folded
+    constants.
+    """
+    # Values that are computed first make more sizes known.
+    for _ in range(_MOST_ROUNDS):
+        if not _compute_known(graph, outputs):
+            return
+
+
+def _compute_known(graph: TensorGraph, outputs: frozenset[str]) -> bool:
+    """Fold what has a known size; return whether a repetition may fold more."""
+    sizes = unbounded(graph, outputs)
+    waits = _constants(graph, outputs, frozenset(sizes))
+    return _fold(graph, waits) and None in sizes.values()
+
+
+def unbounded(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | None]:
+    """Return the nodes computed from constants whose results are large or of unknown size.
+
+    A few bytes can describe a chain of ops whose results exceed any memory.
+
+    Returns:
+        Node → the bytes of its results; None if unknown.
+    """
+    waits = _constants(graph, outputs, frozenset())
+    computed = [name for name in waits if graph.nodes[name].op != CONSTANT]
+    if not computed:
+        return {}
+    part = _part(graph, waits).pruned(computed)
+    sizes = _sizes(imported(part.to_graph_def()), computed)
+    most = _most(graph)
+    return {name: size for name, size in sizes.items() if size is None or size > most}
+
+
+def _most(graph: TensorGraph) -> int:
+    """Return the largest size of a folded result in bytes."""
+    return _MOST_GROWTH * sum(map(constant_bytes, graph.nodes.values())) + LARGE
+
+
+def _constants(
+    graph: TensorGraph, outputs: frozenset[str], unsafe: frozenset[str]
+) -> dict[str, list[str]]:
+    """Return constant, or node computed from constants but not `unsafe` → its control inputs."""
+    waits = {
+        name: [tensor for tensor in node.input if is_control(tensor)]
+        for name, node in graph.nodes.items()
+        if node.op == CONSTANT
+    }
+    for name, node in graph.nodes.items():
+        if name in outputs or name in unsafe or not _is_foldable(node):
+            continue
+        if all(node_of(tensor) in waits for tensor in node.input):
+            controls = {tuple(waits[node_of(tensor)]) for tensor in node.input} - {()}
+            if len(controls) <= 1:
+                waits[name] = list(controls.pop()) if controls else []
+    return waits
+
+
+def _part(graph: TensorGraph, waits: Mapping[str, list[str]]) -> TensorGraph:
+    """Return the part of a graph that depends on constants only, without control inputs."""
+    part = TensorGraph({name: graph.nodes[name] for name in waits}, graph.versions, graph.library)
+    for name in [name for name in waits if part.nodes[name].op == CONSTANT and waits[name]]:
+        del part.edit(name).input[:]
+    return part
+
+
+def _sizes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | None]:
+    """Return node → bytes of its results by TensorFlow's shape inference; None if unknown."""
+    sizes: dict[str, int | None] = {}
+    for name in names:
+        results = graph.get_operation_by_name(name).outputs
+        counts = [result.shape.num_elements() for result in results]
+        widths = [result.dtype.size for result in results]
+        static = None not in counts
+        sizes[name] = (
+            sum(count * width for count, width in zip(counts, widths, strict=True))
+            if static
+            else None
+        )
+    return sizes
+
+
+def _fold(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
+    """Replace nodes computed from constants by their values; return whether there were any."""
+    inner = {name for name in waits if graph.nodes[name].op != CONSTANT}
+    tensors = dict.fromkeys(
+        plain(tensor)
+        for name, node in graph.nodes.items()
+        if name not in inner
+        for tensor in node.input
+        if node_of(tensor) in inner and not is_control(tensor)
+    )
+    if not tensors:
+        return False
+    part, most = _part(graph, waits).pruned(tensors), _most(graph)
+    try:
+        values = Runner(runnable(part.to_graph_def()))({}, list(tensors))
+    except ConversionError:
+        logger.debug("constant folding failed; constants are kept", exc_info=True)
+        return False
+    replaced: dict[str, str] = {}
+    for tensor, value in zip(tensors, values, strict=True):
+        if np.asarray(value).nbytes > most:
+            continue
+        node = graph[tensor]
+        single = len(result_dtypes(node)) == 1
+        name = node.name if single else graph.unused(f"{node.name}/result_{output_of(tensor)}")
+        constant = make_constant(name, value)
+        constant.input.extend(waits[node.name])
+        graph.add(constant)
+        if not single:
+            replaced[tensor] = name
+    graph.redirect(replaced)
+    return True
+
+
+def _is_foldable(node: NodeDef) -> bool:
+    dtypes = result_dtypes(node)
+    return (
+        node.op not in (CONSTANT, *PLACEHOLDERS)
+        and len(node.input) > 0
+        and len(dtypes) > 0
+        and not _UNFOLDABLE & set(dtypes)
+        and is_pure(node)
+    )
+
+
+def merge_duplicates(graph: TensorGraph, protected: Iterable[str]) -> None:
+    """Merge nodes that compute the same result.
+
+    The runtime does so at startup. Merging here converts the graph that actually runs, in which a
+    tensor cannot unexpectedly gain a second reader.
+    """
+    first: dict[bytes, str] = {}
+    replaced: dict[str, str] = {}
+    stay = frozenset(protected)
+    for name, node in graph.nodes.items():
+        if node.op in PLACEHOLDERS or name in stay or not is_pure(node):
+            continue
+        digest = hashlib.sha256(node.op.encode())
+        for tensor in node.input:
+            source = node_of(tensor)
+            digest.update(
+                f"{plain(tensor).replace(source, replaced.get(source, source))};".encode()
+            )
+        for key in sorted(node.attr):
+            if not key.startswith("_"):
+                digest.update(key.encode())
+                digest.update(node.attr[key].SerializeToString(deterministic=True))
+        original = first.setdefault(digest.digest(), name)
+        if original != name:
+            replaced[name] = original
+    operands = {tensor for node in graph.nodes.values() for tensor in node.input}
+    graph.redirect(
+        {
+            plain(tensor): tensor.replace(source, replaced[source], 1)
+            for tensor in operands
+            if (source := node_of(tensor)) in replaced
+        }
+    )
+
+
+def read_constants(graph: TensorGraph) -> None:
+    """Replace constants passed through loops and branches by constants in the bodies, in place.
+
+    A weight passed as a loop variable looks like a result of the loop, and costs time in every
+    iteration.
+    """
+    while replaced := _handed_on(graph):
+        graph.redirect(replaced)
+        idle = {f"^{tensor}" for tensor in replaced if ":" not in tensor}
+        while idle:  # drop control inputs on nodes that no longer pass a constant on
+            waiting = [name for name, n in graph.nodes.items() if idle.intersection(n.input)]
+            for name in waiting:
+                edited = graph.edit(name)
+                edited.input[:] = [tensor for tensor in edited.input if tensor not in idle]
+            nodes = (graph.nodes[name] for name in waiting)
+            idle = {
+                f"^{node.name}"
+                for node in nodes
+                if role_of(node) is Role.NOTHING and not node.input
+            }
+
+
+def tie_constants(graph: TensorGraph) -> None:
+    """Tie outside constants read within a loop to the loop's body, in place."""
+    within = frames(graph)
+    if not within:
+        return
+    loops = loops_of(graph, within)
+    # An Enter reads its input outside of the loop.
+    where = {
+        name: loops[loop].around if role_of(graph.nodes[name]) is Role.ENTER else loop
+        for name, loop in within.items()
+    }
+    pivots, readers = _Pivots(graph), graph.consumers()
+    tied: dict[tuple[str, str], str] = {}
+    for name, loop in where.items():
+        node = graph.nodes[name]
+        for position, tensor in enumerate(node.input if loop else ()):
+            source = node_of(tensor)
+            key = source, loop
+            if is_control(tensor) or source in within or not graph.is_constant(source):
+                continue
+            if key not in tied:
+                exclusive = all(where.get(reader) == loop for reader, _ in readers[source])
+                tied[key] = source if exclusive else graph.unused(f"{source}/within")
+                _put(
+                    graph, tied[key], graph.nodes[source], pivots.of_body(loops[loop].condition, 1)
+                )
+            graph.edit(name).input[position] = tied[key]
+
+
+def _put(graph: TensorGraph, name: str, constant: NodeDef, pivot: str) -> str:
+    node = copied(constant, name)
+    node.input[:] = [f"^{pivot}"]
+    return graph.add(node)
+
+
+def _handed_on(graph: TensorGraph) -> dict[str, str]:
+    """Return tensor that passes a constant on in a loop or branch → the constant to read."""
+    pivots, consumers = _Pivots(graph), graph.consumers()
+    replaced: dict[str, str] = {}
+    for switch in [n for n in graph.nodes.values() if role_of(n) is Role.SWITCH]:
+        constant, condition = _invariant(graph, switch), switch.input[1]
+        if constant is None:
+            continue
+        loop = role_of(graph[condition]) is Role.LOOP_CONDITION
+        for index in (1,) if loop else range(_count_branches(switch)):
+            passed = _passed_on(graph, consumers, plain(f"{switch.name}:{index}"))
+            if passed:
+                name = graph.unused(f"{constant.name}/within")
+                tied = _put(graph, name, constant, pivots.of_body(condition, index))
+                replaced |= dict.fromkeys(passed, tied)
+        if loop:
+            ends = (reader for reader, _ in consumers[switch.name])
+            replaced |= {
+                end: str(constant.name) for end in ends if role_of(graph.nodes[end]) is Role.EXIT
+            }
+    return replaced
+
+
+def _passed_on(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[str]:
+    """Return a tensor if it is read, and the Identities that pass it on within the body."""
+    readers = [
+        graph.nodes[name]
+        for name, position in consumers[node_of(tensor)]
+        if plain(graph.nodes[name].input[position]) == tensor
+    ]
+    tensors = [tensor] if readers else []
+    for reader in readers:
+        if role_of(reader) is Role.IDENTITY:
+            tensors += [str(reader.name), *_passed_on(graph, consumers, str(reader.name))]
+    return tensors
+
+
+def _invariant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
+    """Return the constant that enters a loop or branch by a Switch and never changes, if any."""
+    source = graph[switch.input[0]]
+    if source.op == CONSTANT:
+        return source
+    condition = graph[switch.input[1]]
+    if (role_of(source), role_of(condition)) != (Role.MERGE, Role.LOOP_CONDITION):
+        return None
+    entered, following = (graph[tensor] for tensor in source.input[:2])
+    if (role_of(entered), role_of(following)) != (Role.ENTER, Role.NEXT_ITERATION):
+        return None
+    carried = plain(following.input[0])
+    while role_of(graph[carried]) is Role.IDENTITY:
+        carried = plain(graph[carried].input[0])
+    outside = graph[entered.input[0]]
+    return outside if carried == f"{switch.name}:1" and outside.op == CONSTANT else None
+
+
+class _Pivots:
+    """Nodes that run exactly when a body runs."""
+
+    def __init__(self, graph: TensorGraph) -> None:
+        self.graph = graph
+        self._found: dict[tuple[str, int], str] = {}
+
+    def of_body(self, condition: str, index: int) -> str:
+        """Return the node of the body that reads this result of the Switches on a condition."""
+        key = plain(condition), index
+        if key not in self._found:
+            self._found[key] = self._made(*key)
+        return self._found[key]
+
+    def _made(self, condition: str, index: int) -> str:
+        """Return the node in use as control input if there is one, else a new one."""
+        carriers = list(self._carriers(condition)) or [self._put_carrier(condition)]
+        results = {plain(f"{carrier.name}:{index}") for carrier in carriers}
+        names = [
+            str(node.name)
+            for node in self.graph.nodes.values()
+            if role_of(node) is Role.IDENTITY
+            and len(node.input) == 1
+            and plain(node.input[0]) in results
+        ]
+        awaited = {tensor for node in self.graph.nodes.values() for tensor in node.input}
+        if names:
+            return next((name for name in names if f"^{name}" in awaited), names[0])
+        first = carriers[0]
+        kind, source = tf.as_dtype(first.attr["T"].type), plain(f"{first.name}:{index}")
+        return self.graph.put("Identity", f"{first.name}/pivot_{index}", [source], T=kind)
+
+    def _carriers(self, condition: str) -> Iterator[NodeDef]:
+        """Yield Switches that stay: on the condition itself, or on loop variables that change."""
+        loop = role_of(self.graph[condition]) is Role.LOOP_CONDITION
+        for node in self.graph.nodes.values():
+            if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition:
+                changes = loop and _invariant(self.graph, node) is None
+                if changes or plain(node.input[0]) == condition:
+                    yield node
+
+    def _put_carrier(self, condition: str) -> NodeDef:
+        like = next(
+            node
+            for node in self.graph.nodes.values()
+            if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition
+        )
+        switch = copied(like, self.graph.unused(f"{node_of(condition)}/switch"))
+        switch.input[:] = [condition, condition]
+        switch.attr["T"].type = result_dtypes(self.graph[condition])[0].as_datatype_enum
+        return self.graph.nodes[self.graph.add(switch)]
+
+
+def take_constant_branches(graph: TensorGraph) -> None:
+    """Connect the taken branches of constant conditions directly to the graph, in place.
+
+    Branches not taken stay in the graph unread.
+    """
+    branches = {
+        name: index
+        for name, node in graph.nodes.items()
+        if role_of(node) is Role.SWITCH and (index := _index(graph, node)) is not None
+    }
+    if not branches:
+        return
+    dead = _dead(graph, branches)
+    replaced = {
+        plain(f"{name}:{index}"): plain(graph.nodes[name].input[0])
+        for name, index in branches.items()
+        if name not in dead
+    }
+    for name, node in list(graph.nodes.items()):
+        living = [t for t in data_inputs(node) if not _is_dead(t, branches, dead)]
+        if role_of(node) is not Role.MERGE or name in dead or len(living) == len(data_inputs(node)):
+            continue
+        if len(living) == 1:
+            replaced[name] = living[0]
+            value_index = np.int32(data_inputs(node).index(living[0]))
+            replaced[f"{name}:1"] = graph.put_constant(f"{name}/taken", value_index)
+    for tensor in replaced:
+        while replaced[tensor] in replaced:
+            replaced[tensor] = replaced[replaced[tensor]]
+    # Control inputs on unread Switches and Merges wait for the nodes that these passed on.
+    waits = {f"^{t}": f"^{node_of(s)}" for t, s in replaced.items() if ":" not in t}
+    graph.redirect({**replaced, **waits})
+
+
+def _count_branches(switch: NodeDef) -> int:
+    return int(switch.attr["num_outs"].i) if "num_outs" in switch.attr else 2
+
+
+def _index(graph: TensorGraph, switch: NodeDef) -> int | None:
+    """Return the index of a Switch's live result; None if the condition is computed."""
+    value = graph.constant(switch.input[1])
+    if value is None or graph[switch.input[1]].input:
+        return None
+    last = _count_branches(switch) - 1
+    return int(value) if 0 <= int(value) < last else last
+
+
+def _is_dead(tensor: str, branches: dict[str, int], dead: set[str]) -> bool:
+    source = node_of(tensor)
+    return source in dead or (source in branches and output_of(tensor) != branches[source])
+
+
+def _dead(graph: TensorGraph, branches: dict[str, int]) -> set[str]:
+    """Return the nodes that never run: those that need a dead result, except live Merges."""
+    consumers = graph.consumers()
+    dead: set[str] = set()
+    waiting = list(branches)
+    while waiting:
+        for reader, _ in consumers[waiting.pop()]:
+            node = graph.nodes[reader]
+            inputs = [_is_dead(t, branches, dead) for t in node.input if not is_control(t)]
+            controls = [node_of(t) in dead for t in node.input if is_control(t)]
+            is_blocked = all(inputs) if role_of(node) is Role.MERGE else any(inputs)
+            if reader not in dead and (is_blocked or any(controls)):
+                dead.add(reader)
+                waiting.append(reader)
+    return dead

@@ -1,0 +1,291 @@
+"""Structure of a graph: fusion groups, quantize-agnostic ops and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from scipy import special
+
+from neural_mp.adaptors.common import fusion
+from neural_mp.adaptors.common.fusion import (
+    BIAS,
+    SUM,
+    FusionRules,
+    find_fusion_groups,
+    fused_into,
+)
+from neural_mp.adaptors.tensorflow.graph.layer_folding import only_reader
+from neural_mp.adaptors.tensorflow.graph.ops import (
+    LAYERS,
+    PLACEHOLDERS,
+    SUMMAND,
+    Role,
+    Trait,
+    op_type,
+    role_of,
+)
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, runnable
+from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    Consumers,
+    NodeDef,
+    TensorGraph,
+    channels_first,
+    constant_shape,
+    data_inputs,
+    integers_attribute,
+    node_of,
+    text_attribute,
+)
+
+Values = NDArray[np.float64]
+#: Names in kernels of the exact and the approximate GELU (Hendrycks and Gimpel, 2016).
+_FORMS = {
+    "GeluExact": lambda x: 0.5 * x * special.erfc(-x / np.sqrt(2)),
+    "GeluApproximate": lambda x: (
+        0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    ),
+}
+#: Upper bound of the ops in any formulation of GELU.
+_MOST_OPS = 12
+_POINTS = np.linspace(-6, 6, 97)
+
+
+#: Step with names for nodes and tensors.
+Step = fusion.Step[str, str]
+
+
+def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | None:
+    """Return the GELU that is the only consumer of a tensor, or None.
+
+    The ops behind the tensor are followed to the single tensor that they all lead to, and evaluated
+    at sample points, so that any formulation of GELU matches.
+    """
+    values: dict[str, Values] = {start: _POINTS}
+    while len(values) <= _MOST_OPS:
+        computable = _next_computable(graph, consumers, values)
+        if computable is None:
+            return None
+        last, formula, arguments = computable
+        with np.errstate(all="ignore"):
+            values[last] = np.asarray(formula(*arguments))
+        inner = [name for name in values if name != last]
+        if all(reader in values for name in inner for reader, _ in consumers[name]):
+            for kind, form in _FORMS.items():
+                # Constants are float32; the exact and approximate GELU differ by up to 5e-4.
+                same_shape = values[last].shape == _POINTS.shape
+                if same_shape and np.allclose(form(_POINTS), values[last], rtol=0, atol=1e-5):
+                    return Step(kind, tuple(values)[1:])
+    return None
+
+
+def _next_computable(
+    graph: TensorGraph, consumers: Consumers, values: Mapping[str, Values]
+) -> tuple[str, Callable[..., Any], list[Values]] | None:
+    """Return a node that reads only known values and scalars, its formula and its operands."""
+    for name in values:
+        for reader, _ in consumers[name]:
+            formula = op_type(graph.nodes[reader]).formula
+            if reader in values or formula is None:
+                continue
+            tensors = data_inputs(graph.nodes[reader])
+            operands = [values[t] if t in values else _number(graph, t) for t in tensors]
+            available = [value for value in operands if value is not None]
+            if len(available) == len(operands):
+                return reader, formula, available
+    return None
+
+
+def _number(graph: TensorGraph, tensor: str) -> Values | None:
+    value = graph.constant(tensor)
+    return value.reshape(()).astype(np.float64) if value is not None and value.size == 1 else None
+
+
+#: Fusion group with names for nodes and tensors.
+FusionGroup = fusion.FusionGroup[str, str]
+
+#: Averages over larger windows are too fine for the scale of their input.
+LARGEST_AVERAGE = 9
+
+
+@dataclass(frozen=True)
+class GraphStructure:
+    """Structure of a graph as far as INT8 is concerned.
+
+    Attributes:
+        fusion_groups: layer with a constant weight → ops that can be fused into its kernel.
+        layer_of: node that can be fused into a layer's kernel → that layer.
+        agnostic_ops: quantize-agnostic ops → the tensors they move.
+        non_negative: nodes whose results are never negative for any data.
+        tables: ops that read rows of a constant float32 table, e.g. embeddings.
+    """
+
+    fusion_groups: Mapping[str, FusionGroup]
+    layer_of: Mapping[str, str]
+    agnostic_ops: Mapping[str, tuple[str, ...]]
+    non_negative: frozenset[str]
+    tables: frozenset[str]
+
+
+def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> GraphStructure:
+    """Return the structure of a graph; `outputs` are the nodes of its outputs."""
+    layers = [
+        name
+        for name, node in graph.nodes.items()
+        if node.op in LAYERS and graph.is_constant(node.input[1])
+    ]
+    groups = find_fusion_groups(layers, _Kernels(graph, outputs, shapes))
+    agnostic_ops = {
+        name: moved
+        for name, node in graph.nodes.items()
+        if (moved := _moved(graph, node)) and shapes[name] is not None
+    }
+    return GraphStructure(
+        groups,
+        fused_into(groups.values()),
+        agnostic_ops,
+        never_negative(graph),
+        frozenset(name for name, node in graph.nodes.items() if _is_table(graph, node)),
+    )
+
+
+class _Kernels(FusionRules[str, str]):
+    """Fusion rules of oneDNN's integer kernels."""
+
+    def __init__(self, graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> None:
+        self.graph, self.outputs, self.shapes = graph, outputs, shapes
+        self.consumers = graph.consumers()
+
+    def bias(self, group: FusionGroup) -> Step | None:
+        node = self._next(group)
+        if (
+            node is None
+            or role_of(node) is not Role.BIAS
+            or not self.graph.is_constant(node.input[1])
+        ):
+            return None
+        if channels_first(node):
+            return None
+        return Step(BIAS, (node.name,), node.input[1])
+
+    def residual_sum(self, group: FusionGroup) -> Step | None:
+        node, last = self._next(group), group.tail
+        if node is None or role_of(node) is not Role.ADDITION:
+            return None
+        if SUMMAND not in LAYERS[self.graph.nodes[group.head].op].options:
+            return None
+        first, second = data_inputs(node)
+        summand = second if first == last else first
+        if summand == last or ":" in summand or self.graph.is_constant(summand):
+            return None
+        return Step(SUM, (node.name,), summand) if self._same_sizes(last, summand) else None
+
+    def activation(self, group: FusionGroup) -> Step | None:
+        kernel, last = LAYERS[self.graph.nodes[group.head].op], group.tail
+        if kernel.is_dense and last not in self.outputs:
+            gelu = find_gelu(self.graph, self.consumers, last)
+            if gelu is not None and self.outputs.isdisjoint(gelu.ops[:-1]):
+                return gelu
+        node = self._next(group)
+        if node is None or node.op not in kernel.activations:
+            return None
+        return Step(node.op, (node.name,))
+
+    def _next(self, group: FusionGroup) -> NodeDef | None:
+        """Return the only reader of the last result; None if the result is an output."""
+        if group.tail in self.outputs:
+            return None
+        following = only_reader(self.graph, self.consumers, group.tail)
+        return following[0] if following is not None else None
+
+    def _same_sizes(self, lhs: str, rhs: str) -> bool:
+        """Whether two tensors are certain to have equal shapes, without broadcasting.
+
+        False for tensors computed from several inputs, whose batch sizes may differ.
+        """
+        return self.shapes.alike(lhs, rhs) and len(self._fed_by[lhs] | self._fed_by[rhs]) <= 1
+
+    @cached_property
+    def _fed_by(self) -> Mapping[str, frozenset[str]]:
+        """Node → the placeholders that the node is computed from."""
+        placeholders: dict[str, frozenset[str]] = {}
+        for name, node in self.graph.nodes.items():
+            sources = (placeholders.get(node_of(tensor), frozenset()) for tensor in node.input)
+            own = frozenset({name} if node.op in PLACEHOLDERS else ())
+            placeholders[name] = own.union(*sources)
+        return placeholders
+
+
+def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
+    """Return the tensors that an op moves unchanged; empty if the op does more."""
+    entry, tensors = op_type(node), data_inputs(node)
+    if not entry.moves or "T" not in node.attr:
+        return ()
+    moved = tensors[: entry.moves]
+    computed = not any(":" in tensor or graph.is_constant(tensor) for tensor in moved)
+    others_constant = all(graph.is_constant(tensor) for tensor in tensors[len(moved) :])
+    if not computed or not others_constant or channels_first(node):
+        return ()
+    if entry.kernel:
+        window = integers_attribute(node, "ksize")
+        plain_padding = text_attribute(node, "padding") in ("SAME", "VALID")
+        if window[0] != 1 or window[3] != 1 or not plain_padding:
+            return ()
+        if entry.role is Role.AVERAGE and average_obstacle(node) is not None:
+            return ()
+    return tuple(moved)
+
+
+@cache
+def rounds_averages() -> bool:
+    """Whether integer average pooling rounds; without oneDNN, it truncates, and is slow."""
+    graph = TensorGraph({})
+    graph.put_constant("x", np.array([1, 2], np.uint8).reshape(1, 1, 2, 1), tf.quint8)
+    limit = graph.put_constant("limit", np.float32(1))
+    window = {"ksize": [1, 1, 2, 1], "strides": [1, 1, 1, 1], "padding": "VALID"}
+    graph.put("QuantizedAvgPool", "pooled", ["x", limit, limit], T=tf.quint8, **window)
+    graph.put("Bitcast", "y", ["pooled"], T=tf.quint8, type=tf.uint8)
+    (average,) = Runner(runnable(graph.to_graph_def()))({}, ["y"])
+    return int(np.squeeze(average)) == 2
+
+
+def average_obstacle(node: NodeDef) -> str | None:
+    """Return why an average pooling does not pass INT8 on; None if it does."""
+    if int(np.prod(integers_attribute(node, "ksize"))) > LARGEST_AVERAGE:
+        return "averages of large windows are finer than INT8"
+    if not rounds_averages():
+        return "integer average pooling truncates without oneDNN (TF_ENABLE_ONEDNN_OPTS=1)"
+    return None
+
+
+def _is_table(graph: TensorGraph, node: NodeDef) -> bool:
+    if role_of(node) is not Role.GATHER or node.attr["batch_dims"].i:
+        return False
+    table, rows, axis = data_inputs(node)
+    if not graph.is_constant(table) or graph.is_constant(rows):
+        return False
+    is_float = node.attr["Tparams"].type == tf.float32.as_datatype_enum
+    return is_float and len(constant_shape(graph[table])) == 2 and graph.constant(axis) == 0
+
+
+def never_negative(graph: TensorGraph) -> frozenset[str]:
+    """Return the nodes whose results are never negative for any data."""
+    nonnegative: set[str] = set()
+    for name, node in graph.nodes.items():
+        entry, sources = op_type(node), data_inputs(node)
+        moved = sources[: entry.moves or 1]
+        if Trait.NEVER_NEGATIVE in entry.traits or (
+            Trait.KEEPS_SIGN in entry.traits and moved and nonnegative.issuperset(moved)
+        ):
+            nonnegative.add(name)
+        elif node.op == "Maximum":
+            limits = [graph.constant(source) for source in sources]
+            if any(limit is not None and np.min(limit, initial=0) >= 0 for limit in limits):
+                nonnegative.add(name)
+    return frozenset(nonnegative)

@@ -1,0 +1,384 @@
+"""Execution of graphs: kernels, sessions, shape inference, and the runtime's own offline passes."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from tensorflow.core.framework import types_pb2
+from tensorflow.core.framework.step_stats_pb2 import StepStats
+from tensorflow.core.protobuf import (
+    config_pb2,
+    device_properties_pb2,
+    meta_graph_pb2,
+    rewriter_config_pb2,
+)
+from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.grappler.cluster import Cluster
+
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    LARGE,
+    GraphDef,
+    NodeDef,
+    TensorGraph,
+    constant_bytes,
+    copied,
+    indexed,
+    node_of,
+    without,
+)
+from neural_mp.errors import ConversionError, ModelLoadError, one_line
+
+logger = logging.getLogger(__name__)
+
+#: Alignment in bytes at which the runtime uses fed memory without copying.
+_ALIGNMENT = 64
+
+#: Size of the constants above which a graph is not compiled for two purposes at once.
+_LARGE_GRAPH_BYTES = 64 << 20
+#: Processor as the optimizer names it: only ops with a place are fused or change their layout.
+CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+#: The runtime's default passes except those that convert a graph to MLIR and back, which bring no
+#: speed on a frozen graph, and cost a second and several copies of it.
+_FUSING = (
+    "function",
+    "pruning",
+    "constfold",
+    "arithmetic",
+    "layout",
+    "remap",
+    "loop",
+    "dependency",
+)
+
+
+class Runner:
+    """A graph in a session, compiled once for every set of fetched tensors.
+
+    Args:
+        graph: the graph.
+        held: tensor name → array that is fed in every run. A session copies the constants of its
+            graph about four times, but these arrays once.
+        is_fused: whether ops were fused before; otherwise, the session fuses them for every set of
+            fetched tensors, and copies the constants three times more for that.
+        is_large: whether the graph is compiled for one purpose at a time, to save memory: after
+            runs with statistics, the next run without them compiles again.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        held: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+        *,
+        is_fused: bool = True,
+        is_large: bool = False,
+    ) -> None:
+        self._is_large = is_large
+        self._held = {name: _aligned(value) for name, value in held.items()}
+        self._held_values = tuple(self._held.values())
+        config = tf.compat.v1.ConfigProto()
+        rewrites = config.graph_options.rewrite_options
+        rewrites.disable_meta_optimizer = is_fused
+        rewrites.optimizers.extend(_FUSING)
+        # A copy of the constants that a session keeps to show what was run.
+        config.experimental.disable_output_partition_graphs = True
+        self._session = tf.compat.v1.Session(graph=graph, config=config)
+        self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
+        # Also runs at exit, before Python deletes the modules that closing needs.
+        weakref.finalize(self, _close, self._session, self._callables)
+
+    def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
+        """Run the graph, given tensor name → array, and return the fetched tensors.
+
+        Raises:
+            ConversionError: an op fails.
+        """
+        if not fetches:  # which the runtime rejects
+            return []
+        try:
+            return self._results(feeds, fetches)
+        except tf.errors.OpError as error:
+            raise _failure(error) from error
+
+    def _results(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
+        key = (tuple(feeds), tuple(fetches))
+        call = self._callables.get(key)
+        if call is not None:
+            return list(call(*feeds.values(), *self._held_values))
+        available = {**feeds, **self._held}
+        fed = {name: value for name, value in feeds.items() if name not in self._held}
+        computed = [name for name in fetches if name not in available]
+        if (len(fed), len(computed)) == (len(feeds), len(fetches)):
+            self._callables[key] = self._compiled(available, fetches)
+            return self._results(feeds, fetches)
+        # The runtime rejects tensors that are both fed and fetched.
+        outputs = iter(self._results(fed, computed) if computed else ())
+        return [available[name] if name in available else next(outputs) for name in fetches]
+
+    def traced(
+        self, feeds: Mapping[str, Any], fetches: Sequence[str], runs: int
+    ) -> Iterator[StepStats]:
+        """Yield the runtime's statistics of each of N runs.
+
+        Raises:
+            ConversionError: an op fails.
+        """
+        feeds = {**feeds, **self._held}
+        if self._is_large:
+            self._callables.clear()
+        # A graph compiled for tracing needs as much memory as the other, permanently if the
+        # session compiles it automatically.
+        run = self._compiled(feeds, fetches, trace_level=config_pb2.RunOptions.FULL_TRACE)
+        for _ in range(runs):
+            metadata = config_pb2.RunMetadata()
+            try:
+                run(*feeds.values(), run_metadata=metadata)
+            except tf.errors.OpError as error:
+                raise _failure(error) from error
+            yield metadata.step_stats
+
+    def _compiled(self, feeds: Iterable[str], fetches: Iterable[str], **how: object) -> Any:
+        options = config_pb2.CallableOptions(
+            feed=[indexed(name) for name in feeds],
+            fetch=[indexed(name) for name in fetches],
+            run_options=config_pb2.RunOptions(**how),
+        )
+        return self._session._make_callable_from_options(options)
+
+
+def _close(session: tf.compat.v1.Session, callables: dict[Any, Any]) -> None:
+    """Release the compiled functions of a session, and close the session."""
+    callables.clear()
+    session.close()
+
+
+def _failure(error: tf.errors.OpError) -> ConversionError:
+    """Return the error of a run."""
+    logger.debug("a run failed", exc_info=True)
+    return ConversionError(f"TensorFlow fails to run the graph: {one_line(error)}")
+
+
+def _aligned(value: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy that the runtime uses without copying again."""
+    room = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    aligned = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    aligned[...] = value
+    return aligned
+
+
+class _ReadableGraph(tf.Graph):
+    """Graph whose imported ops can be read and extended; cheaper to import than its base class.
+
+    The base class also looks at the inputs of every op for the control flow around the import, of
+    which there is none here, and sets the device of colocated ops, which the placer of a session
+    does again.
+    """
+
+    def _add_new_tf_operations(self, compute_devices: bool = True) -> list[tf.Operation]:
+        for operation in self.new_operations():
+            self._create_op_from_tf_operation(operation, compute_device=False)
+        return []
+
+
+class _RunnableGraph(tf.Graph):
+    """Graph without Python objects for its imported ops, which sessions do not need."""
+
+    def _add_new_tf_operations(self, compute_devices: bool = True) -> list[tf.Operation]:
+        return []
+
+
+def imported(graph: GraphDef) -> tf.Graph:
+    """Import a graph into TensorFlow, which checks it and infers shapes.
+
+    Raises:
+        ModelLoadError: TensorFlow's own code fails.
+    """
+    return _imported(graph, _ReadableGraph())
+
+
+def runnable(graph: GraphDef) -> tf.Graph:
+    """Import a graph, and thereby check it, in half the time: its ops can be run but not read.
+
+    Raises:
+        ModelLoadError: TensorFlow's own code fails.
+    """
+    return _imported(graph, _RunnableGraph())
+
+
+def _imported(graph: GraphDef, result: tf.Graph) -> tf.Graph:
+    try:
+        with result.as_default():
+            tf.graph_util.import_graph_def(graph, name="")
+    except (IndexError, MemoryError, RuntimeError) as error:
+        keep_forever(error)
+        raise ModelLoadError(f"TensorFlow cannot read the graph: {one_line(error)}") from error
+    return result
+
+
+def keep_forever(error: BaseException) -> None:
+    """Keep an exception, and the graphs in its stack, until the process ends and beyond.
+
+    An exception from within TensorFlow's native code leaves a graph locked. Deleting the graph,
+    also at the end of the process, would wait for the lock forever.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
+
+
+@cache
+def _cluster() -> Cluster:
+    """Return a processor as a description of where graphs run, which the optimizer requires.
+
+    By default, it would examine this machine for every graph, which takes as long as its passes
+    over a small one, and of which a process may do only one at a time.
+    """
+    cpu = device_properties_pb2.DeviceProperties(type="CPU", num_cores=1)
+    cluster = Cluster(devices=[device_properties_pb2.NamedDevice(name=CPU, properties=cpu)])
+    atexit.register(cluster.Shutdown)  # Python may delete the module of the function before
+    return cluster
+
+
+def offline_passes(
+    graph: GraphDef, passes: Iterable[str], inputs: Iterable[str], outputs: Iterable[str]
+) -> GraphDef:
+    """Return a graph rewritten by passes of the runtime's graph optimizer, without a run.
+
+    Args:
+        graph: the graph.
+        passes: names of the passes, e.g. `constfold`.
+        inputs: tensors fed, whose nodes must stay.
+        outputs: tensors fetched, whose nodes must stay.
+
+    Raises:
+        tf.errors.OpError: a pass refuses the graph.
+    """
+    runnable(graph)  # the optimizer does not check all that it reads
+    meta = meta_graph_pb2.MetaGraphDef(graph_def=graph)
+    protected = dict.fromkeys(node_of(tensor) for tensor in (*outputs, *inputs))
+    meta.collection_def["train_op"].node_list.value.extend(protected)
+    config = config_pb2.ConfigProto()
+    rewrites = config.graph_options.rewrite_options
+    rewrites.optimizers.extend(passes)
+    rewrites.meta_optimizer_iterations = 2
+    rewrites.min_graph_nodes = -1
+    # Only the pass `layout` reads the option.
+    rewrites.cpu_layout_conversion = rewriter_config_pb2.RewriterConfig.NCHW_TO_NHWC
+    return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=_cluster())
+
+
+def optimized(
+    graph: TensorGraph,
+    passes: Iterable[str],
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+    held: Collection[str] = (),
+    device: str = "",
+) -> TensorGraph:
+    """Return a graph after `offline_passes`, which would copy large constants several times.
+
+    Args:
+        graph: the graph.
+        passes: see `offline_passes`.
+        inputs: likewise.
+        outputs: likewise.
+        held: constants that are placeholders in the result.
+        device: device of the ops that have none; empty to leave them without.
+
+    Raises:
+        tf.errors.OpError: a pass refuses the graph.
+    """
+    large = {name: node for name, node in graph.nodes.items() if constant_bytes(node) > LARGE}
+    light = without(graph, {*large, *held})
+    if device:
+        for node in light.node:
+            node.device = node.device or device
+    passed = offline_passes(light, passes, (*inputs, *held), outputs)
+    result = TensorGraph.from_graph_def(passed)
+    for name in large.keys() - set(held):
+        if name in result:
+            result.nodes[name] = _with_inputs(large[name], result[name].input)
+    return result
+
+
+def _with_inputs(constant: NodeDef, controls: Sequence[str]) -> NodeDef:
+    """Return a constant with the control inputs that passes gave to its placeholder."""
+    if list(constant.input) == list(controls):
+        return constant
+    changed = copied(constant)
+    changed.input[:] = controls
+    return changed
+
+
+def compiled(
+    graph: TensorGraph,
+    held: Mapping[str, NDArray[Any]],
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+) -> Runner:
+    """Return a graph in a session, with ops fused for the outputs.
+
+    Args:
+        graph: the graph.
+        held: constants that are fed in every run instead, and their values.
+        inputs: tensors that are fed.
+        outputs: tensors that are fetched; others may not exist after fusion.
+    """
+    is_large = sum(map(constant_bytes, graph.nodes.values())) > _LARGE_GRAPH_BYTES
+    try:
+        fused = optimized(graph, _FUSING, inputs, outputs, held, CPU)
+        return Runner(runnable(fused.to_graph_def()), held, is_large=is_large)
+    except (tf.errors.OpError, ValueError, ModelLoadError):
+        # Convolutions fused in BF16 exist only inside of a session.
+        logger.debug("The session has to fuse the ops", exc_info=True)
+    whole = runnable(without(graph, held))
+    return Runner(whole, held, is_fused=False, is_large=is_large)
+
+
+#: Device types of kernels: the target device, and kernels for any device.
+_DEVICES = ("CPU", "DEFAULT")
+
+
+@cache
+def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
+    """Return the element types of an op's CPU kernels; empty for ops without `attribute`."""
+    definition = op_def_registry.get(op)
+    declared = (
+        next((a for a in definition.attr if a.name == attribute and a.type == "type"), None)
+        if definition is not None
+        else None
+    )
+    if declared is None:
+        return frozenset()
+    every = frozenset(types_pb2.DataType.values())
+    allowed = frozenset(declared.allowed_values.list.type) or every
+    types: set[int] = set()
+    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
+        if kernel.device_type in _DEVICES:
+            limits = {c.name: c.allowed_values.list.type for c in kernel.constraint}
+            types |= allowed & frozenset(limits.get(attribute, every))
+    # Numbers from DT_FLOAT_REF on denote reference types.
+    return frozenset(tf.as_dtype(value) for value in types if 0 < value < types_pb2.DT_FLOAT_REF)
+
+
+@cache
+def has_kernel(op: str) -> bool:
+    """Whether an op has any kernel on the CPU."""
+    registered = kernels.get_registered_kernels_for_op(op).kernel
+    return any(kernel.device_type in _DEVICES for kernel in registered)
+
+
+@cache
+def every_op_type() -> frozenset[str]:
+    """Return every op type that has a definition or, like fused ops, a kernel."""
+    with_kernel = {str(kernel.op) for kernel in kernels.get_all_registered_kernels().kernel}
+    return frozenset({*dir(tf.raw_ops), *with_kernel})

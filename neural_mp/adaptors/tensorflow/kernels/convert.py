@@ -1,0 +1,321 @@
+"""Conversion of a model to the precisions of a plan.
+
+One walk over the original graph: every op is written in its effective precision and requests its
+inputs in the variant it needs. A variant of a tensor (FP32, BF16, FP16, uint8) is created on the
+first request, so that there is at most one conversion per tensor and direction.
+
+An integer convolution adds a residual summand in place: the result overwrites the summand. If any
+other op still holds the memory of the summand, the kernel crashes the process instead of copying.
+Therefore a summand is copied unless all its other consumers are certain to run before the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.op_outputs import OutputLocation
+from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
+from neural_mp.adaptors.common.tensor_variants import FP32, UINT8, VARIANT_OF
+from neural_mp.adaptors.tensorflow.graph.control_flow import closure
+from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, Trait, has_trait, op_type
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    Array,
+    Consumers,
+    NodeDef,
+    TensorGraph,
+    copied,
+    data_inputs,
+    integers_attribute,
+    is_control,
+    make_node,
+    node_of,
+    plain,
+    text_attribute,
+    typed_inputs,
+)
+from neural_mp.adaptors.tensorflow.kernels.convert_int8 import (
+    Layer,
+    int8_layers,
+    kernel_limits,
+    pad_stored,
+    write_layer,
+)
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import U8
+from neural_mp.adaptors.tensorflow.kernels.tensor_variants import DTYPES, Forms
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.core.int8_accumulation import KernelKind, weight_qmax
+from neural_mp.core.observations import Range
+from neural_mp.core.precision import Precision
+from neural_mp.space import ResolvedPlan
+
+
+def write_table(forms: Forms, model: TensorFlowModel, node: NodeDef, weight_limit: int) -> str:
+    """Write an op that reads rows of a constant table, as INT8 rows; return its node's name."""
+    name, table = node.name, forms.source.value(node.input[0])
+    scales = model.weight_scales.get(plain(node.input[0]))
+    if scales is None:
+        scales = weight_scales(table, (1,), weight_limit)
+    integers = round_to_int8(table, scales, weight_limit)
+
+    def read(constant: str, kind: tf.DType, suffix: str) -> str:
+        inputs = [constant, *(forms.real(tensor) for tensor in node.input[1:])]
+        types = {"Tparams": kind, **{key: node.attr[key] for key in ("Tindices", "Taxis")}}
+        put = forms.graph.put(node.op, f"{name}/{suffix}", inputs, **types)
+        forms.helpers[put] = name
+        return put
+
+    rows = read(forms.graph.put_constant(f"{name}/table_int8", integers), tf.int8, "rows")
+    steps = read(forms.graph.put_constant(f"{name}/table_scale", scales), tf.float32, "scales")
+    types = {"SrcT": tf.int8, "DstT": tf.float32}
+    numbers = forms.graph.put("Cast", f"{name}/numbers", [rows], **types)
+    written = forms.graph.put("Mul", forms.name_for(name, FP32), [numbers, steps], T=tf.float32)
+    forms.put(name, FP32, written)
+    return written
+
+
+def write_agnostic(
+    forms: Forms,
+    model: TensorFlowModel,
+    node: NodeDef,
+    moved: tuple[str, ...],
+    encoding: QuantParams,
+) -> str:
+    """Write a quantize-agnostic op in INT8; return the name of its node."""
+    stored = [forms.stored(tensor) for tensor in moved]
+    name = forms.name_for(node.name, UINT8)
+    kernel = op_type(node).kernel
+    if kernel:
+        limits = kernel_limits(forms, node.name, encoding)
+        forms.graph.add(
+            make_node(
+                kernel,
+                name,
+                [stored[0], *limits],
+                T=U8,
+                ksize=integers_attribute(node, "ksize"),
+                strides=integers_attribute(node, "strides"),
+                padding=text_attribute(node, "padding"),
+            )
+        )
+    elif node.op == "Pad":
+        amounts = model.graph.value(node.input[1])
+        shape = model.shapes[moved[0]]
+        name = pad_stored(forms, stored[0], name, amounts, encoding.zero_point, shape)
+    elif node.op == "SpaceToBatchND":
+        paddings = model.graph.value(node.input[2])
+        amounts = np.zeros((len(model.shapes[moved[0]] or ()), 2), np.int32)
+        amounts[1 : 1 + len(paddings)] = paddings
+        if encoding.zero_point != 0 and amounts.any():
+            # The op itself pads with the integer 0.
+            around = forms.graph.unused(f"{name}/around")
+            zero, shape = encoding.zero_point, model.shapes[moved[0]]
+            stored = [pad_stored(forms, stored[0], around, amounts, zero, shape)]
+            node = copied(node)
+            node.input[2] = forms.graph.put_constant(f"{name}/paddings", np.zeros_like(paddings))
+        _write_on_bits(forms, node, stored, name)
+    else:
+        _write_on_bits(forms, node, stored, name)
+    forms.put(node.name, UINT8, name)
+    return name
+
+
+def _write_on_bits(forms: Forms, node: NodeDef, stored: list[str], name: str) -> None:
+    """Write the op itself on uint8."""
+    written = copied(node, forms.graph.unused(f"{name}/moved"))
+    for position, tensor in enumerate(stored):
+        written.input[position] = forms.bits(tensor, name)
+    written.attr["T"].type = tf.uint8.as_datatype_enum
+    forms.helpers[forms.graph.add(written)] = node.name
+    forms.graph.add(make_node("Bitcast", name, [written.name], T=tf.uint8, type=U8))
+
+
+def write(
+    model: TensorFlowModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
+) -> TensorFlowModel:
+    """Return the model in the precisions of a plan; the original is left unchanged.
+
+    `ranges` maps each quantized tensor to the range that its scale must cover.
+    """
+    forms = Forms(model.graph, model.output_nodes, plan.flow, ranges)
+    writer = _Writer(model, plan, forms)
+    for node in model.graph.nodes.values():
+        writer.write(node)
+    return writer.finished()
+
+
+@dataclass
+class _Writer:
+    model: TensorFlowModel
+    plan: ResolvedPlan
+    forms: Forms
+    #: Last node fused into the kernel of an INT8 layer → the layer.
+    layers: dict[str, Layer] = field(init=False)
+    #: Node fused into the kernel of a layer → the last node fused into that kernel.
+    inner: dict[str, str] = field(default_factory=dict)
+    #: Node of the original graph → the node that replaces it.
+    standing_for: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layers = int8_layers(self.model, self.plan.effective)
+        for tail, layer in self.layers.items():
+            self.inner.update(dict.fromkeys((layer.head, *layer.group.members), tail))
+
+    def write(self, node: NodeDef) -> None:
+        """Write one node of the original graph."""
+        name = node.name
+        precision = self.plan.effective.get(name, Precision.FP32)
+        if name in self.layers:
+            layer = self.layers[name]
+            limit = weight_qmax(self.plan.plan[layer.head].weight)
+            written = write_layer(self.forms, self.model, layer, self.plan.flow, limit)
+        elif name in self.inner:
+            return
+        elif name in self.model.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
+            moved = self.model.structure.agnostic_ops[name]
+            encoding = self.forms.encoding_of(name)
+            written = write_agnostic(self.forms, self.model, node, moved, encoding)
+        elif name in self.model.structure.tables and precision is Precision.INT8:
+            limit = weight_qmax(self.plan.plan[name].weight)
+            written = write_table(self.forms, self.model, node, limit)
+        elif precision.is_16_bit:
+            written = self._write_16_bit(node, VARIANT_OF[precision])
+        else:
+            self._write_as_it_is(node)
+            return
+        self.standing_for[name] = written
+
+    def _write_16_bit(self, node: NodeDef, form: str) -> str:
+        written, typed = copied(node), typed_inputs(node)
+        for position, tensor in enumerate(node.input):
+            if not is_control(tensor):
+                target = form if position in typed else FP32
+                written.input[position] = self.forms.real(tensor, target)
+        written.attr["T"].type = DTYPES[form].as_datatype_enum
+        written.name = self.forms.graph.unused(f"{node.name}/{form}")  # after names for casts
+        self.forms.put(node.name, form, self.forms.graph.add(written))
+        return str(written.name)
+
+    def _write_as_it_is(self, node: NodeDef) -> None:
+        real = {tensor: self.forms.real(tensor) for tensor in data_inputs(node)}
+        if any(tensor != converted for tensor, converted in real.items()):
+            edited = self.forms.graph.edit(node.name)
+            edited.input[:] = [real.get(plain(tensor), tensor) for tensor in node.input]
+
+    def finished(self) -> TensorFlowModel:
+        """Return the converted model without unused nodes."""
+        graph, signature = self.forms.graph, self.model.signature
+        for tensor in signature.output_tensors:
+            self.forms.real(tensor)
+        replaced = {name: self.standing_for[tail] for name, tail in self.inner.items()}
+        replaced.update(self.standing_for)
+        graph.redirect({f"^{name}": f"^{written}" for name, written in replaced.items()})
+        graph = graph.pruned(signature.output_tensors, signature.input_tensors)
+        protect_summands(graph, self.model.output_nodes)
+        ops, counts = self._counted_for(graph), self.forms.counts
+        written = self._written_for(graph)
+        return self.model.with_graph(
+            graph, ops=ops, counts=counts, results=self._results(graph), written=written
+        )
+
+    def _results(self, graph: TensorGraph) -> dict[str, OutputLocation]:
+        """Return op of the original graph → the location of its result."""
+        locations = {}
+        for node in self.model.op_nodes:
+            if node.name in self.inner and node.name not in self.layers:
+                continue  # fused into a layer's kernel
+            tensor, encoding = self.forms.result_of(node.name)
+            if node_of(tensor) in graph:
+                locations[node.name] = OutputLocation(tensor, node.op, encoding)
+        return locations
+
+    def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
+        """Return node of the converted graph → the op that its time counts for."""
+        heads = self.model.structure.layer_of
+        names = {}
+        for name in self.model.graph.nodes:
+            written, op = self.standing_for.get(name, name), heads.get(name, name)
+            if written in graph and written != op:
+                names[written] = op
+        return names
+
+    def _written_for(self, graph: TensorGraph) -> dict[str, str]:
+        """Return node of the converted graph → its op (see `TensorFlowModel.written`)."""
+        ops = dict.fromkeys((*self.standing_for, *self.inner), "")
+        ops.update(self.forms.helpers)
+        for name, written in self.standing_for.items():
+            ops[written] = self.layers[name].head if name in self.layers else name
+        return {name: op for name, op in ops.items() if name in graph and name != op}
+
+
+#: Input position of the summand, after input, weight and bias.
+_SUMMAND = 3
+
+#: A copy: ops, each with its constant operand, applied in sequence.
+_Copy = Sequence[tuple[str, Array]]
+
+
+def protect_summands(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Insert copies before kernels whose summand another op may still read."""
+    consumers = graph.consumers()
+    copies: dict[str, Iterator[_Copy]] = {}
+    for name, node in list(graph.nodes.items()):
+        kind = INTEGER_KERNELS.get(node.op)
+        if kind is not KernelKind.CONVOLUTION or b"Sum" not in node.attr["fused_ops"].list.s:
+            continue
+        summand = node_of(node.input[_SUMMAND])
+        if not _is_safe(graph, consumers, outputs, name, summand):
+            variants = copies.setdefault(summand, _ways_to_copy())
+            _copy_before(graph, name, summand, next(variants))
+
+
+def _is_safe(
+    graph: TensorGraph,
+    consumers: Consumers,
+    outputs: frozenset[str],
+    kernel: str,
+    summand: str,
+) -> bool:
+    """Whether all other readers of the summand's memory have run before the kernel does."""
+    sharing = _sharing_memory(graph, consumers, summand)
+    if not sharing.isdisjoint(outputs) or any(not graph.nodes[n].input for n in sharing):
+        return False
+    ancestors = set(graph.pruned([kernel]).nodes) - {kernel}
+    readers = {edge for name in sharing for edge in consumers[name]} - {(kernel, _SUMMAND)}
+    # An alias that is no ancestor of the kernel would be read, or kept, later.
+    return sharing <= ancestors and all(reader in ancestors for reader, _ in readers)
+
+
+def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:
+    def near(name: str) -> Iterator[str]:
+        node = graph.nodes[name]
+        yield from (r for r, _ in consumers[name] if has_trait(graph.nodes[r], Trait.SHARES_MEMORY))
+        if has_trait(node, Trait.SHARES_MEMORY):
+            yield from (node_of(t) for t in node.input[:1] if not is_control(t))
+
+    return closure([start], graph.nodes, near)
+
+
+def _ways_to_copy() -> Iterator[_Copy]:
+    """Yield distinct op sequences that leave a uint8 tensor unchanged.
+
+    The runtime's optimizer would merge identical copies of a tensor, so that they share memory.
+    """
+    for op, neutral in (("BitwiseOr", 0), ("BitwiseXor", 0), ("BitwiseAnd", 255)):
+        for axes in range(5):
+            yield [(op, np.full([1] * axes, neutral, np.uint8))]
+    for first in range(1, 256):
+        for second in range(first, 256):
+            yield [("BitwiseXor", np.asarray(k, np.uint8)) for k in (first, second, first ^ second)]
+
+
+def _copy_before(graph: TensorGraph, kernel: str, summand: str, steps: _Copy) -> None:
+    stem = graph.unused(f"{kernel}/summand")
+    last = graph.put("Bitcast", f"{stem}/bits", [summand], T=U8, type=tf.uint8)
+    for number, (op, operand) in enumerate(steps):
+        constant = graph.put_constant(f"{stem}/neutral_{number}", operand)
+        last = graph.put(op, f"{stem}/copied_{number}", [last, constant], T=tf.uint8)
+    graph.edit(kernel).input[_SUMMAND] = graph.put("Bitcast", stem, [last], T=tf.uint8, type=U8)

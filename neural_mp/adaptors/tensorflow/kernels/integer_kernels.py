@@ -1,0 +1,266 @@
+"""Nodes of the runtime's integer kernels, and the range of their weights.
+
+All tensors are quantized to uint8 with a zero point, but the kernels support no zero points: to
+them a value is `scale · q`, the float value plus `scale · zero_point`. The resulting offset after a
+contraction is the same at every position, and is subtracted from the bias.
+
+Inputs are never int8: the kernels keep the weights in a layout that suits their first input, and
+for int8 use that layout even if a later input of another size needs another, with wrong results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.common.quant_params import (
+    IntegerWeight,
+    round_to_int8,
+    saturating,
+    weight_scales,
+    wide_kinds,
+)
+from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, LAYERS
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    Array,
+    NodeDef,
+    TensorGraph,
+    make_constant,
+    make_node,
+)
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.core.int8_accumulation import FULL_RANGE, REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
+from neural_mp.errors import ConversionError
+
+F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
+#: Integer that the kernels assume for the greatest weight, whatever its actual integer.
+FULL = WEIGHT_LIMITS[FULL_RANGE]
+#: Attribute of a kernel's node, ignored by TensorFlow: the zero point of the input.
+ZERO_POINT = "_neural_mp_zero_point"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight in int8, with one scale per output channel.
+
+    Attributes:
+        integers: quantized values.
+        limits: per channel, the float value of integer 127.
+        sums: per channel, the sum of the quantized weights in floats, over all inputs.
+    """
+
+    integers: NDArray[np.int8]
+    limits: NDArray[np.float32]
+    sums: NDArray[np.float64]
+
+
+def summed_axes(rank: int, depthwise: bool) -> tuple[int, ...]:
+    """Return the axes of a weight that are not output channels.
+
+    The shape is [..., outputs], or [height, width, inputs, multiplier] if depthwise.
+    """
+    return (0, 1) if depthwise else tuple(range(rank - 1))
+
+
+def quantize_weight(
+    weight: Array, depthwise: bool, limit: int, scales: Array | None = None
+) -> Weight:
+    """Round a weight to int8 within ±limit, symmetric per channel; see `summed_axes`.
+
+    `scales` have the axes of the weight; default: those that cover the weight.
+    """
+    if scales is None:
+        scales = weight_scales(weight, summed_axes(weight.ndim, depthwise), limit)
+    integers = round_to_int8(weight, scales, limit)
+    limits = scales.reshape(-1) * np.float32(FULL)
+    return Weight(integers, limits, real_sums(integers, limits, depthwise))
+
+
+def real_sums(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.float64]:
+    """Return the sum of the float values of every output channel: of two axes if depthwise."""
+    axes = summed_axes(integers.ndim, depthwise)
+    sums = integers.sum(axis=axes, dtype=np.int64).reshape(-1)
+    return np.asarray(sums * (limits.astype(np.float64) / FULL))
+
+
+def quantize_node(name: str, inputs: Sequence[str]) -> NodeDef:
+    """Quantize. `inputs`: values, lowest and highest float value of the range."""
+    # The kernels of the other modes are oneDNN's, whose setup is repeated on every call.
+    return make_node(
+        "QuantizeV2",
+        name,
+        inputs,
+        T=U8,
+        mode="MIN_COMBINED",
+        round_mode="HALF_AWAY_FROM_ZERO",  # the only choice in this mode
+        narrow_range=False,
+        axis=-1,
+        ensure_minimum_range=0.0,
+    )
+
+
+def dequantize_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> NodeDef:
+    """Dequantize uint8. `inputs`: values, lowest and highest float value of the range."""
+    # The kernel of mode SCALED ends the process on empty tensors.
+    return make_node(
+        "Dequantize",
+        name,
+        inputs,
+        T=U8,
+        mode="MIN_COMBINED",
+        dtype=dtype,
+        narrow_range=False,
+        axis=-1,
+    )
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A call of an integer kernel.
+
+    Attributes:
+        device: data tensors with their types: input, weight, bias, and the summand if any.
+        host: names of the limits, in the kernel's order.
+        steps: ops fused into the kernel.
+        result: output type.
+    """
+
+    device: Sequence[tuple[str, tf.DType]]
+    host: Sequence[str]
+    steps: Sequence[str]
+    result: tf.DType
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of all inputs."""
+        return [*(name for name, _ in self.device), *self.host]
+
+    def common(self) -> Mapping[str, object]:
+        """Return the attributes common to all fused kernels."""
+        requantizes = self.steps[-1] == "Requantize"
+        return {
+            "Tdevice_inputs": [kind for _, kind in self.device],
+            "Thost_inputs": [F32] * len(self.host),
+            "Tdevice_outputs": [self.result],
+            "Thost_outputs": [F32, F32] if requantizes else [],
+            "fused_ops": list(self.steps),
+            "Tbias": F32,
+            "is_bias_const": True,
+        }
+
+
+def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
+    """Return a convolution, depthwise or not, with the geometry of the float node `like`."""
+    summand = fused.device[3][1] if len(fused.device) > 3 else fused.result
+    node = make_node(
+        LAYERS[like.op].op,
+        name,
+        fused.inputs,
+        Tinput=fused.device[0][1],
+        Tfilter=S8,
+        Tsummand=summand,
+        out_type=fused.result,
+        is_filter_const=True,
+        data_format="NHWC",
+        alpha=0.0,
+        **fused.common(),
+    )
+    for key in ("strides", "padding", "explicit_paddings", "dilations"):
+        if key in like.attr:
+            node.attr[key].CopyFrom(like.attr[key])
+    return node
+
+
+def product_node(name: str, fused: Fused) -> NodeDef:
+    """Return a dense layer; a uint8 result has a zero point without further ops."""
+    return make_node(
+        "_QuantizedMatMul",
+        name,
+        fused.inputs,
+        T1=fused.device[0][1],
+        T2=S8,
+        U=F32,
+        Tout=fused.result,
+        transpose_a=False,
+        transpose_b=False,
+        is_weight_const=True,
+        input_quant_mode="SCALED",
+        output_quant_mode="MIN_FIRST",
+        **fused.common(),
+    )
+
+
+_LIMIT = WEIGHT_LIMITS[REDUCED_RANGE]
+
+
+def full_range_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
+    """Return the kinds of integer kernels with weights beyond ±63."""
+    return wide_kinds(_weights(model.graph))
+
+
+def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
+    """Return the model with weights rounded again, to ±63, for kernels that may saturate.
+
+    Raises:
+        ConversionError: a kernel does not record its input's zero point, as kernels from other
+            programs or earlier versions.
+    """
+    graph = model.graph.copy()
+    for name in saturating(_weights(graph)):
+        node = graph.nodes[name]
+        if ZERO_POINT not in node.attr:
+            raise ConversionError(
+                f"the kernel {name!r} does not record the zero point of its input, so its weight "
+                f"cannot be rounded again; convert the original model again"
+            )
+        _reduce(graph, node)
+    return replace(model, graph=graph)
+
+
+def _reduce(graph: TensorGraph, node: NodeDef) -> None:
+    depthwise = INTEGER_KERNELS[node.op] is KernelKind.DEPTHWISE
+    weight = _constant(graph, node, 1).astype(np.int8)
+    first = len(node.attr["Tdevice_inputs"].list.type)  # limits of input, then weight
+    input_limit = float(_constant(graph, node, first + 1))
+    limits = _constant(graph, node, first + 3)
+    shaped = limits.reshape(weight.shape[2:]) if depthwise else limits
+    rounded = quantize_weight(weight * (shaped / np.float32(FULL)), depthwise, _LIMIT)
+    # The offset by the input's zero point was subtracted from the bias, based on the old weights.
+    offset = node.attr[ZERO_POINT].i * input_limit / 255
+    lost = offset * (real_sums(weight, limits, depthwise) - rounded.sums)
+    bias = _constant(graph, node, 2).astype(np.float64) + lost
+    edited = graph.edit(node.name)
+    for position, value, kind in (
+        (1, rounded.integers, S8),
+        (2, bias.astype(np.float32), None),
+        (first + 2, -rounded.limits, None),
+        (first + 3, rounded.limits, None),
+    ):
+        name = graph.unused(f"{node.input[position].split(':')[0]}/reduced")
+        edited.input[position] = graph.add(make_constant(name, value, kind))
+
+
+def _constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
+    value = graph.constant(node.input[position])
+    if value is None:
+        raise ConversionError(f"input {position} of the kernel {node.name!r} must be constant")
+    return value
+
+
+def _weights(graph: TensorGraph) -> Iterator[IntegerWeight[str]]:
+    """Yield the weights of integer kernels, by node name."""
+    for name, node in graph.nodes.items():
+        weight = graph.constant(node.input[1]) if node.op in INTEGER_KERNELS else None
+        if weight is not None:
+            integers = np.asarray(weight).astype(np.int8)
+            yield IntegerWeight(name, _kind(node, integers), integers)
+
+
+def _kind(node: NodeDef, weight: Array) -> KernelKind:
+    kind = INTEGER_KERNELS[node.op]
+    multiplies = kind is KernelKind.DEPTHWISE and weight.shape[3] > 1
+    return KernelKind.CONVOLUTION if multiplies else kind
