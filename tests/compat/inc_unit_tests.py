@@ -1,6 +1,6 @@
 """Unit tests of Intel Neural Compressor 3.x for PyTorch, run with neural-mp in its place.
 
-    python benchmarks/inc_unit_tests.py --repository FOLDER [--only test_rtn] [--out table.md]
+    python tests/compat/inc_unit_tests.py --repository FOLDER [--only test_rtn] [--out table.md]
 
 The folder is a clone of the repository. Files run unchanged, each in a process of its own, with
 every import of `neural_compressor` answered by this package, and with a decoder of random weights
@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.table import Table
 
-_HERE = Path(__file__).resolve().parent
+_ROOT = Path(__file__).resolve().parents[2]
 _FOLDER = "test"
 FILES = (
     "common/test_common.py",
@@ -122,7 +122,7 @@ def _outcome(name: str, source: str) -> Row:
         (folder / Path(name).name).write_text(source, encoding="utf-8")
         report = folder / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
-        path = os.pathsep.join([str(_HERE.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
         more = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         try:
             subprocess.run(

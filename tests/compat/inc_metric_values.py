@@ -1,6 +1,6 @@
 """Metrics in files of Intel Neural Compressor: our values against those of its own code.
 
-    python benchmarks/inc_metric_values.py --repository /path/to/neural-compressor [--rounds 20]
+    python tests/compat/inc_metric_values.py --repository /path/to/neural-compressor [--rounds 20]
 
 The repository is a checkout of release 1.14; its metrics are imported from there, without the rest
 of the package. They were written for older libraries: `np.float` and the functions for GLUE, which
@@ -359,8 +359,6 @@ def main() -> None:
     parser.add_argument("--repository", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20, help="random data sets of each row")
     arguments = parser.parse_args()
-    own_folder = Path(__file__).parent.resolve()  # holds a tensorflow.py, which is not TensorFlow
-    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != own_folder]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore")
     table = Table("metric", "framework", "options", "given", "largest difference", "verdict")

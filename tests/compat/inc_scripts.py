@@ -1,6 +1,6 @@
 """Which example scripts of Intel Neural Compressor would get on with this package: a static check.
 
-    python benchmarks/inc_scripts.py --repository FOLDER [--uses Quantization] [--verbose]
+    python tests/compat/inc_scripts.py --repository FOLDER [--uses Quantization] [--verbose]
 
 Every import of theirs, every attribute of what is imported, and every keyword of a call is looked
 up here; nothing of the scripts is run. A script passes if all is found, and nothing in it stands

@@ -1,6 +1,6 @@
 """Example scripts of Intel Neural Compressor, run to their end: outcome and printed lines.
 
-    python benchmarks/inc_run.py --repository FOLDER [--only TEXT] [--out table.md] [--rows kept]
+    python tests/compat/inc_run.py --repository FOLDER [--only TEXT] [--out table.md] [--rows kept]
 
 The folder is a clone of the repository. Each script is run unchanged, in its own folder and
 process, by `python -m neural_mp.compat.inc`: tuning, then the benchmark in both modes. Its tuning
@@ -11,27 +11,20 @@ lines were printed that a user waits for, the number of INT8 ops of the result, 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-_HERE = Path(__file__).resolve().parent
-sys.path[0] = str(_HERE / "models")
-sys.path.append(str(_HERE))
-
 import argparse
 import io
 import json
 import os
 import re
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -46,6 +39,7 @@ from rich.table import Table
 
 from neural_mp.core.precision import Precision
 
+_ROOT = Path(__file__).resolve().parents[2]
 #: Longest duration of one call of a script.
 MAX_CALL_SECONDS = 600
 
@@ -148,7 +142,7 @@ def _call(case: Case, step: Step, folder: Path, row: Row, options: argparse.Name
     more = [] if options.packages is None else [options.packages.resolve()]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [_HERE.parent, *more])),
+        "PYTHONPATH": os.pathsep.join(map(str, [_ROOT, *more])),
         "KERAS_HOME": str(folder / ".keras"),
         "OMP_NUM_THREADS": "1",
     }

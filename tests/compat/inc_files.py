@@ -1,6 +1,6 @@
 """How many of Intel Neural Compressor's own example files can be used here.
 
-    python benchmarks/inc_files.py TAG --repository FOLDER [--out table.md] [--json all.json]
+    python tests/compat/inc_files.py TAG --repository FOLDER [--out table.md] [--json all.json]
 
 Takes every tuning file among the examples of a version: a `.yaml` file under `examples/` whose top
 level has a `model`. Each is loaded, and all that it names is made: datasets, transforms, metrics,
@@ -11,13 +11,6 @@ The folder is a clone of the repository, from which the tag is taken, or the unp
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
 
 import argparse
 import io
@@ -32,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -41,7 +35,6 @@ from inc_data import MadeUp
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from tables import markdown_table
 
 from neural_mp.api import config_objects
 from neural_mp.config import Settings, load_settings
@@ -207,6 +200,12 @@ def table(title: str, headings: list[str], lines: list[list[str]]) -> Table:
     for cells in lines:
         result.add_row(*cells)
     return result
+
+
+def markdown_table(headings: list[str], lines: list[list[str]]) -> str:
+    """For a page."""
+    rules = ["---", *["---:"] * (len(headings) - 1)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (headings, rules, *lines))
 
 
 def unpacked(tag: str, repository: Path, scratch: Path) -> Path:

@@ -1,6 +1,6 @@
 """Count the example scripts of Intel Neural Compressor that find all that they import.
 
-    python benchmarks/inc_imports.py --repository CLONE --tag v3.9
+    python tests/compat/inc_imports.py --repository CLONE --tag v3.9
 
 Every script that imports `neural_compressor` is read, not run: for each of its imports, the module
 is imported and the name looked up. The table lists what is missing, and what is a placeholder that

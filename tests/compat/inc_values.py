@@ -1,6 +1,6 @@
 """Values of Intel Neural Compressor's own code next to ours, for the names that its files hold.
 
-    python benchmarks/inc_values.py --repository PATH [--only resize] [--single]
+    python tests/compat/inc_values.py --repository PATH [--only resize] [--single]
 
 PATH is a folder with that project's repository (tag v1.14). Its classes are imported from there as
 they are; what its package would import besides is left out. What needs a package that is not
@@ -22,9 +22,6 @@ from inc_names.comparison import Comparison, Outcome, Repository, outcome
 from inc_names.transforms import TRANSFORMS
 from rich.console import Console
 from rich.table import Table
-
-#: Files here are called as frameworks are, which are meant from now on.
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parent]
 
 COMPARISONS: tuple[Comparison, ...] = (*TRANSFORMS,)
 
