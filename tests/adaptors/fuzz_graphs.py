@@ -1,9 +1,9 @@
 """Fuzz conversions to INT8 in ONNX Runtime or TensorFlow: drawn graphs of an op between kernels.
 
-    python benchmarks/fuzz_graphs.py onnx                         # 1,000 graphs, some minutes
-    python benchmarks/fuzz_graphs.py tensorflow --count 500
-    python benchmarks/fuzz_graphs.py onnx --seed 7 --count 1      # one graph
-    python benchmarks/fuzz_graphs.py onnx --kind AveragePool
+    python tests/adaptors/fuzz_graphs.py onnx                         # 1,000 graphs, some minutes
+    python tests/adaptors/fuzz_graphs.py tensorflow --count 500
+    python tests/adaptors/fuzz_graphs.py onnx --seed 7 --count 1      # one graph
+    python tests/adaptors/fuzz_graphs.py onnx --kind AveragePool
 
 Every graph is converted in this process and run as the runtime fuses it, beside the same graph
 unfused (ONNX Runtime) or a float simulation of its quantization (TensorFlow), and in FP32. The
@@ -12,15 +12,9 @@ table lists each failure; the exit code is 1 if there is any.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages.
-sys.path.remove(str(Path(__file__).resolve().parent))
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import argparse
 import time
 from collections import Counter
 from typing import Any
@@ -30,6 +24,8 @@ from rich.progress import track
 from rich.table import Table
 
 from neural_mp.testing.graph_check import Outcome
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """Random nets layer–op–layer in INT8 in PyTorch: integer kernels against simulation and FP32.
 
-    OMP_NUM_THREADS=1 python benchmarks/fuzz_torch.py [--seed 0] [--count 500] [--only pad,cat]
+    OMP_NUM_THREADS=1 python tests/adaptors/fuzz_torch.py [--seed 0] [--count 500] [--only pad,cat]
 
 Each net has a layer with an integer kernel before and after an op that joins, moves or activates
 values, with random arguments. The net is converted without measurement, and the lowered graph is
@@ -11,15 +11,9 @@ raises, or computes what rounding does not explain.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: their folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import random
+import sys
 import time
 import traceback
 import warnings

@@ -1,6 +1,6 @@
 """Small random instances of all architectures of packages: converted, compared, reloaded.
 
-    python benchmarks/architectures.py [--sources transformers keras …] [--only NAME…]
+    python tests/zoo/all_architectures.py [--sources transformers keras …] [--only NAME…]
         [--shard 1/2] [--limit-seconds 120] [--seed 0] [--full] [--packages FOLDER…]
         [--results results.jsonl] [--page docs/layers/architectures.md]
 
@@ -14,20 +14,15 @@ lacks, such as torchvision, timm and skl2onnx, may lie in folders of their own
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import importlib
 import json
 import random
+import sys
 import tempfile
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from zoo_cases.page import page_of, verdict
