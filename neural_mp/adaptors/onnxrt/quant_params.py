@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import MIDDLE, round_to_int8, weight_scales
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.quant_spec import QuantSpec
 
-#: The zero point of unsigned weights.
-_MIDDLE = 128
 _INT32 = np.iinfo(np.int32)
 
 
@@ -56,7 +54,7 @@ def store_weight(
 
 def unsigned(integers: Array) -> Array:
     """Return int8 values as uint8, with a zero point of 128."""
-    return (integers.astype(np.int16) + _MIDDLE).astype(np.uint8)
+    return (integers.astype(np.int16) + MIDDLE).astype(np.uint8)
 
 
 def store_bias(bias: Array, scales: Array) -> Array:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.calibration import LEVELS
+from neural_mp.adaptors.common.calibration import STEPS
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.fusion import never_negative
 from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
@@ -107,7 +107,7 @@ def _declared(graph: TensorGraph, node: NodeDef) -> Range | None:
     elif high < 0:
         low, high = low - high, 0.0
     if node.attr["narrow_range"].b:  # the lowest of all levels is not used
-        low -= (high - low) / (LEVELS - 1)
+        low -= (high - low) / (STEPS - 1)
     return low, high
 
 
