@@ -1,6 +1,6 @@
 """Memory that calibration takes on PyTorch, over 10, 100 and 1,000 batches.
 
-    python benchmarks/calibration_memory.py [--batches 10,100,1000]
+    python -m benchmarks.calibration_memory [--batches 10,100,1000]
 
 Every number of batches in a process of its own; what is counted is by how much resident memory
 grows at most from the second batch on, when the framework has set itself up.
@@ -9,15 +9,15 @@ grows at most from the second batch on, when the framework has set itself up.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
+import json
 from collections.abc import Iterator
 
 import torch
-from models.resnet50 import resnet50
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measurement.children import run_child
+from benchmarks.nets.resnet50 import resnet50
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.hardware import detect
 from neural_mp.profiling import peak_growth
@@ -47,19 +47,14 @@ def main() -> None:
     parser.add_argument("--single", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.single:
-        print(growth(options.single))
+        print(json.dumps({"bytes": growth(options.single)}))
         return
     table = Table(title=f"ResNet-50, {SIZE}×{SIZE}: calibration")
     table.add_column("batches", justify="right")
     table.add_column("memory grew by, MB", justify="right")
     for count in options.batches.split(","):
-        done = subprocess.run(
-            [sys.executable, __file__, "--single", count],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        table.add_row(count, f"{int(done.stdout.split()[-1]) / 1e6:.0f}")
+        grown = run_child("calibration_memory", "--single", count)["bytes"]
+        table.add_row(count, f"{grown / 1e6:.0f}")
     Console().print(table)
 
 

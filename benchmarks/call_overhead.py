@@ -1,6 +1,6 @@
 """Cost of one call of a result over the runtime's own call.
 
-Run: `python benchmarks/call_overhead.py [--rounds 2000] [--net tiny|wide] [--framework NAME]`
+Run: `python -m benchmarks.call_overhead [--rounds 2000] [--net tiny|wide] [--framework NAME]`
 
 Two nets in every framework: two dense layers at batch 1, of some microseconds, and a chain of wide
 ones, of some milliseconds. `result(x)` is timed beside what it cannot be faster than: the code of
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 # A benchmark beside this one bears the name of the package onnx.
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"

@@ -1,6 +1,6 @@
 """What it costs to have plans evaluated elsewhere, and what it gains, for each engine of workers.
 
-    python benchmarks/cluster.py [--engines local,ray] [--seconds 10]
+    python -m benchmarks.cluster [--engines local,ray] [--seconds 10]
 
 Every engine has two places of one core on this machine: two processes, or two Ray nodes. Eight
 plans are evaluated in this process, four before and four after the engine has evaluated the same
@@ -10,18 +10,9 @@ eight, so that what else the machine does hits both alike. `ray` needs the extra
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-MODELS = Path(__file__).resolve().parent / "models"
-sys.path[0] = str(MODELS)
 # A node is to use one core. Set before torch is imported, and for the nodes.
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, (str(MODELS), str(MODELS.parent.parent), os.environ.get("PYTHONPATH", "")))
-)
 # By default, what Ray starts gives way to other processes; what it is compared with does not.
 os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_worker_niceness="0")
 
@@ -38,10 +29,10 @@ import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
-from search_data import Accuracy, Digits
-from search_nets import search_net
 from torch import nn
 
+from benchmarks.measurement.search_data import Accuracy, Digits
+from benchmarks.nets.search_nets import search_net
 from neural_mp import MixedPrecision, common
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.job_builder import JobBuilder

@@ -1,6 +1,6 @@
 """Early stopping of lost evaluations: how often it errs and how much data it saves.
 
-    python benchmarks/early_stopping.py [--count 1000] [--metrics top1,mse,f1] [--processes 1]
+    python -m benchmarks.early_stopping [--count 1000] [--metrics top1,mse,f1] [--processes 1]
 
 Every evaluation is simulated sample by sample: a baseline, and a candidate that is better on some
 samples and worse on others, so that the metric on the full data is what the row says, in

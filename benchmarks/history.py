@@ -1,7 +1,7 @@
 """How a storage with many runs behaves: seconds to start a run, to list all, to read one.
 
-    python benchmarks/history.py --runs 10000 --models 100
-    python benchmarks/history.py --writers 16 [--storage postgresql://…]
+    python -m benchmarks.history --runs 10000 --models 100
+    python -m benchmarks.history --writers 16 [--storage postgresql://…]
 
 Runs are written into SQLite by Optuna's own tables in one transaction: through its interface that
 would take an hour.

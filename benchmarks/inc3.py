@@ -1,6 +1,6 @@
 """The same scripts with Intel Neural Compressor 3.x and with neural-mp: figures side by side.
 
-    python benchmarks/inc3.py --peer PYTHON [--only TEXT] [--out table.md] [--steps 300]
+    python -m benchmarks.inc3 --peer PYTHON [--only TEXT] [--out table.md] [--steps 300]
 
 PYTHON is the interpreter of an environment with `neural-compressor-pt` and the same versions of
 PyTorch and `transformers`. Three models are trained here: two classifiers of digits and a decoder
@@ -12,31 +12,26 @@ before, bytes of the saved files, evaluations, and accuracy and perplexity on th
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-_HERE = Path(__file__).resolve().parent
-sys.path[0] = str(_HERE / "models")
-sys.path.append(str(_HERE / "decoders"))
-
 import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import source_decoder
 import torch
-from inc3_networks import TOLERATED, network
 from rich.console import Console
-from tables import markdown_table, sectioned_table, shown
 from torch import nn
 
-_SCRIPT = _HERE / "models" / "inc3_script.py"
+from benchmarks import ROOT
+from benchmarks.decoders import source_decoder
+from benchmarks.measurement.tables import markdown_table, sectioned_table, shown
+from benchmarks.peers.inc3_networks import TOLERATED, network
+
+_SCRIPT = ROOT / "benchmarks" / "peers" / "inc3_script.py"
 _MODELS = ("mlp", "cnn", "decoder")
 CASES = (
     "static mlp",
@@ -90,15 +85,10 @@ _HEADINGS = (
 
 def _line(case: str, tool: str, command: list[str], folder: Path) -> tuple[object, list[str]]:
     """Play a case; an error is shown by its last line."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(_HERE.parent) if tool != "INC" else "",
-    }
     done = subprocess.run(
         [*command, str(_SCRIPT), str(folder), case],
         cwd=folder,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=_LONGEST,

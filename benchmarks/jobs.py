@@ -1,6 +1,6 @@
 """What `tune-many` itself takes where very many jobs are finished already.
 
-python benchmarks/jobs.py --jobs 10000
+python -m benchmarks.jobs --jobs 10000
 """
 
 from __future__ import annotations

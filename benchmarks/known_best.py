@@ -1,6 +1,6 @@
 """Distance of a run's plan from the best, on nets whose best plan is found by trying all.
 
-    OMP_NUM_THREADS=1 python benchmarks/known_best.py [--nets wide,gated,…] [--repeats 5] [--busy]
+    OMP_NUM_THREADS=1 python -m benchmarks.known_best [--nets wide,gated,…] [--repeats 5] [--busy]
 
 Every assignment of INT8 and FP32 to the decisions of a net of `models/known_nets.py` is converted
 and timed as a whole model, in turn with all others. The fastest of them, FP32 and the plans that
@@ -12,22 +12,15 @@ to 3 % behind the best.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from known_nets import NETS, busy_core, workspace
-from tables import markdown_table
-
+from benchmarks.measurement.tables import markdown_table
+from benchmarks.nets.known_nets import NETS, busy_core, workspace
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings

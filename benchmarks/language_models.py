@@ -1,6 +1,6 @@
 """All figures of language models in one run: sizes, accuracy on unseen text, speed, memory.
 
-    OMP_NUM_THREADS=1 python benchmarks/language_models.py [--seeds 0 1 2] [--only PART …]
+    OMP_NUM_THREADS=1 python -m benchmarks.language_models [--seeds 0 1 2] [--only PART …]
         [--peer PYTHON] [--keep DIR] [--quick]
 
 Prints each figure as it is found, and at the end, or when interrupted, a table of the numbers to
@@ -24,27 +24,21 @@ once and keeps decoders in a folder. `--quick` takes tiny sizes, to try the prog
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[:1] = [str(Path(__file__).resolve().parent / part) for part in ("models", "decoders")]
-
 import argparse
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-import unseen
-from calibration import killed, memory
-from chosen import chosen
-from goals import Detail, Figure, Goal, table_of_goals, tables_of
-from peers import peer_plans
-from settings import Settings, Subject
-from speed import speed
-from weights import learned_of, weights_of
+from benchmarks.decoders import unseen
+from benchmarks.decoders.calibration import killed, memory
+from benchmarks.decoders.chosen import chosen
+from benchmarks.decoders.goals import Detail, Figure, Goal, table_of_goals, tables_of
+from benchmarks.decoders.settings import Settings, Subject
+from benchmarks.decoders.speed import speed
+from benchmarks.decoders.weights import learned_of, weights_of
+from benchmarks.peers.decoder_peers import peer_plans
 
 Part = Callable[[Sequence[Subject]], Iterator[Detail | Figure]]
 

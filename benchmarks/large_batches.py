@@ -1,6 +1,6 @@
 """CPU time and page faults of INT8 models in PyTorch at large batches, whole and in parts.
 
-    OMP_NUM_THREADS=1 python benchmarks/large_batches.py [--models resnet50,…] [--batches 8,32]
+    OMP_NUM_THREADS=1 python -m benchmarks.large_batches [--models resnet50,…] [--batches 8,32]
 
 The former way computes a batch at once, with glibc's thresholds as they are at the start; the other
 is that of results. The thresholds are those of a process: each way runs in processes of its own, in
@@ -9,30 +9,23 @@ turn, on a model that was converted once.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: their folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import json
 import resource
 import statistics
-import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from runtime_nets import CALIBRATED, CALIBRATION, CASES, TIMED
 
+from benchmarks.measurement.children import run_child
+from benchmarks.nets.runtime_nets import CALIBRATED, CALIBRATION, CASES, TIMED
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.pytorch.kernels import batch_parts, direct_calls
 
-THIS = Path(__file__).resolve()
 WAYS = ("whole", "in parts")
 _WARMUP, _CALLS, _PROCESSES = 2, 7, 3
 #: More bytes than any op here reads and writes.
@@ -99,11 +92,7 @@ def _compared(name: str, batch: str, folder: str) -> list[str]:
     """Return the cells of a row."""
     costs: dict[str, list[list[float]]] = {mode: [] for mode in WAYS}
     for mode in WAYS * _PROCESSES:
-        command = [sys.executable, str(THIS), "--cost", mode, name, batch, folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr.strip()[-2000:])
-        costs[mode].append(json.loads(done.stdout.splitlines()[-1]))
+        costs[mode].append(run_child("large_batches", "--cost", mode, name, batch, folder))
     medians = [
         [statistics.median(kind) for kind in zip(*costs[mode], strict=True)] for mode in WAYS
     ]

@@ -1,6 +1,6 @@
 """Decode and prefill of a decoder-shaped stack of layers, by form of its weights.
 
-    OMP_NUM_THREADS=1 python benchmarks/low_bit_decoders.py [--layers 4] [--rounds 15]
+    OMP_NUM_THREADS=1 python -m benchmarks.low_bit_decoders [--layers 4] [--rounds 15]
 
 The layers have the widths of a decoder of 0.5 billion weights (Qwen2.5-0.5B) and random weights;
 the products of attention, which read no weights, are left out. Every form is a plan, converted by
@@ -11,19 +11,14 @@ rounds. INT8 takes ranges of every run in ONNX Runtime, and calibrated ranges in
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[:1] = [str(Path(__file__).resolve().parent / part) for part in ("models", "decoders")]
-
 import argparse
 import tempfile
+from pathlib import Path
 
 import onnx
-from onnx_stack import HEADINGS, Stack, rows_of
-from tables import markdown_table
+
+from benchmarks.decoders.onnx_stack import HEADINGS, Stack, rows_of
+from benchmarks.measurement.tables import markdown_table
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Three real runs and their pages, for the documentation and for a look at what a page shows.
 
-    python benchmarks/page.py [--net residual3] [--out build/pages]
+    python -m benchmarks.page [--net residual3] [--out build/pages]
 
 A PyTorch net that meets its target, an ONNX file that misses it, and a Keras model whose run is
 killed in its middle: each a run of its own process, each page made of its workspace alone. Where
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
+from benchmarks.measurement.children import child_command
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 #: Small beside the data, so that ops can be timed one by one while FP32 is evaluated once.
@@ -49,8 +50,7 @@ RUNS = (
 
 
 def tune(run: Run, net: str, workspace: Path) -> None:
-    from search_data import Accuracy, Digits
-
+    from benchmarks.measurement.search_data import Accuracy, Digits
     from neural_mp import MixedPrecision, common
     from neural_mp.tuning.listener import Listener
 
@@ -79,10 +79,10 @@ def tune(run: Run, net: str, workspace: Path) -> None:
 
 def source_of(framework: str, net: str) -> Any:
     if framework == "tensorflow":
-        from search_keras import keras_net
+        from benchmarks.nets.search_keras import keras_net
 
         return keras_net(net)
-    from search_nets import onnx_file, search_net
+    from benchmarks.nets.search_nets import onnx_file, search_net
 
     return str(onnx_file(net)) if framework == "onnx" else search_net(net)
 
@@ -117,7 +117,7 @@ def main() -> None:
         workspace = chosen.out / run.framework
         shutil.rmtree(workspace, ignore_errors=True)
         arguments = ["--net", chosen.net, "--out", str(chosen.out), "--only", run.framework]
-        ended = subprocess.run([sys.executable, __file__, *arguments], check=False).returncode
+        ended = subprocess.run(child_command("page", *arguments), check=False).returncode
         expected = -signal.SIGKILL if run.killed_after else 0
         if ended != expected:
             raise SystemExit(f"the run of {run.framework} ended with {ended}")

@@ -1,6 +1,6 @@
 """Four-list painting: seconds for graphs of growing size, chains with branches and loops.
 
-python benchmarks/painting.py [--sizes 1000,10000,100000]
+python -m benchmarks.painting [--sizes 1000,10000,100000]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pictures of the documentation, drawn from runs that are made here.
 
-    python benchmarks/pictures.py [--net residual3] [--out docs/pictures]
+    python -m benchmarks.pictures [--net residual3] [--out docs/pictures]
 
 `trials.svg`: every plan that three strategies tried on a net that is hostile to INT8, by accuracy
 and by latency. All plans are converted once more and timed in one loop. `phases.svg`: where the
@@ -9,24 +9,18 @@ seconds of a run go, in every framework. The machine and the date stand in the p
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import datetime
 import os
 import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from charts import Axis, Point, bars, scatter
-from search_data import BATCH, Accuracy, Digits
-
+from benchmarks.measurement.charts import Axis, Point, bars, scatter
+from benchmarks.measurement.search_data import BATCH, Accuracy, Digits
 from neural_mp import ExitPolicy, MixedPrecision, common, convert_with_plan
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core import hardware
@@ -42,10 +36,10 @@ PHASES = ("load", "baseline", "calibrate", "search", "measure")
 def source_of(framework: str, net: str) -> Any:
     """The net as a user of a framework has it."""
     if framework == "tensorflow":
-        from search_keras import keras_net
+        from benchmarks.nets.search_keras import keras_net
 
         return keras_net(net)
-    from search_nets import onnx_file, search_net
+    from benchmarks.nets.search_nets import onnx_file, search_net
 
     return str(onnx_file(net)) if framework == "onnx" else search_net(net)
 

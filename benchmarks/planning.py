@@ -1,6 +1,6 @@
 """Planning: seconds of a whole search without a model, for graphs of growing size.
 
-    python benchmarks/planning.py [--sizes 100,1000,10000] [--strategies mincut] [--profile]
+    python -m benchmarks.planning [--sizes 100,1000,10000] [--strategies mincut] [--profile]
 
 Residual nets of convolutions, additions in integers among them; every tensor has noise, one in
 thirty is hostile, and what that does to accuracy is made up. Everything is counted but the

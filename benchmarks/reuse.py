@@ -1,6 +1,6 @@
 """CPU seconds of tuning ResNet-50 twice, the second time with another tolerance.
 
-    OMP_NUM_THREADS=1 python benchmarks/reuse.py [--images 64]
+    OMP_NUM_THREADS=1 python -m benchmarks.reuse [--images 64]
 
 Every run is a process of its own. The second one finds in the workspace what the first measured;
 a third one measures all of it again, with the second's tolerance.
@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
 import numpy as np
 import torch
-from models.resnet50 import resnet50
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measurement.children import run_child
+from benchmarks.nets.resnet50 import resnet50
 from neural_mp import AccuracyCriterion, MixedPrecision
 
 #: Name → tolerance and whether earlier runs are looked at.
@@ -43,7 +42,8 @@ def main() -> None:
         print(json.dumps(run(options.run, options.images, options.workspace)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        rows = [child(name, options.images, folder) for name in RUNS]
+        common = ("--images", options.images, "--workspace", folder)
+        rows = [run_child("reuse", "--run", name, *common) for name in RUNS]
     table = Table("run", "CPU s", "share", "evaluations", "trials", "not measured again")
     for name, row in zip(RUNS, rows, strict=True):
         share = row["seconds"] / rows[0]["seconds"]
@@ -51,15 +51,6 @@ def main() -> None:
         counts = str(row["evaluations"]), str(row["trials"])
         table.add_row(name, f"{row['seconds']:.1f}", f"{share:.0%}", *counts, reused)
     Console().print(table)
-
-
-def child(name: str, images: int, workspace: str) -> dict[str, Any]:
-    """A run in a process of its own."""
-    command = [sys.executable, __file__, "--run", name, "--images", str(images)]
-    done = subprocess.run(
-        [*command, "--workspace", workspace], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def run(name: str, images: int, workspace: str) -> dict[str, Any]:

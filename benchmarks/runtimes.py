@@ -1,6 +1,6 @@
 """The fastest runtime for four models: ours with `runtime=auto`, beside FP32 and other tools' INT8.
 
-    python benchmarks/runtimes.py [--peer ENV/bin/python] [--models resnet50,bert,…]
+    python -m benchmarks.runtimes [--peer ENV/bin/python] [--models resnet50,bert,…]
                                   [--batches 1,8] [--rounds 25] [--only speed,own,costs]
                                   [--clock cpu] [--threads 1] [--keep FOLDER]
 
@@ -18,30 +18,24 @@ products of large matrices in torch.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
-import json
 import math
 import os
 import shutil
 import statistics
-import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from runtime_nets import CASES
-from runtime_stages import (
+
+from benchmarks.measurement.children import ChildError, run_child
+from benchmarks.measurement.runtime_stages import (
     FLOATS,
     NNCF,
     NNCF_F32,
@@ -53,13 +47,11 @@ from runtime_stages import (
     TORCH,
     run_stage,
 )
-
+from benchmarks.nets.runtime_nets import CASES
 from neural_mp.profiling import Ratio, ratio, uncontended
 
-THIS = Path(__file__).resolve()
 #: Variables that set the number of threads of an op.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
-PEER_SCRIPT = THIS.parent / "models" / "runtime_peers.py"
 #: Noise that ours may have if there is no peer to compare with; else a tenth of a decibel above it.
 _MOST_NOISE, _SLACK = 0.05, 1.023
 PARTS = ("speed", "own", "costs")
@@ -125,7 +117,7 @@ class Bench:
 
     def stage(self, *arguments: object) -> dict[str, Any] | None:
         """Return the figures of a stage of ours; None after an error, which is printed."""
-        return self._child(sys.executable, THIS, "--stage", *arguments)
+        return self._child(sys.executable, "runtimes", "--stage", *arguments)
 
     def peer(self, tool: str, source: Path, target: Path) -> dict[str, Any] | None:
         """The seconds that a tool takes to write its file; None without the tool."""
@@ -133,26 +125,25 @@ class Bench:
         if python is None:
             return None
         data = source.parent / "calibration.npz"
-        return self._child(python, PEER_SCRIPT, tool, source, data, target)
+        return self._child(python, "peers.runtime_peers", tool, source, data, target)
 
     def written(self, tool: str, source: Path, target: Path) -> None:
         """Let a tool write its file, unless a kept folder has it."""
         if not target.exists():
             self.peer(tool, source, target)
 
-    def _child(self, *command: object) -> dict[str, Any] | None:
-        arguments = list(map(str, command))
+    def _child(self, python: object, module: str, *arguments: object) -> dict[str, Any] | None:
         threads = dict.fromkeys(_THREADS, str(self.options.threads))
-        environment = {**os.environ, **threads, "TF_NUM_INTEROP_THREADS": "1"}
-        done = subprocess.run(
-            arguments, capture_output=True, text=True, check=False, env=environment
-        )
-        lines = done.stdout.strip().splitlines()
-        if done.returncode or not lines:
-            last = (done.stderr.strip().splitlines() or ["no words"])[-1]
-            self.console.print(f"{' '.join(arguments[2:5])} failed: {last}")
+        variables = {**threads, "TF_NUM_INTEROP_THREADS": "1"}
+        try:
+            figures: dict[str, Any] | None = run_child(
+                module, *arguments, python=python, variables=variables
+            )
+        except ChildError as error:
+            last = str(error).splitlines()[-1]
+            self.console.print(f"{module} {' '.join(map(str, arguments[:3]))} failed: {last}")
             return None
-        return dict(json.loads(lines[-1]))
+        return figures
 
     def columns(self, name: str, folder: Path) -> Iterator[Column]:
         """Yield what is found for a model at each batch size."""

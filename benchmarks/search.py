@@ -1,6 +1,6 @@
 """Every search strategy on the same small models: evaluations, seconds, accuracy, speed kept.
 
-    python benchmarks/search.py [--frameworks pytorch,tensorflow,onnx] [--models easy,chain,…]
+    python -m benchmarks.search [--frameworks pytorch,tensorflow,onnx] [--models easy,chain,…]
                                 [--strategies basic,mincut] [--out results.md] [--check]
                                 [--peer ENV/bin/python]
 
@@ -14,30 +14,25 @@ what the hostile places do.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import json
 import logging
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from search_peer import peer_rows
-from search_run import Case, Row, int8_ops
-from tables import markdown_table, sectioned_table, shown
 
+from benchmarks.measurement.search_run import Case, Row, int8_ops
+from benchmarks.measurement.tables import markdown_table, sectioned_table, shown
+from benchmarks.peers.search_peer import peer_rows
 from neural_mp.strategies import strategy_classes
 
 FRAMEWORKS = ("pytorch", "tensorflow", "onnx")
@@ -117,7 +112,7 @@ def cases(options: argparse.Namespace, workspace: Path) -> Iterator[Case]:
 
 def check(selected: Iterable[Case], console: Console) -> None:
     """What the hostile places do: nothing in FP32, much in all INT8."""
-    from search_nets import deviation
+    from benchmarks.nets.search_nets import deviation
 
     table = Table(title="Accuracy on 597 digits; what hostile places change in FP32 is relative")
     for heading in ("framework", "model", "FP32", "changed by", "all INT8", "INT8 ops"):

@@ -1,6 +1,6 @@
 """How much faster an evaluation is that workers share, and whether it finds the same.
 
-    OMP_NUM_THREADS=1 python benchmarks/shards.py [--seconds 60] [--workers 2]
+    OMP_NUM_THREADS=1 python -m benchmarks.shards [--seconds 60] [--workers 2]
 
 Plans are tried one after the other, first in this process, then by workers of one thread
 each. Nothing but accuracy is measured. The first shared trial holds the start of the workers.

@@ -1,6 +1,6 @@
 """A tuning run on two machines, one of which is lost in the middle of a round, beside one process.
 
-    sudo python benchmarks/two_machines.py [--lose cut|kill|nothing] [--strategy exhaustive]
+    sudo python -m benchmarks.two_machines [--lose cut|kill|nothing] [--strategy exhaustive]
 
 Two network namespaces stand for the machines: each has an address and a Ray node with one CPU, and
 a cable joins them. `cut` takes the cable away while the second machine has a plan, so that it falls
@@ -10,14 +10,6 @@ those of a run of one process. Needs Linux, root, `ip` of iproute2 and the extra
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-MODELS = Path(__file__).resolve().parent / "models"
-sys.path[0] = str(MODELS)
-
 import argparse
 import itertools
 import json
@@ -26,16 +18,20 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from search_data import BATCH, Accuracy, Digits
+
+from benchmarks.measurement.children import child_command
+from benchmarks.measurement.search_data import BATCH, Accuracy, Digits
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 6379
@@ -89,8 +85,7 @@ def marks_in(file: Path) -> list[Mark]:
 
 def tune(folder: Path, strategy: str, trials: int, workers: str) -> None:
     """Tune in this process, and write down what came of it."""
-    from search_nets import search_net
-
+    from benchmarks.nets.search_nets import search_net
     from neural_mp import MixedPrecision, common
 
     def loader(split: str) -> common.DataLoader:
@@ -167,13 +162,11 @@ class TwoMachines:
             raise SystemExit(f"{' '.join(command)} failed:\n{log}")
 
     def started(self, machine: int, *command: str) -> subprocess.Popen[bytes]:
-        paths = (str(MODELS), str(MODELS.parent.parent), os.environ.get("PYTHONPATH", ""))
         environment = {
             **os.environ,
             **self._watchful,
             # Else what Ray starts gives way to whatever else runs.
             "RAY_worker_niceness": "0",
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
             "MACHINE": "AB"[machine],
@@ -250,7 +243,7 @@ def together(folder: Path, chosen: argparse.Namespace) -> float | None:
         print(f"two nodes started in {time.monotonic() - started:.0f} s", flush=True)
         options = ("--strategy", chosen.strategy, "--trials", str(chosen.trials))
         workers = f"ray:{ADDRESSES[0]}:{PORT}"
-        own = (sys.executable, __file__, "--tune", workers, "--folder", str(folder))
+        own = child_command("two_machines", "--tune", workers, "--folder", folder)
         driver = machines.started(0, *own, *options)
         marks = folder / "marks.txt"
 

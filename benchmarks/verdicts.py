@@ -1,7 +1,7 @@
 """Verdicts of repeated runs of one net, counted.
 
-    OMP_NUM_THREADS=1 python benchmarks/verdicts.py [--nets win,tie,loss] [--repeats 20] [--busy]
-    OMP_NUM_THREADS=1 python benchmarks/verdicts.py --nets win,mlp --restart
+    OMP_NUM_THREADS=1 python -m benchmarks.verdicts [--nets win,tie,loss] [--repeats 20] [--busy]
+    OMP_NUM_THREADS=1 python -m benchmarks.verdicts --nets win,mlp --restart
 
 Three nets of `models/known_nets.py`: one that INT8 makes clearly faster, one at a tie, one that
 loses; other nets of that file by name. Every run measures all anew, with `--restart` in a process
@@ -12,23 +12,17 @@ that came closest where the result is FP32.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: its folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import json
 import logging
-import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from known_nets import NETS, VERDICTS, busy_core, workspace
-from tables import markdown_table
+from benchmarks.measurement.children import run_child
+from benchmarks.measurement.tables import markdown_table
+from benchmarks.nets.known_nets import NETS, VERDICTS, busy_core, workspace
 
 
 @dataclass(frozen=True)
@@ -74,9 +68,7 @@ def verdict_of(name: str) -> Verdict:
 
 def restarted(name: str) -> Verdict:
     """Tune a net once, in a process of its own."""
-    command = [sys.executable, __file__, "--once", "--nets", name]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Verdict(**json.loads(done.stdout.splitlines()[-1]))
+    return Verdict(**run_child("verdicts", "--once", "--nets", name))
 
 
 def cells(name: str, verdicts: list[Verdict]) -> list[str]:

@@ -1,6 +1,6 @@
 """CPU seconds and peak memory of a whole call without a metric, on ResNet-50.
 
-    OMP_NUM_THREADS=1 python benchmarks/whole_call.py [--frameworks pytorch,onnx,tensorflow]
+    OMP_NUM_THREADS=1 python -m benchmarks.whole_call [--frameworks pytorch,onnx,tensorflow]
                                                       [--rounds 3] [--peer ENV/bin/python]
 
 A call captures the model, calibrates it on 32 images in batches of 8, converts it to INT8, compares
@@ -11,28 +11,21 @@ do not compare and measure. One process per call, the ways in turn; imports are 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# Files beside this one bear the names of packages: their folder must not be searched for those.
-# ruff: noqa: E402
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peak import peak_memory
 
-THIS = Path(__file__).resolve()
+from benchmarks.measurement.children import run_child
+from benchmarks.measurement.peak import peak_memory
+
 COUNT, BATCH = 32, 8
 #: Way → framework.
 WAYS = {
@@ -57,7 +50,7 @@ def source_of(framework: str, folder: Path) -> Any:
     """ResNet-50 as an object or file of a framework."""
     if framework == "tensorflow":
         return import_module("keras_models").build("ResNet50")
-    from resnet50 import resnet50
+    from benchmarks.nets.resnet50 import resnet50
 
     if framework == "pytorch":
         return resnet50()
@@ -67,7 +60,8 @@ def source_of(framework: str, folder: Path) -> Any:
 def write_onnx(path: Path) -> None:
     """Write ResNet-50 as torch's exporter does."""
     import torch
-    from resnet50 import resnet50
+
+    from benchmarks.nets.resnet50 import resnet50
 
     torch.onnx.export(
         resnet50(),
@@ -100,7 +94,7 @@ def ours(framework: str, folder: Path) -> Callable[[], Any]:
 
 def quantize_static(folder: Path) -> Callable[[], Any]:
     """A call of ONNX Runtime's tool, to be timed."""
-    from static_quantization import write_static
+    from benchmarks.peers.static_quantization import write_static
 
     def call() -> None:
         feeds = ({"image": batch} for batch in batches())
@@ -120,15 +114,12 @@ def print_cost(method: str, folder: Path) -> None:
 
 def cost_of(method: str, folder: Path, peer: str | None) -> dict[str, float]:
     """The cost of one call in a process of its own."""
-    command = [sys.executable, str(THIS), "--cost", method, str(folder)]
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    variables |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     if method == "Intel Neural Compressor":
-        command = [str(peer), str(THIS.parent / "models" / "inc_pytorch.py"), "resnet50"]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    environment |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(done.stderr.strip()[-2000:])
-    cost = json.loads(done.stdout.strip().splitlines()[-1])
+        cost = run_child("peers.inc_pytorch", "resnet50", python=peer, variables=variables)
+    else:
+        cost = run_child("whole_call", "--cost", method, folder, variables=variables)
     return {"cpu": cost["cpu"] if "cpu" in cost else cost["parts"]["all"][0], **cost}
 
 

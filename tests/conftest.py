@@ -152,8 +152,9 @@ LONGEST = frozenset(
         "zoo/test_torch_zoo.py",
         "zoo/test_keras_layers.py",
         "test_docs.py",
-        "test_mutated_files.py",
-        "test_accepted_files.py",
+        "security/test_attacks.py",
+        "security/test_mutated_files.py",
+        "security/test_accepted_files.py",
         "test_other_processors.py",
         "test_examples.py",
         "test_examples_digits.py",
@@ -171,8 +172,15 @@ LONGEST = frozenset(
 )
 
 
-def pytest_collection_modifyitems(items):
-    """The longest files come first, those without a slow test last, to fill up all processes."""
+def pytest_collection_modifyitems(config, items):
+    """Tests in full run by `-m full` alone; of the others, the longest files come first.
+
+    Those without a slow test come last, to fill up all processes.
+    """
+    if "full" not in config.option.markexpr:
+        full = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
     _leave_messages_of_torch_to_one_logger()
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     longest = {Path(__file__).parent / name for name in LONGEST}

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -218,15 +219,24 @@ def imported(folder: Path) -> set[str]:
 
 def modules(folder: Path) -> set[str]:
     """The names by which the files of a folder can be imported."""
-    return {folder.name, *(path.stem for path in folder.rglob("*") if path.suffix in ("", ".py"))}
+    return {path.stem for path in folder.rglob("*") if path.suffix in ("", ".py")}
+
+
+def installed() -> set[str]:
+    """The names of packages, those of Python included."""
+    return {*packages_distributions(), *sys.stdlib_module_names}
 
 
 def test_benchmarks_import_no_tests_and_tests_no_benchmarks():
     tests, benchmarks = ROOT / "tests", ROOT / "benchmarks"
-    # Files such as `benchmarks/onnx.py` have the names of packages, which are meant then.
-    packages = {"onnx", "tensorflow"}
-    assert not imported(tests) & modules(benchmarks) - modules(tests) - packages
-    assert not imported(benchmarks) & modules(tests) - modules(benchmarks) - packages
+    assert "benchmarks" not in imported(tests)
+    assert "benchmarks" in imported(benchmarks)
+    assert not imported(benchmarks) & modules(tests) - installed()
+
+
+def test_files_of_tests_and_benchmarks_shadow_no_package():
+    files = [file for name in ("tests", "benchmarks") for file in (ROOT / name).rglob("*.py")]
+    assert not {file.stem for file in files} & installed()
 
 
 def test_the_plug_in_families_are_in_sight_from_the_root():

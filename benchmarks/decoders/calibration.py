@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from goals import Detail, Figure, Goal
-from settings import Settings
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import neural_mp
+from benchmarks.decoders.goals import Detail, Figure, Goal
+from benchmarks.decoders.settings import Settings
+from benchmarks.measurement.children import child_command
 from neural_mp import convert_with_plan
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.weights.weight_store import WeightStore
@@ -167,7 +168,7 @@ def _convert_folder(source: Path, target: Path, plan: PrecisionPlan) -> None:
 
 def _child(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("calibration_child.py")), *arguments],
+        child_command("decoders.calibration", *arguments),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -226,3 +227,8 @@ def _files(folder: str) -> int:
 
 
 COMMANDS = {"peak": peak, "folder": folder, "convert": convert}
+
+
+if __name__ == "__main__":
+    name, *words = sys.argv[1:]
+    print(json.dumps(COMMANDS[name](*words)))

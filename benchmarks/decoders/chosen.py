@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from goals import Detail, Figure, Goal
-from settings import Settings
 from torch import nn
-from torch_stack import WIDTH, WORDS, cpu_seconds, ratio, stack
 
+from benchmarks.decoders.goals import Detail, Figure, Goal
+from benchmarks.decoders.settings import Settings
+from benchmarks.decoders.torch_stack import WIDTH, WORDS, cpu_seconds, ratio, stack
 from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.config import settings_from
 from neural_mp.core.workload import form_of

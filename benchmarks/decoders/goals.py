@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tables import markdown_table
+from benchmarks.measurement.tables import markdown_table
 
 HEADINGS = ("figure", "measured", "peer", "to reach")
 

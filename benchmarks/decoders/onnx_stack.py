@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from torch_stack import CACHED, INNER, ROWS, WIDTH, WORDS, cpu_seconds, ratio
 
+from benchmarks.decoders.torch_stack import CACHED, INNER, ROWS, WIDTH, WORDS, cpu_seconds, ratio
 from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.enums import Approach

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import source_decoder as decoder
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from benchmarks.decoders import source_decoder as decoder
 from neural_mp.metrics import Perplexity
 
 Batches = Sequence[Any]

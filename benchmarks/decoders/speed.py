@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_stack
 import torch
-from goals import Detail, Figure, Goal
-from peers import peer_speed
-from settings import Settings
-from torch_stack import ROWS, cpu_seconds, inputs, ratio, stack
 
+from benchmarks.decoders import onnx_stack
+from benchmarks.decoders.goals import Detail, Figure, Goal
+from benchmarks.decoders.settings import Settings
+from benchmarks.decoders.torch_stack import ROWS, cpu_seconds, inputs, ratio, stack
+from benchmarks.peers.decoder_peers import peer_speed
 from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.enums import Approach, Capture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 
-from goals import Detail
-from settings import Subject, change, perplexity
-from weights import tuned
+from benchmarks.decoders.goals import Detail
+from benchmarks.decoders.settings import Subject, change, perplexity
+from benchmarks.decoders.weights import tuned
 
 HEADINGS = ("seed", "model", "tuning text", "bytes", "tuning", "unseen", "verdict")
 TOLERANCE = 0.01

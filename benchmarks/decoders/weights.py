@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from goals import Detail, Figure, Goal
 from scipy.stats import spearmanr
-from settings import Batches, Subject, change, perplexity
 from torch import nn
 
+from benchmarks.decoders.goals import Detail, Figure, Goal
+from benchmarks.decoders.settings import Batches, Subject, change, perplexity
 from neural_mp import MixedPrecision, convert_with_plan
 from neural_mp.adaptors.common.sensitivity.fisher import specs_of, weight_noise
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights

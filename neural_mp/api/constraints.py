@@ -15,14 +15,12 @@ from neural_mp.config import Settings, settings_from
 from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
-from neural_mp.space import Constraints, OpConstraint, TuningSpace
+from neural_mp.space import FP32_ONLY, Constraints, OpConstraint, TuningSpace
 from neural_mp.space.capability import Capability
 from neural_mp.util.text import counted
 
 _SECTIONS = ("quantization", "mixed_precision", "graph_optimization")
-_FP32_ONLY = OpConstraint((Precision.FP32,))
 _NO_LIMIT = OpConstraint()
 
 
@@ -68,7 +66,7 @@ def constrained(
     space = space.constrained(_of_python(given))
     for name in _names(given.exclude):
         try:
-            space = space.constrained(Constraints(op_wise={name: _FP32_ONLY}))
+            space = space.constrained(Constraints(op_wise={name: FP32_ONLY}))
         except UnknownOperatorError as error:
             message = str(error).replace("op_wise names", "exclude names", 1)
             raise UnknownOperatorError(message) from None

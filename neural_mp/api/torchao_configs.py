@@ -14,9 +14,8 @@ from neural_mp.api.by_rules import Conversion, converted_by_rules
 from neural_mp.core.enums import Approach, Capture, Scheme
 from neural_mp.core.precision import INTEGERS, Precision
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.space import ConversionRules, OpConstraint, QuantConstraint
+from neural_mp.space import FP32_ONLY, ConversionRules, OpConstraint, QuantConstraint
 
-_FP32_ONLY = OpConstraint((Precision.FP32,))
 _DENSE = frozenset({"Linear", "Conv1D"})
 
 
@@ -86,7 +85,7 @@ def quantize_(
         )
     excluded = [] if filter_fn is None else list(_left_out(model, filter_fn))
     rules = ConversionRules(
-        ((_DENSE, limit),), by_name={f"{re.escape(name)}$": _FP32_ONLY for name in excluded}
+        ((_DENSE, limit),), by_name={f"{re.escape(name)}$": FP32_ONLY for name in excluded}
     )
     result = converted_by_rules(model, Conversion(rules, capture=Capture.LAYERS))
     for op, chosen in result.plan.items():

@@ -2,7 +2,13 @@
 
 from neural_mp.space.activation_memory import peak_activation_bytes
 from neural_mp.space.calibrated_space import reached_by, without_non_finite
-from neural_mp.space.capability import Capability, Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.capability import (
+    FP32_ONLY,
+    Capability,
+    Constraints,
+    OpConstraint,
+    QuantConstraint,
+)
 from neural_mp.space.effective_ops import EffectiveOp, planned_by_name, planned_ops
 from neural_mp.space.explanations import Reason, counted_reasons, why_int8
 from neural_mp.space.resolution import ResolvedPlan
@@ -10,6 +16,7 @@ from neural_mp.space.rules import ConversionRules, name_matches
 from neural_mp.space.space import TuningSpace
 
 __all__ = [
+    "FP32_ONLY",
     "Capability",
     "Constraints",
     "ConversionRules",

@@ -197,6 +197,9 @@ class OpConstraint:
         )
 
 
+FP32_ONLY = OpConstraint((Precision.FP32,))
+
+
 @dataclass(frozen=True)
 class Constraints:
     """User constraints on the whole model, on op types and on single ops (names or patterns)."""

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
-from neural_mp.space.capability import OpConstraint
+from neural_mp.space.capability import FP32_ONLY, OpConstraint
 from neural_mp.space.space import TuningSpace
-
-_FP32_ONLY = OpConstraint((Precision.FP32,))
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class ConversionRules:
         usual = [limit for types, limit in self.defaults if not types or types & op.types]
         if any(_matches_op(pattern, op) for pattern in self.kept):
             usual = []
-        return (named or typed or usual or [_FP32_ONLY])[-1]
+        return (named or typed or usual or [FP32_ONLY])[-1]
 
     def plan(self, space: TuningSpace) -> PrecisionPlan:
         """Return the plan with every op in the best configuration that its rule allows.

@@ -62,6 +62,9 @@ class _FreedMemory:
 #: Return of freed memory to the system, during work with many large intermediate results:
 #: otherwise, glibc keeps what was freed between arrays that stay, up to several times their size.
 FREED = _FreedMemory()
+#: Intermediate results of rounding a weight, or of a block, as large as the weight or the inputs of
+#: the block, at most.
+MAX_RESULTS = 16
 #: Bytes of arrays between two returns of freed memory.
 _TRIMMED_BYTES = 1 << 25
 #: Seconds between checks.

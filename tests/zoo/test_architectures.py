@@ -1,6 +1,6 @@
-"""A slice of the zoo of architectures: caches of two kinds, and a net without attention.
+"""A slice of the zoo of architectures, and all of them in full.
 
-`python benchmarks/architectures.py` runs all of them.
+The slice has caches of two kinds, and a net without attention.
 """
 
 import json
@@ -16,14 +16,12 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("bart", "fnet", "mamba")
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("architectures")
+def run_program(folder, *options):
+    """Return the rows that the program writes, and its page."""
     results, page = folder / "results.jsonl", folder / "page.md"
-    program = ROOT / "benchmarks" / "architectures.py"
-    options = ["--sources", "transformers", "--results", results, "--page", page]
+    program = Path(__file__).with_name("all_architectures.py")
     done = subprocess.run(
-        [sys.executable, program, *options, "--only", *NAMES],
+        [sys.executable, program, "--results", results, "--page", page, *options],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -31,8 +29,15 @@ def rows(tmp_path_factory):
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     rows = [json.loads(line) for line in results.read_text().splitlines()]
+    return rows, page.read_text()
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("architectures")
+    rows, page = run_program(folder, "--sources", "transformers", "--only", *NAMES)
     for row in rows:
-        assert f"| {row['name']} |" in page.read_text()
+        assert f"| {row['name']} |" in page
     return {row["name"]: row for row in rows}
 
 
@@ -44,3 +49,10 @@ def test_an_architecture_converts_and_reloads(rows, name):
     assert row["sqnr_db"] >= MIN_INT8_SQNR_DB
     assert not row["unlike"]
     assert row["reload"] == "equal"
+
+
+@pytest.mark.full
+def test_every_architecture_converts_or_is_refused_in_one_error(tmp_path):
+    rows, _ = run_program(tmp_path)
+    assert rows
+    assert [row for row in rows if "crashed" in row or row.get("unlike")] == []

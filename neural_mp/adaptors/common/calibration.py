@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.ranges import (
-    LEVELS,
     MIN_RANGE_WIDTH,
+    STEPS,
     affine_parameters,
     chosen_ranges,
 )
@@ -226,7 +226,7 @@ class Observer:
             return self.noise
         low, high = self._extremes
         width = np.maximum(high, 0.0) - np.minimum(low, 0.0)
-        step = np.where(width > MIN_RANGE_WIDTH, width / LEVELS, 1.0)
+        step = np.where(width > MIN_RANGE_WIDTH, width / STEPS, 1.0)
         noise = step**2 / 12 / np.where(self._power > 0, self._power, np.inf)
         return float(np.minimum(1.0, noise).mean())
 

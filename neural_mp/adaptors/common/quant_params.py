@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.ranges import LEVELS, MIN_RANGE_WIDTH, affine_parameters
+from neural_mp.adaptors.common.ranges import MIN_RANGE_WIDTH, STEPS, affine_parameters
 from neural_mp.core.int8_accumulation import (
     EXACT_EVERYWHERE,
     REDUCED_RANGE,
@@ -23,7 +23,7 @@ from neural_mp.space import TuningSpace
 from neural_mp.util.pytree import Array
 
 #: The uint8 number at the place of 0 in int8.
-_MIDDLE = 128
+MIDDLE = 128
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class QuantParams:
     @classmethod
     def signed(cls, span: Range) -> QuantParams:
         """Return the parameters that cover a range as int8 does, without a zero point."""
-        return cls((max(map(abs, span)) or 1.0) / (LEVELS - _MIDDLE), _MIDDLE)
+        return cls((max(map(abs, span)) or 1.0) / (STEPS - MIDDLE), MIDDLE)
 
     @property
     def low(self) -> float:
@@ -51,7 +51,7 @@ class QuantParams:
     @property
     def high(self) -> float:
         """The largest representable number."""
-        return (LEVELS - self.zero_point) * self.scale
+        return (STEPS - self.zero_point) * self.scale
 
     def clamps(self, low: float, high: float) -> bool:
         """Whether all representable numbers are within limits, up to half a step."""

@@ -12,7 +12,7 @@ from neural_mp.core.observations import Range
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 
 #: Steps of an 8-bit scale.
-LEVELS = 255
+STEPS = 255
 #: Narrower ranges count as empty: float32 cannot divide by their step.
 MIN_RANGE_WIDTH = 1e-30
 #: Fractions of the largest magnitude tried as clipping limits.
@@ -34,8 +34,8 @@ def affine_parameters(low: float, high: float) -> tuple[float, int]:
     """
     low, high = min(low, 0.0), max(high, 0.0)
     # For an all-zero tensor, any scale is correct.
-    scale = (high - low) / LEVELS if high - low > MIN_RANGE_WIDTH else 1.0
-    return scale, min(max(round(-low / scale), 0), LEVELS)
+    scale = (high - low) / STEPS if high - low > MIN_RANGE_WIDTH else 1.0
+    return scale, min(max(round(-low / scale), 0), STEPS)
 
 
 def chosen_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
@@ -84,7 +84,7 @@ def _least_mse_range(sample: Floats, full: Range) -> Range:
         scale, zero = affine_parameters(*_clip_range(full, _CLIP_FRACTIONS[index]))
         stored = sample * np.float32(1 / scale)
         np.rint(stored, out=stored)
-        np.clip(stored, -zero, LEVELS - zero, out=stored)
+        np.clip(stored, -zero, STEPS - zero, out=stored)
         stored *= np.float32(scale)
         stored -= sample
         return float(np.dot(stored, stored))
@@ -113,7 +113,7 @@ def _least_kl_range(sample: Floats, full: Range) -> Range:
     limits = np.array([_clip_range(full, fraction) for fraction in _CLIP_FRACTIONS])
     start = np.searchsorted(centres, limits[:, 0], "left")
     stop = np.searchsorted(centres, limits[:, 1], "right")
-    enough = stop - start > LEVELS
+    enough = stop - start > STEPS
     if not enough.any():
         return full
     divergences = _kl_divergences(counts, start[enough], stop[enough])
@@ -135,7 +135,7 @@ def _kl_divergences(
     below, above = _sum_slices(counts, 0, start), _sum_slices(counts, stop, len(counts))
     # Level l of w bins begins at bin ⌈l·w / 256⌉.
     widths = (stop - start)[:, None]
-    borders = start[:, None] + -(-np.arange(LEVELS + 2) * widths // (LEVELS + 1))
+    borders = start[:, None] + -(-np.arange(STEPS + 2) * widths // (STEPS + 1))
     sums = _sum_slices(counts, borders[:, :-1], borders[:, 1:])
     filled = _sum_slices(counts > 0, borders[:, :-1], borders[:, 1:])
     fraction = sums / np.maximum(filled, 1) / np.maximum(sums.sum(axis=1, keepdims=True), 1e-12)

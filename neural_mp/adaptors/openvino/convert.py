@@ -16,7 +16,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.common.ranges import LEVELS
+from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import (
@@ -55,7 +55,7 @@ QUANTIZED, CAST, BOUNDED, SEPARATED = "/quantize", "/cast", "/bounded", "/separa
 #: Near the largest finite float32.
 _FLOAT_BOUND = 3e38
 #: The levels of uint8.
-_LEVELS = LEVELS + 1
+_LEVELS = STEPS + 1
 _F32 = ov.Type.f32
 #: Precision of an op → the element type that it is written in.
 _TYPES = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import MIDDLE, round_to_int8, weight_scales
 from neural_mp.adaptors.openvino.graph_edit import array_of, source_of, type_of
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.core.int8_accumulation import weight_qmax
@@ -21,8 +21,6 @@ from neural_mp.util.pytree import Array
 WEIGHT, ALONE = "/weight", "/weight_alone"
 #: Suffix of the name of the integer constant of a weight.
 STORED = "/int8"
-#: The zero point of a table in uint8.
-_MIDDLE = 128
 
 
 def weight_axes(node: Any, axes: int) -> tuple[int, ...]:
@@ -74,13 +72,13 @@ def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
     """
     table, limit = np.asarray(array_of(source_of(node, 0)), np.float32), weight_qmax(spec)
     scales = weight_scales(table, (1,), limit)
-    codes = round_to_int8(table, scales, limit).astype(np.int16) + _MIDDLE
+    codes = round_to_int8(table, scales, limit).astype(np.int16) + MIDDLE
     stored = ops.constant(codes.astype(np.uint8))
     stored.set_friendly_name(f"{stem}{STORED}")
     indices, start = source_of(node, 1), ops.constant(np.int64(0))
     rows, steps = (ops.gather(values, indices, start) for values in (stored, ops.constant(scales)))
     widened = ops.convert(rows, "f32")
-    centred = ops.subtract(widened, ops.constant(np.float32(_MIDDLE)))
+    centred = ops.subtract(widened, ops.constant(np.float32(MIDDLE)))
     nodes = [rows, steps, widened, centred]
     for op, part in zip(nodes, ("rows", "scales", "float", "steps"), strict=True):
         op.set_friendly_name(f"{stem}/{part}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.fusion_check import describe_mismatch, exceeds_rounding, is_close
 from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.common.ranges import LEVELS
+from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.runtime_probe import try_each_file
 from neural_mp.adaptors.openvino.kernel_check import FOLLOWS, MOVES, fixed_shape, read_case
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
@@ -58,7 +58,7 @@ class _Ranges:
         own = float(array.min(initial=0)), float(array.max(initial=0))
         params = QuantParams.of(limits or own)
         ends = [np.array(end, np.float32) for end in (params.low, params.high)]
-        return ops.fake_quantize(output, *ends, *ends, LEVELS + 1).output(0)
+        return ops.fake_quantize(output, *ends, *ends, STEPS + 1).output(0)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
-from neural_mp.adaptors.common.ranges import LEVELS
+from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
@@ -254,4 +254,4 @@ def _quantized_parts(
 
 def _quantized(output: Any, given: QuantParams, target: QuantParams) -> Any:
     bounds = (given.low, given.high, target.low, target.high)
-    return ops.fake_quantize(output, *map(np.float32, bounds), LEVELS + 1)
+    return ops.fake_quantize(output, *map(np.float32, bounds), STEPS + 1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
-from neural_mp.adaptors.common.ranges import LEVELS
+from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.openvino.fusion import LAYERS, is_product, moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
@@ -74,7 +74,7 @@ def _quantized_factors(program: Any) -> Iterator[Any]:
         factor = source_of(node, 1).get_node()
         while moves(factor):
             factor = source_of(factor, 0).get_node()
-        if type_of(factor) == "FakeQuantize" and factor.get_attributes()["levels"] == LEVELS + 1:
+        if type_of(factor) == "FakeQuantize" and factor.get_attributes()["levels"] == STEPS + 1:
             yield factor
 
 
@@ -104,8 +104,8 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
 def _halve_levels(factor: Any) -> None:
     """Round a tensor to every second level, for which the plugin has no integer kernels."""
     low, high = (np.asarray(array_of(source_of(factor, index))) for index in (1, 2))
-    high = high - (high - low) / LEVELS
-    half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (LEVELS + 1) // 2)
+    high = high - (high - low) / STEPS
+    half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (STEPS + 1) // 2)
     readers = list(factor.output(0).get_target_inputs())
     half.set_friendly_name(f"{name_of(factor)}{REDUCED}")
     for reader in readers:

@@ -93,7 +93,7 @@ def DataLoader(framework: str, dataset: object, **options: Any) -> CommonDataLoa
 DATALOADERS: Mapping[str, Any] = defaultdict(lambda: CommonDataLoader)
 DATASETS = Datasets
 DefaultDataLoader = TensorflowDataLoader = ONNXRTDataLoader = CommonDataLoader
-TensorflowBertDataLoader = TensorflowModelZooBertDataLoader = CommonDataLoader
+TensorflowModelZooBertDataLoader = CommonDataLoader
 
 
 def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
@@ -135,7 +135,6 @@ __all__ = [
     "LabelBalanceCOCORecordFilter",
     "ONNXRTDataLoader",
     "Postprocess",
-    "TensorflowBertDataLoader",
     "TensorflowDataLoader",
     "TensorflowModelZooBertDataLoader",
     "create_dataloader",

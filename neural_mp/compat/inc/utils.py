@@ -247,7 +247,7 @@ class Configured:
         self.conf = conf
 
 
-Quantization_Conf = MixedPrecision_Conf = Benchmark_Conf = Graph_Optimization_Conf = Configured
+Quantization_Conf = Graph_Optimization_Conf = Configured
 QuantConf = BenchmarkConf = Conf = Configured
 DotDict = Dotted
 BaseModel = Model

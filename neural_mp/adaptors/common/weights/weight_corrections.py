@@ -34,7 +34,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     to_bfloat16,
 )
 from neural_mp.core.enums import WeightCorrection
-from neural_mp.util.memory import FREED
+from neural_mp.util.memory import FREED, MAX_RESULTS
 from neural_mp.util.pytree import Array
 
 #: Fraction of every input's power that is added to the diagonal of H, against noise.
@@ -50,8 +50,6 @@ _ROWS_TRIED = 256
 #: Norm of the error that HQQ minimizes, steps, and the penalty with its growth per step.
 _HQQ_NORM, _HQQ_STEPS, _HQQ_PENALTY, _HQQ_GROWTH = 0.7, 20, 10.0, 1.01
 _LEAST = 1e-8
-#: Intermediate results of rounding as large as the weight, at most.
-_RESULTS = 16
 
 
 def corrected_weight(
@@ -71,7 +69,7 @@ def corrected_weight(
         options: options of learned rounding.
     """
     weight = weight.astype(np.float32, copy=False)
-    FREED.after(_RESULTS * weight.nbytes)
+    FREED.after(MAX_RESULTS * weight.nbytes)
     corrections = quantizer.spec.corrections
     if WeightCorrection.HQQ in corrections:
         rows = (weight[part] for part in row_parts(weight.shape))
@@ -238,13 +236,13 @@ def _round_rows(
     factors: Floats | None,
 ) -> GroupedWeight:
     """Round rows of a weight, each in the best of several ways."""
-    FREED.after(_RESULTS * weight.nbytes)
+    FREED.after(MAX_RESULTS * weight.nbytes)
     scaled = weight if factors is None else weight / factors
     candidates = _candidate_roundings(scaled, quantizer, moments, factor, factors)
     best = next(candidates)
     least = row_errors(weight, best, moments)
     for candidate in candidates:
-        FREED.after(_RESULTS * weight.nbytes)
+        FREED.after(MAX_RESULTS * weight.nbytes)
         errors = row_errors(weight, candidate, moments)
         better = errors < least
         least = np.where(better, errors, least)

@@ -14,12 +14,10 @@ from neural_mp.adaptors.pytorch.capture.module_capture import run_call
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import LINEAR
-from neural_mp.util.memory import FREED
+from neural_mp.util.memory import FREED, MAX_RESULTS
 
 #: Name of the first argument of a block in `transformers`.
 _STATES = "hidden_states"
-#: Intermediate results of a block as large as its hidden states, at most.
-_RESULTS = 16
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def advance(module: nn.Module, states: list[torch.Tensor], calls: list[BlockCall
     with torch.no_grad():
         for index, call in enumerate(calls):
             states[index] = call.run(module, states[index])
-            FREED.after(_RESULTS * states[index].nbytes)
+            FREED.after(MAX_RESULTS * states[index].nbytes)
 
 
 class _Recorder:
@@ -154,7 +152,7 @@ class _Recorder:
     def after(self, _: nn.Module, args: object, result: Any) -> None:
         """Keep the result of a block: the next block must read it."""
         self._last = _states_of(result)
-        FREED.after(_RESULTS * getattr(self._last, "nbytes", 0))
+        FREED.after(MAX_RESULTS * getattr(self._last, "nbytes", 0))
 
     def _build_call(
         self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]

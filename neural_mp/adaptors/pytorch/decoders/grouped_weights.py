@@ -24,10 +24,7 @@ from neural_mp.adaptors.pytorch.decoders.decoder_blocks import (
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import LINEAR
-from neural_mp.util.memory import FREED
-
-#: Intermediate results of a block between two of its layers as large as their inputs, at most.
-_RESULTS = 16
+from neural_mp.util.memory import FREED, MAX_RESULTS
 
 
 def input_moments(
@@ -107,7 +104,7 @@ def moments_of_layers(
     def _add_moments(op: str, tensor: torch.Tensor) -> None:
         first = next((name for name, value in inputs.items() if value is tensor), op)
         inputs[op] = tensor
-        FREED.after(_RESULTS * tensor.nbytes)
+        FREED.after(MAX_RESULTS * tensor.nbytes)
         # The first run decides which layers share: experts read other rows in every run.
         if alike.setdefault(op, first) == op:
             rows = tensor.detach().float().numpy()

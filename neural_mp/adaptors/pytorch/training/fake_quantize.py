@@ -29,21 +29,13 @@ def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.dot(first.reshape(-1), second.reshape(-1))
 
 
-def rounded_tensor(x: torch.Tensor, scale: Any, zero_point: Any, least: Any = 0) -> torch.Tensor:
-    """Return a tensor after quantize and dequantize, computed as `qdq_ops.quantize` does.
-
-    `least` is the smallest integer: the zero point rounds the ReLU of the tensor.
-    """
+def rounded_tensor(x: torch.Tensor, scale: Any, zero_point: Any) -> torch.Tensor:
+    """Return a tensor after quantize and dequantize, computed as `qdq_ops.quantize` does."""
     if isinstance(scale, float):
         steps = ops.in_steps(x, scale, zero_point)
     else:
         steps = x * (1 / scale) + (zero_point + 0.5)
-    return ops.dequantized(steps.clamp_(least, ops.QMAX).floor_(), scale, zero_point)
-
-
-def highest(scale: float, zero_point: int) -> float:
-    """Return the largest number that is not clipped."""
-    return (ops.QMAX - zero_point - 0.5) * scale
+    return ops.dequantized(steps.clamp_(0, ops.QMAX).floor_(), scale, zero_point)
 
 
 def gradient_within(
@@ -52,7 +44,7 @@ def gradient_within(
     """Return the gradient of `rounded_tensor` by the tensor: 0 outside of its range."""
     offset = zero_point + 0.5
     if isinstance(scale, float):
-        return hardtanh_backward(grad, x, -offset * scale, highest(scale, zero_point))
+        return hardtanh_backward(grad, x, -offset * scale, (ops.QMAX - offset) * scale)
     return hardtanh_backward(grad, x * (1 / scale) + offset, 0.0, float(ops.QMAX))
 
 
@@ -64,11 +56,6 @@ def gradient_by_log(
     if x.numel() < _FEW:
         return (grad * rounded).addcmul_(within, x, value=-1).sum()
     return _dot(grad, rounded).sub_(_dot(within, x))
-
-
-def tensor_factor(values: int) -> float:
-    """Return LSQ's factor of the gradient by a scale for a number of values."""
-    return gradient_factor(values, ops.QMAX)
 
 
 class RoundActivation(torch.autograd.Function):
@@ -91,7 +78,9 @@ class RoundActivation(torch.autograd.Function):
         within = gradient_within(grad, x, ctx.scale, ctx.zero_point)
         if not ctx.needs_input_grad[1]:
             return within, None, None, None
-        by_log = gradient_by_log(grad, within, x, rounded).mul_(tensor_factor(x.numel()))
+        by_log = gradient_by_log(grad, within, x, rounded).mul_(
+            gradient_factor(x.numel(), ops.QMAX)
+        )
         return within, by_log.view(1), None, None
 
 

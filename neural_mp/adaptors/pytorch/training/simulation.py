@@ -34,7 +34,7 @@ from neural_mp.adaptors.pytorch.training.norms import (
     rest_of,
 )
 from neural_mp.adaptors.pytorch.training.places import PLACE, name_places, weight_of
-from neural_mp.adaptors.pytorch.training.run_fusion import TENSOR, WEIGHT, fuse_runs
+from neural_mp.adaptors.pytorch.training.scales import Scales
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
 from neural_mp.adaptors.pytorch.training.weight_rows import RowFormat, StoredRows
 from neural_mp.core.int8_accumulation import weight_qmax
@@ -172,7 +172,7 @@ class _Simulator:
         self.module.graph.eliminate_dead_code()
         self.floats()
         name_places(self.module.graph)
-        self.fuse()
+        self.add_scales()
         fx.finish(self.module)
         return self.found
 
@@ -183,7 +183,7 @@ class _Simulator:
         self.encodings.setdefault(root, QuantParams(scale, zero_point))
         self.found.quantizers[node.name] = index = list(self.encodings).index(root)
         with self.module.graph.inserting_before(node):
-            rounded = self.module.graph.call_method(TENSOR, (self.rounding, x, index))
+            rounded = self.module.graph.call_method("tensor", (self.rounding, x, index))
         rounded.meta["val"] = x.meta["val"].float()
         for pair in list(node.users):
             dtype = pair.args[3]
@@ -245,25 +245,20 @@ class _Simulator:
             layer, mine = readers[0]
             with graph.inserting_before(mine):
                 weight = graph.get_attr(self.found.weights[key])
-                rounded = graph.call_method(WEIGHT, (self.rounding, weight, number))
+                rounded = graph.call_method("weight", (self.rounding, weight, number))
             for node in (weight, rounded):
                 node.meta = {"val": mine.meta["val"], PLACE: weight_of(layer)}
             for layer, mine in readers:
                 layer.replace_input_with(mine, rounded)
 
-    def fuse(self) -> None:
-        """Add the scales, and fuse the runs that read them."""
+    def add_scales(self) -> None:
+        """Put the scales into the place that was left for them."""
         if not self.encodings and not self.rows:
             self.found.scales = ""
             return
         encodings, rows = list(self.encodings.values()), list(self.rows.values())
-        table, tensors, weights = fuse_runs(
-            self.module, self.rounding, encodings, rows, self.learned
-        )
-        self.module.set_submodule(self.found.scales, table)
-        named = self.found.quantizers.items()
-        self.found.quantizers = {node: tensors[number] for node, number in named}
-        self.found.numbers = dict(zip(self.rows, weights, strict=True))
+        self.module.set_submodule(self.found.scales, Scales(encodings, rows, self.learned))
+        self.found.numbers = {key: number for number, key in enumerate(self.rows)}
 
     def norm_source(self, key: Key) -> NormSource | None:
         """Return the batch norm folded into the only layer that reads a weight, if it is known."""

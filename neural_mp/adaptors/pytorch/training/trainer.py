@@ -20,7 +20,6 @@ from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.training.choices import optimizer_of
-from neural_mp.adaptors.pytorch.training.fused_runs import FusedRun
 from neural_mp.adaptors.pytorch.training.numerics_trace import loss_value
 from neural_mp.adaptors.pytorch.training.places import PLACE
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
@@ -156,11 +155,6 @@ class _Tracer(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Run a node, and record its place if its result is not finite."""
         value = super().run_node(n)
-        run = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None
-        if isinstance(run, FusedRun) and not self.found:
-            inner = _Tracer(run.plain)
-            inner.run(*self.fetch_args_kwargs_from_env(n)[0])
-            self.found += inner.found
         if not self.found and PLACE in n.meta:
             leaves = (leaf for leaf in pytree.tree_leaves(value) if fx.is_float(leaf))
             if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):

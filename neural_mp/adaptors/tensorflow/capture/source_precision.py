@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 
-from neural_mp.adaptors.common.calibration import LEVELS
+from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.tensorflow.capture.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.graph.control_flow import with_functions_of_its_own
 from neural_mp.adaptors.tensorflow.graph.fusion import never_negative
@@ -245,7 +245,7 @@ def _declared(graph: TensorGraph, node: NodeDef) -> Range | None:
     elif high < 0:
         low, high = low - high, 0.0
     if node.attr["narrow_range"].b:  # the lowest of all levels is not used
-        low -= (high - low) / (LEVELS - 1)
+        low -= (high - low) / (STEPS - 1)
     return low, high
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.common.ranges import LEVELS
+from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8
 from neural_mp.adaptors.tensorflow.graph.fusion import FusionGroup
@@ -185,7 +185,7 @@ def kernel_limits(forms: Forms, tensor: str, encoding: QuantParams) -> list[str]
     """Return the range of a quantized tensor for a kernel without zero points."""
     return [
         forms.scalar(0.0, f"{tensor}/least"),
-        forms.scalar(LEVELS * encoding.scale, f"{tensor}/most"),
+        forms.scalar(STEPS * encoding.scale, f"{tensor}/most"),
     ]
 
 
@@ -242,7 +242,7 @@ def _clipped(forms: Forms, layer: Layer, name: str, result: QuantParams) -> str:
     zero = result.zero_point
     if layer.activation is not None and zero > 0:
         limits = {"Maximum": zero}
-    if layer.activation == "Relu6" and round(6 / result.scale) + zero < LEVELS:
+    if layer.activation == "Relu6" and round(6 / result.scale) + zero < STEPS:
         limits = {**limits, "Minimum": round(6 / result.scale) + zero}
     for op, limit in limits.items():
         name = forms.clipped(f"{layer.tail}/{op.lower()}", op, name, limit)

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
-from neural_mp.adaptors.common.ranges import LEVELS
+from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.simulation import TrainingSchedule, gradient_factor, moving_range
 from neural_mp.adaptors.tensorflow.graph.fusion import LARGEST_AVERAGE
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, NodeDef, node_of
@@ -52,13 +52,13 @@ def _activation_rounding(rounding: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     ) -> Any:
         scale = initial * tf.exp(log_scale)
         steps = x / scale + zero_point
-        rounded = (rounding(tf.clip_by_value(steps, 0.0, LEVELS)) - zero_point) * scale
+        rounded = (rounding(tf.clip_by_value(steps, 0.0, STEPS)) - zero_point) * scale
 
         def gradients(grad: tf.Tensor) -> Any:
-            within = tf.where((steps >= -0.5) & (steps <= LEVELS + 0.5), grad, 0.0)
+            within = tf.where((steps >= -0.5) & (steps <= STEPS + 0.5), grad, 0.0)
             # d(rounded)/d(log scale) is rounded − x within the range, and rounded outside.
             scale_grad = tf.reduce_sum(grad * rounded) - tf.reduce_sum(within * x)
-            factor = tf.math.rsqrt(tf.cast(tf.maximum(tf.size(x), 1), tf.float32) * LEVELS)
+            factor = tf.math.rsqrt(tf.cast(tf.maximum(tf.size(x), 1), tf.float32) * STEPS)
             return within, scale_grad * factor, None, None
 
         return rounded, gradients

@@ -13,7 +13,6 @@ from typing import Any
 from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.utils import get_torch_version
-from neural_mp.compat.inc.v3.base_config import BaseConfig
 from neural_mp.compat.inc.v3.devices import (
     CPU_Accelerator,
     CUDA_Accelerator,
@@ -235,13 +234,6 @@ def get_model_info(model: Any, white_module_list: tuple[type, ...]) -> list[tupl
         if isinstance(module, tuple(white_module_list))
     ]
 
-
-def get_quantizer(model: Any, *arguments: object) -> Any:
-    """Return None: an observed model has no quantizer of its own."""
-    return None
-
-
-TorchBaseConfig = BaseConfig
 
 _absent = absent_names(globals())
 

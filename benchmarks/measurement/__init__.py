@@ -1,0 +1,1 @@
+"""Parts of measurements that programs share."""

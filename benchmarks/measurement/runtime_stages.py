@@ -1,0 +1,316 @@
+"""The stages of `runtimes.py`, each in a process of its own; they return what is to be printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.measurement.clock import Clock
+from benchmarks.measurement.runtime_own import (
+    COMPILED,
+    EAGER,
+    KERAS,
+    KERAS_FP32,
+    ONNX,
+    Call,
+    module_call,
+    own,
+    own_calls,
+    own_noise,
+)
+from benchmarks.nets.runtime_nets import (
+    AT_ONCE,
+    CALIBRATED,
+    CALIBRATION,
+    CASES,
+    JUDGED,
+    TIMED,
+    noise,
+    reference,
+    write_sources,
+)
+from benchmarks.peers.runtime_lite import lite_call, write_lite
+from neural_mp import AccuracyCriterion, MixedPrecision, load
+from neural_mp.adaptors.openvino.runtime import core, precision_hint
+from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.api.runtimes import RuntimeChoice
+from neural_mp.core.hardware import detect
+from neural_mp.core.precision import Precision
+from neural_mp.profiling import measurement
+
+Run = Callable[[], Any]
+#: Ways to run a model → their names in the tables.
+TORCH, ORT, OPENVINO = "PyTorch FP32", "ONNX Runtime FP32", "OpenVINO FP32"
+OURS, PLAIN = "ours, runtime=auto", "ours, by plain OpenVINO"
+NNCF, NNCF_F32 = "NNCF, OpenVINO's own hint", "NNCF, hint f32"
+STATIC, PT2E = "quantize_static", "torchao PT2E + inductor"
+TFLITE = "TFLite INT8 of the Keras model"
+#: Ways of ours without a metric, and the FP32 that each is compared with.
+OWN = {EAGER: TORCH, COMPILED: TORCH, ONNX: ORT, KERAS: KERAS_FP32}
+FLOATS, PEERS = (TORCH, ORT, OPENVINO), (NNCF, NNCF_F32, STATIC, PT2E, TFLITE)
+
+
+def make(name: str, folder: Path) -> dict[str, Any]:
+    """Write what the tools start from."""
+    write_sources(name, folder)
+    return {}
+
+
+def convert(name: str, folder: Path) -> dict[str, Any]:
+    """Read, calibrate and convert in OpenVINO what NNCF starts from; CPU and wall seconds."""
+    case, clock = CASES[name], Clock()
+    batches = list(case.cut(CALIBRATION, CALIBRATED, AT_ONCE))
+    adaptor = adaptor_named("openvino")
+    with clock.part("read"):
+        example = dict(zip(case.names, (array[:1] for array in batches[0]), strict=True))
+        model = adaptor.load(folder / "fp32.onnx", example=example)
+        space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
+    with clock.part("calibrate + convert"):
+        observed = adaptor.observe(model, batches, space)
+        adaptor.convert(model, space.resolve(space.fastest_plan()), observed, space)
+    return clock.parts
+
+
+def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -> dict[str, Any]:
+    """Tune the torch module with `runtime=auto`: the fastest at most as noisy as NNCF."""
+    if clock_name == "cpu":
+        measurement._mean_run_seconds = _cpu_seconds
+    case = CASES[name]
+    net, expected = reference(name)
+    parts = np.split(expected, range(int(size), case.judged, int(size)))
+    judged = list(zip(case.cut(case.judged, JUDGED, int(size)), parts, strict=True))
+    clock = Clock()
+    choose = RuntimeChoice.fastest
+
+    def timed(choice: RuntimeChoice) -> Any:
+        with clock.part("choice"):
+            return choose(choice)
+
+    RuntimeChoice.fastest = timed  # type: ignore[method-assign]
+    with clock.part("run"):
+        result = MixedPrecision(
+            model=net,
+            runtime="auto",
+            metric=fidelity,
+            eval_dataloader=[(_single(inputs), output) for inputs, output in judged],
+            calib_dataloader=[
+                _single(inputs) for inputs in case.cut(CALIBRATION, CALIBRATED, AT_ONCE)
+            ],
+            sampling_size=CALIBRATION,
+            accuracy_criterion=AccuracyCriterion(float(most_noise), relative=False),
+            workspace=folder / f"workspace{size}",
+            cache=False,
+        )()
+    shutil.rmtree(folder / f"ours{size}", ignore_errors=True)
+    result.save(folder / f"ours{size}")
+    counts = {str(precision): count for precision, count in result.plan.counts().items()}
+    return {
+        **{part: cpu for part, (cpu, _) in clock.parts.items()},
+        "runtime": result.framework,
+        "met": result.met,
+        "plan": counts,
+        "trials": len(result.trials),
+    }
+
+
+def _cpu_seconds(run: Run, times: int) -> float:
+    """The mean CPU seconds of consecutive runs, in place of those by the clock."""
+    start = time.process_time()
+    for _ in range(times):
+        run()
+    return (time.process_time() - start) / times
+
+
+def fidelity(predictions: Any, expected: Any) -> float:
+    """One less the noise of the outputs."""
+    return 1 - noise(expected, predictions)
+
+
+fidelity.higher_is_better = True  # type: ignore[attr-defined]
+
+
+def _single(inputs: tuple[np.ndarray, ...]) -> Any:
+    return inputs[0] if len(inputs) == 1 else inputs
+
+
+def judge(name: str, folder: Path, file: str) -> dict[str, Any]:
+    """Return the noise of a file in OpenVINO."""
+    case = CASES[name]
+    _, expected = reference(name)
+    call = _openvino(folder / file, case.draw(1, TIMED), {"INFERENCE_PRECISION_HINT": "f32"})
+    outputs = [call(inputs) for inputs in case.cut(case.judged, JUDGED, 1)]
+    return {"noise": noise(expected, np.concatenate(outputs))}
+
+
+def _openvino(file: Path, example: tuple[np.ndarray, ...], settings: dict[str, Any]) -> Call:
+    """A model compiled for one shape, called at the least overhead."""
+    program = core().read_model(file)
+    program.reshape(dict(zip(range(len(example)), (a.shape for a in example), strict=True)))
+    threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    request = core().compile_model(program, "CPU", {**threads, **settings}).create_infer_request()
+
+    def call(inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+        outputs = request.infer(list(inputs), share_inputs=True, share_outputs=True)
+        return np.array(outputs[0])
+
+    return call
+
+
+def _session(file: Path) -> Call:
+    """A session whose threads do not spin, as they would take the cores from the others."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    names = [inputs.name for inputs in session.get_inputs()]
+    return lambda inputs: session.run(None, dict(zip(names, inputs, strict=True)))[0]
+
+
+def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
+    """Return way → the call of a model, for all files that there are."""
+    example, f32 = CASES[name].draw(size, TIMED), {"INFERENCE_PRECISION_HINT": "f32"}
+    ours = folder / f"ours{size}"
+    calls = {OPENVINO: _openvino(folder / "fp32.onnx", example, f32)}
+    if ours.exists():
+        result = load(ours)
+        calls[OURS] = lambda inputs: result(*inputs)
+        if (ours / "model.xml").exists():
+            noted = precision_hint(core().read_model(ours / "model.xml"))
+            calls[PLAIN] = _openvino(
+                ours / "model.xml", example, {"INFERENCE_PRECISION_HINT": noted}
+            )
+    if (folder / "nncf.xml").exists():
+        calls[NNCF] = _openvino(folder / "nncf.xml", example, {})
+        calls[NNCF_F32] = _openvino(folder / "nncf.xml", example, f32)
+    if (folder / "static.onnx").exists():
+        calls[STATIC] = _session(folder / "static.onnx")
+    package = folder / f"pt2e{size}.pt2"
+    if package.exists():
+        calls[PT2E] = module_call(torch._inductor.aoti_load_package(str(package)))
+    return calls
+
+
+def race(name: str, folder: Path, size: str, rounds: str, clock: str, parts: str) -> dict[str, Any]:
+    """Return way → seconds of every round, its noise; operations of a call; the machine's peaks."""
+    case = CASES[name]
+    net, expected = reference(name)
+    inputs = case.draw(int(size), TIMED)
+    calls: dict[str, Call] = {TORCH: module_call(net), ORT: _session(folder / "fp32.onnx")}
+    if "speed" in parts:
+        calls |= _contenders(name, folder, int(size))
+    noises = {}
+    for label, call in calls.items():
+        outputs = [call(batch) for batch in case.cut(case.judged, JUDGED, int(size))]
+        noises[label] = noise(expected, np.concatenate(outputs))
+    results = own_calls(folder, int(size)) if "own" in parts else {}
+    calls |= results
+    noises |= own_noise(name, results, expected, int(size))
+    timer = time.process_time if clock == "cpu" else time.perf_counter
+    runs = {label: _repeated(call, inputs, timer) for label, call in calls.items()}
+    if "speed" in parts and (folder / "lite.tflite").exists():
+        runs[TFLITE] = _repeated(lite_call(folder, name, int(size)), inputs, timer)
+        noises[TFLITE] = float((folder / "lite.noise").read_text())
+    return {
+        "noise": noises,
+        "seconds": _in_turn(runs, int(rounds)),
+        "operations": _operations(net, inputs),
+        "peaks": _peaks(timer),
+    }
+
+
+def lite(name: str, folder: Path) -> dict[str, Any]:
+    """Write the model of Keras as TFLite in INT8, and its noise beside its own FP32."""
+    write_lite(name, folder)
+    return {}
+
+
+def _operations(net: torch.nn.Module, inputs: tuple[np.ndarray, ...]) -> int:
+    """The multiplications and additions of a call."""
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        net(*map(torch.from_numpy, inputs))
+    return int(counter.get_total_flops())
+
+
+def _peaks(timer: Callable[[], float]) -> dict[str, float]:
+    """Operations per second of the fastest of some products of large matrices, by precision.
+
+    On AMD, torch multiplies floats by MKL at half the speed of oneDNN, which is called directly.
+    """
+    width, tries = 1024, 10
+    floats = torch.randn(2, width, width)
+    mkldnn = torch.ops.mkldnn
+    packed = mkldnn._reorder_linear_weight(floats[1], width)
+    whole = torch.randint(-127, 127, (2, width, width), dtype=torch.int8)
+    products: list[tuple[str, Run]] = [
+        ("FP32", lambda: floats[0] @ floats[1]),
+        ("FP32", lambda: mkldnn._linear_pointwise(floats[0], packed, None, "none", [], "")),
+        ("INT8", lambda: torch._int_mm(whole[0], whole[1])),
+    ]
+    fastest: dict[str, float] = {}
+    with torch.inference_mode():
+        for precision, run in products:
+            once = _repeated(lambda _, run=run: run(), (), timer)
+            rate = 2 * width**3 / min(once() for _ in range(tries))
+            fastest[precision] = max(rate, fastest.get(precision, 0))
+    return fastest
+
+
+#: Seconds of a run in a round, at least.
+_BLOCK = 0.02
+
+
+def _repeated(
+    call: Call, inputs: tuple[np.ndarray, ...], timer: Callable[[], float]
+) -> Callable[[], float]:
+    """Return what runs a call, once without counting, then for a while: mean seconds of a call."""
+    call(inputs)
+    start = timer()
+    call(inputs)
+    times = max(1, round(_BLOCK / max(timer() - start, 1e-6)))
+
+    def run() -> float:
+        call(inputs)
+        start = timer()
+        for _ in range(times):
+            call(inputs)
+        return (timer() - start) / times
+
+    return run
+
+
+def _in_turn(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Take turns in a random order, as what runs after a small model finds warm caches."""
+    order, timings = random.Random(0), {label: [] for label in runs}
+    for _ in range(rounds):
+        for label in order.sample(list(runs), len(runs)):
+            timings[label].append(runs[label]())
+    return timings
+
+
+STAGES: dict[str, Callable[..., dict[str, Any]]] = {
+    "make": make,
+    "lite": lite,
+    "convert": convert,
+    "tune": tune,
+    "judge": judge,
+    "own": own,
+    "race": race,
+}
+
+
+def run_stage(arguments: Sequence[str]) -> None:
+    """Run a stage and print what it found as the last line."""
+    stage, name, folder, *more = arguments
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    print(json.dumps(STAGES[stage](name, Path(folder), *more)))

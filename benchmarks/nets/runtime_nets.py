@@ -1,0 +1,101 @@
+"""The four models of `runtimes.py` in torch, and their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.nets.bert import bert_base
+from benchmarks.nets.vision_nets import images, torch_net
+
+Arrays = tuple[np.ndarray, ...]
+
+
+def _pictures(count: int, seed: int) -> Arrays:
+    return (images(count, seed),)
+
+
+def _sentences(count: int, seed: int) -> Arrays:
+    tokens = np.random.default_rng(seed).integers(0, 30000, (count, 128))
+    return tokens, np.ones_like(tokens)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its data.
+
+    Attributes:
+        build: makes the model, in evaluation mode.
+        draw: number, seed → samples.
+        names: the inputs.
+        batches: the batch sizes to time.
+        judged: samples that outputs are compared on.
+    """
+
+    build: Callable[[], nn.Module]
+    draw: Callable[[int, int], Arrays]
+    names: tuple[str, ...] = ("image",)
+    batches: tuple[int, ...] = (1, 8)
+    judged: int = 32
+
+    def cut(self, samples: int, seed: int, size: int) -> Iterator[Arrays]:
+        """Yield samples in batches."""
+        arrays = self.draw(samples, seed)
+        for start in range(0, samples, size):
+            yield tuple(array[start : start + size] for array in arrays)
+
+
+CASES = {
+    "resnet50": Case(lambda: torch_net("resnet50"), _pictures, batches=(1, 32)),
+    "bert": Case(bert_base, _sentences, ("input_ids", "attention_mask"), (1, 4), 16),
+    "mobilenetv2": Case(lambda: torch_net("mobilenetv2"), _pictures),
+    "efficientnetb0": Case(lambda: torch_net("efficientnetb0"), _pictures),
+}
+#: Samples for calibration, of these as many at once; the seeds of the samples of each use.
+CALIBRATION, AT_ONCE = 32, 8
+CALIBRATED, JUDGED, TIMED = 1, 99, 7
+
+
+def write_sources(name: str, folder: Path) -> None:
+    """Write the model as ONNX and, per batch size, as exported program, and calibration samples."""
+    case = CASES[name]
+    net, two = case.build(), tuple(map(torch.from_numpy, case.draw(2, TIMED)))
+    batch = torch.export.Dim("batch")
+    torch.onnx.export(
+        net,
+        two,
+        str(folder / "fp32.onnx"),
+        input_names=list(case.names),
+        output_names=["result"],
+        dynamic_shapes=tuple({0: batch} for _ in case.names),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    for size in case.batches:
+        program = torch.export.export(net, tuple(map(torch.from_numpy, case.draw(size, TIMED))))
+        torch.export.save(program, folder / f"{size}.pt2")
+    samples = case.draw(CALIBRATION, CALIBRATED)
+    np.savez(folder / "calibration.npz", **dict(zip(case.names, samples, strict=True)))
+
+
+def reference(name: str) -> tuple[nn.Module, np.ndarray]:
+    """Return the model, and its outputs for the samples that outputs are compared on."""
+    case = CASES[name]
+    net, outputs = case.build(), []
+    with torch.inference_mode():
+        for inputs in case.cut(case.judged, JUDGED, 4):
+            outputs.append(net(*map(torch.from_numpy, inputs)).numpy())
+    return net, np.concatenate(outputs)
+
+
+def noise(expected: Any, actual: Any) -> float:
+    """Return the power of the difference, as a fraction of that of the expected values."""
+    expected, actual = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
+    return float(np.square(expected - actual).sum() / np.square(expected).sum())

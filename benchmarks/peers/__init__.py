@@ -1,0 +1,1 @@
+"""Other tools, some of which run in environments of their own."""

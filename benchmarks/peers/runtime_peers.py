@@ -1,0 +1,91 @@
+"""INT8 files by the peers' own tools, run by a Python that has them: NNCF, ONNX Runtime, torchao.
+
+    python runtime_peers.py nncf|static|pt2e SOURCE DATA TARGET
+
+SOURCE is an ONNX file, or the exported program for `pt2e`; DATA an `.npz` of calibration samples
+by input, in batches of eight. Prints CPU seconds of its parts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measurement.clock import Clock
+
+Feeds = dict[str, np.ndarray]
+_BATCH = 8
+
+
+def batches(path: Path) -> Iterator[Feeds]:
+    samples = dict(np.load(path))
+    for start in range(0, len(next(iter(samples.values()))), _BATCH):
+        yield {name: array[start : start + _BATCH] for name, array in samples.items()}
+
+
+def nncf(source: Path, data: Path, target: Path, clock: Clock) -> None:
+    """As its documentation advises for OpenVINO."""
+    import nncf
+    import openvino
+
+    feeds = list(batches(data))
+    is_transformer = len(feeds[0]) > 1
+    with clock.part("read"):
+        model = openvino.convert_model(source)  # folds batch norms, without which it loses
+    with clock.part("calibrate + convert"):
+        quantized_model = nncf.quantize(
+            model,
+            nncf.Dataset(feeds),
+            preset=nncf.QuantizationPreset.MIXED,
+            model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
+            subset_size=len(feeds),
+        )
+    openvino.save_model(quantized_model, target, compress_to_fp16=False)
+
+
+def static(source: Path, data: Path, target: Path, clock: Clock) -> None:
+    """With the preprocessing that its documentation asks for, weights per channel."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    from benchmarks.peers.static_quantization import write_static
+
+    prepared = target.with_suffix(".prepared.onnx")
+    with clock.part("read"):
+        quant_pre_process(str(source), str(prepared))
+    with clock.part("calibrate + convert"):
+        write_static(prepared, target, batches(data))
+
+
+def pt2e(source: Path, data: Path, target: Path, clock: Clock) -> None:
+    """Compiled ahead of time for the batch size of the program, since a file is needed."""
+    import torch
+
+    from benchmarks.peers.pt2e import quantized
+
+    with clock.part("read"):
+        program = torch.export.load(source)
+    size = len(program.example_inputs[0][0])
+    samples = [torch.from_numpy(array).split(size) for array in np.load(data).values()]
+    with clock.part("calibrate + convert"):
+        converted = quantized(program.module(check_guards=False), zip(*samples, strict=True))
+    with clock.part("compile"), torch.no_grad():
+        exported = torch.export.export(converted, program.example_inputs[0])
+        options = {"freezing": True}
+        torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(target), inductor_configs=options
+        )
+
+
+def main() -> None:
+    tool, *paths = sys.argv[1:]
+    clock = Clock()
+    {"nncf": nncf, "static": static, "pt2e": pt2e}[tool](*map(Path, paths), clock)
+    print(json.dumps(clock.parts))
+
+
+if __name__ == "__main__":
+    main()
