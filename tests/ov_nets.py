@@ -13,6 +13,7 @@ from onnx_nets import as_onnx
 from torch import nn
 
 from neural_mp.adaptors.openvino import low_bits
+from neural_mp.adaptors.openvino.ops import Role
 from neural_mp.adaptors.openvino.runtime import Runner, ov
 
 
@@ -37,7 +38,7 @@ def run(model: Any, *inputs: np.ndarray) -> list[np.ndarray]:
 
 def require_low_bits() -> None:
     """Skip a test where OpenVINO has no kernel for 4-bit weights as stored on this CPU."""
-    offered = low_bits.low_bit_specs(low_bits.PRODUCT, 64, 64)
+    offered = low_bits.low_bit_specs(Role.PRODUCT, 64, 64)
     if isinstance(offered, str):
         pytest.skip(offered)
 

@@ -27,10 +27,10 @@ from neural_mp.adaptors.openvino import (
 from neural_mp.adaptors.openvino.capabilities import kernels
 from neural_mp.adaptors.openvino.convert import convert_graph
 from neural_mp.adaptors.openvino.graph import build_graph
-from neural_mp.adaptors.openvino.graph_edit import graphs_in, type_of
+from neural_mp.adaptors.openvino.graph_edit import graphs_in
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel, renamed, with_streams
-from neural_mp.adaptors.openvino.op_types import TYPES
+from neural_mp.adaptors.openvino.ops import Role, role_of, types_by_kind
 from neural_mp.core.hardware import Hardware
 
 
@@ -40,7 +40,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     framework = "openvino"
     title = "OpenVINO"
     packages = ("openvino",)
-    op_kinds = TYPES
+    op_kinds = types_by_kind()
     op_timing = optional.OpTiming(profiler.time_ops)
     kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(
@@ -90,7 +90,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     def weight_bytes(self, model: OpenVinoModel) -> int:
         """Return the size of the constants in bytes."""
         nodes = (node for graph in graphs_in(model.runs) for node in graph.get_ops())
-        constants = (node for node in nodes if type_of(node) == "Constant")
+        constants = (node for node in nodes if role_of(node) is Role.CONSTANT)
         return sum(int(np.asarray(node.get_data()).nbytes) for node in constants)
 
     def fingerprint(self, model: OpenVinoModel) -> str:

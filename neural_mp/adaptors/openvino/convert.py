@@ -20,8 +20,6 @@ from neural_mp.adaptors.common.ranges import LEVELS
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import (
-    CONVOLUTIONS,
-    LAYERS,
     GraphStructure,
     is_product,
     quantized_sums,
@@ -40,8 +38,9 @@ from neural_mp.adaptors.openvino.graph_edit import (
 from neural_mp.adaptors.openvino.int8_weights import WEIGHT
 from neural_mp.adaptors.openvino.low_bits import set_input_group
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import LAYERS, Role, role_of
 from neural_mp.adaptors.openvino.precision_hint import runs_by_hint, set_hint
-from neural_mp.adaptors.openvino.recurrent import SEQUENCES, input_widths, quantize_sequence
+from neural_mp.adaptors.openvino.recurrent import input_widths, quantize_sequence
 from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
 from neural_mp.adaptors.openvino.weights import WeightWriter
 from neural_mp.core.int8_accumulation import weight_qmax
@@ -161,7 +160,7 @@ class _Writer:
             written = tensor in flow.int8_outputs
             # INT8 moves through these ops with the scale of what they read.
             op = self.structure.parts.get(tensor, tensor)
-            if written and op in moved and type_of(self.structure.nodes[op]) != "Concat":
+            if written and op in moved and not self._has_role(op, Role.CONCATENATION):
                 continue
             # The state within the kernel of a sequence is quantized, its result is float.
             if self._recurs(op) and all(
@@ -179,7 +178,7 @@ class _Writer:
             # Outputs of the model read quantized values, too: a kernel has a single result.
             stored = self._fake_quantize(tensor, output, root)
             for port in readers:
-                if written or type_of(port.get_node()) != "Result":
+                if written or role_of(port.get_node()) is not Role.RESULT:
                     port.replace_source_output(stored.output(0))
             if not written and not is_term:
                 self.quantized += 1
@@ -212,7 +211,7 @@ class _Writer:
         part of the kernel.
         """
         for name, node in self.structure.nodes.items():
-            if type_of(node) not in CONVOLUTIONS or f"{name}{WEIGHT}" not in self.owners:
+            if role_of(node) is not Role.CONVOLUTION or f"{name}{WEIGHT}" not in self.owners:
                 continue
             if name in self.plan.flow.int8_outputs or self._is_within(name):
                 continue
@@ -231,9 +230,9 @@ class _Writer:
         """
         for name in rejected:
             node = self.structure.nodes[name]
-            sources = nodes_before(node, (*LAYERS, "FakeQuantize"))
+            sources = nodes_before(node, LAYERS | {Role.QUANTIZATION})
             is_next = any(
-                type_of(source) == "FakeQuantize" or f"{name_of(source)}{WEIGHT}" in self.owners
+                role_of(source) is Role.QUANTIZATION or f"{name_of(source)}{WEIGHT}" in self.owners
                 for source in sources
             )
             inputs = [port for port in node.inputs() if not is_constant(port.get_source_output())]
@@ -259,8 +258,10 @@ class _Writer:
         return (QuantParams.signed if signed else QuantParams.of)(span)
 
     def _recurs(self, op: str) -> bool:
-        heads = self.structure.fusion_groups
-        return op in heads and type_of(self.structure.nodes[op]) in SEQUENCES
+        return op in self.structure.fusion_groups and self._has_role(op, Role.SEQUENCE)
+
+    def _has_role(self, op: str, role: Role) -> bool:
+        return role_of(self.structure.nodes[op]) is role
 
     def _fake_quantize(self, tensor: str, output: Any, root: str) -> Any:
         span, params = self.ranges[root], self._params(root)
@@ -293,7 +294,7 @@ class _Writer:
                     self._stored[tensor].validate_and_infer_types()
             for output in node.outputs():
                 for port in output.get_target_inputs():
-                    if type_of(port.get_node()) == "Result":
+                    if role_of(port.get_node()) is Role.RESULT:
                         self._cast_inputs(port.get_node(), _F32)
 
     def _cast_inputs(self, node: Any, kind: Any) -> None:

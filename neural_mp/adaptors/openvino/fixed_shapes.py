@@ -7,26 +7,13 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
+from neural_mp.adaptors.openvino.ops import traits_of
 from neural_mp.adaptors.openvino.runtime import Runner, ov
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
 
 logger = logging.getLogger(__name__)
 
-#: Types of op with which a model stays dynamic.
-_DYNAMIC_ONLY = frozenset(
-    {
-        "GroupQueryAttention",
-        "ScaledDotProductAttention",
-        "PagedAttentionExtension",
-        "If",
-        "Loop",
-        "TensorIterator",
-        "LSTMSequence",
-        "GRUSequence",
-        "RNNSequence",
-    }
-)
 #: Shape of each input, in the order of the model.
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -95,4 +82,4 @@ def _may_be_fixed(model: Any, rounds: bool) -> bool:
         return False
     types = {port.get_element_type() for node in nodes for port in node.outputs()}
     has_casts = rounds and any(dtype == ov.Type.bf16 for dtype in types)
-    return not has_casts and _DYNAMIC_ONLY.isdisjoint(node.get_type_name() for node in nodes)
+    return not has_casts and not any(traits_of(node).dynamic_only for node in nodes)

@@ -19,54 +19,16 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     tensor_of,
     type_of,
+    weight_of,
 )
-from neural_mp.adaptors.openvino.recurrent import SEQUENCES, has_integer_kernel
+from neural_mp.adaptors.openvino.ops import JOINING, LAYERS, MOVING, Role, role_of, traits_of
+from neural_mp.adaptors.openvino.recurrent import has_integer_kernel
 
 FusionGroup = fusion.FusionGroup[str, str]
 Step = fusion.Step[str, str]
 
-#: Layers with a constant weight as second input.
-CONVOLUTIONS = ("Convolution", "GroupConvolution")
-LAYERS = (*CONVOLUTIONS, "MatMul")
 #: The axis of channels, and the fewest axes of a picture.
 _CHANNELS, _LEAST_AXES = 1, 4
-#: Ops with an integer kernel that pays off between INT8 ops only.
-JOINERS = ("Add", "AvgPool", "Multiply", "ReduceMean")
-#: Activations that the plugin fuses into layers.
-ACTIVATIONS = frozenset(
-    {
-        "Relu",
-        "Clamp",
-        "Sigmoid",
-        "Swish",
-        "HSwish",
-        "HSigmoid",
-        "Gelu",
-        "Tanh",
-        "Elu",
-        "PRelu",
-        "Mish",
-        "SoftPlus",
-        "Abs",
-    }
-)
-#: Ops that only move or select values; INT8 passes through them.
-_AGNOSTIC = frozenset(
-    {
-        "MaxPool",
-        "Reshape",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Split",
-        "VariadicSplit",
-        "StridedSlice",
-        "Concat",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "ShuffleChannels",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -123,14 +85,14 @@ def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
 
 def has_weight(node: Any) -> bool:
     """Whether an op is a layer with a constant weight and a computed input."""
-    if type_of(node) not in LAYERS:
+    if role_of(node) not in LAYERS:
         return False
-    return is_constant(source_of(node, 1)) and not is_constant(source_of(node, 0))
+    return is_constant(weight_of(node)) and not is_constant(source_of(node, 0))
 
 
 def is_product(node: Any) -> bool:
     """Whether an op is a product of two computed matrices, as in attention."""
-    if type_of(node) != "MatMul":
+    if role_of(node) is not Role.PRODUCT:
         return False
     factors = [source_of(node, position) for position in range(2)]
     return all(is_float(output) and not is_constant(output) for output in factors)
@@ -150,17 +112,18 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
     The factor of a product that has one value per channel, as in squeeze-and-excitation, stays in
     float.
     """
-    if type_of(node) not in JOINERS:
+    role = role_of(node)
+    if role not in JOINING:
         return ()
     sources = [i.get_source_output() for i in node.inputs()]
     # The plugin has INT8 kernels of these ops for tensors with channels only.
     if (rank_of(sources[0]) or 0) < _LEAST_AXES:
         return ()
-    if type_of(node) == "ReduceMean":
+    if role is Role.MEAN:
         return (tensor_of(sources[0]),) if _averages_positions(node) else ()
     if any(map(is_constant, sources)):
         return ()
-    if type_of(node) == "Multiply":
+    if role is Role.SCALING:
         per_channel = [output for output in sources if has_one_position(output)]
         remaining = [output for output in sources if output not in per_channel]
         return (tensor_of(remaining[0]),) if len(per_channel) == len(remaining) == 1 else ()
@@ -190,11 +153,11 @@ def _follows_convolution(output: Any) -> bool:
     node = output.get_node()
     if len(output.get_target_inputs()) != 1:
         return False
-    if type_of(node) == "Add":
+    if role_of(node) is Role.SUM:
         layers = [i.get_source_output() for i in node.inputs()]
         computed = [layer for layer in layers if not is_constant(layer)]
         return len(computed) == 1 and _follows_convolution(computed[0])
-    return type_of(node) in CONVOLUTIONS and has_weight(node)
+    return role_of(node) is Role.CONVOLUTION and has_weight(node)
 
 
 def quantized_sums(
@@ -213,7 +176,7 @@ def quantized_sums(
     """
     sums, rules = list[str](), _Kernels(structure.nodes)
     for name in layers:
-        if type_of(structure.nodes[name]) not in CONVOLUTIONS:
+        if role_of(structure.nodes[name]) is not Role.CONVOLUTION:
             continue
         group = find_fusion_groups([name], rules)[name]
         if group.residual_sum and any(member in quantized for member in group.members):
@@ -228,8 +191,8 @@ class _Kernels(FusionRules[str, str]):
     nodes: Mapping[str, Any]
 
     def bias(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail)
-        if step is None or type_of(step) != "Add" or not has_weight(self.nodes[group.head]):
+        step = self._only_reader(group.tail, Role.SUM)
+        if step is None or not has_weight(self.nodes[group.head]):
             return None
         constants = [i for i in range(2) if is_constant(source_of(step, i))]
         if len(constants) != 1 or not _is_bias(self.nodes[group.head], step, constants[0]):
@@ -237,10 +200,8 @@ class _Kernels(FusionRules[str, str]):
         return Step(BIAS, (name_of(step),), tensor_of(source_of(step, constants[0])))
 
     def residual_sum(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail)
-        if step is None or type_of(step) != "Add":
-            return None
-        if type_of(self.nodes[group.head]) not in CONVOLUTIONS:
+        step = self._only_reader(group.tail, Role.SUM)
+        if step is None or role_of(self.nodes[group.head]) is not Role.CONVOLUTION:
             return None
         operands = [source_of(step, i) for i in range(2)]
         operands = [output for output in operands if name_of(output.get_node()) != group.tail]
@@ -251,16 +212,17 @@ class _Kernels(FusionRules[str, str]):
         return Step(SUM, (name_of(step),), tensor_of(operands[0]))
 
     def activation(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail)
-        if step is None or type_of(step) not in ACTIVATIONS:
-            return None
-        if type_of(self.nodes[group.head]) in SEQUENCES:
+        step = self._only_reader(group.tail, Role.ACTIVATION)
+        if step is None or role_of(self.nodes[group.head]) is Role.SEQUENCE:
             return None
         return Step(type_of(step), (name_of(step),))
 
-    def _only_reader(self, name: str) -> Any | None:
+    def _only_reader(self, name: str, role: Role) -> Any | None:
+        """Return the only reader of an op's result if it has a role."""
         readers = [i.get_node() for i in self.nodes[name].output(0).get_target_inputs()]
-        return self.nodes.get(name_of(readers[0])) if len(readers) == 1 else None
+        if len(readers) != 1 or role_of(readers[0]) is not role:
+            return None
+        return self.nodes.get(name_of(readers[0]))
 
 
 def _is_bias(layer: Any, step: Any, position: int) -> bool:
@@ -268,16 +230,17 @@ def _is_bias(layer: Any, step: Any, position: int) -> bool:
     array, axes = array_of(source_of(step, position)), rank_of(layer.output(0))
     if array is None or axes is None or array.ndim > axes:
         return False
-    channels = axes - 1 if type_of(layer) == "MatMul" else 1
+    channels = traits_of(layer).channels % max(axes, 1)
     sizes = (1,) * (axes - array.ndim) + array.shape
     return all(size == 1 for axis, size in enumerate(sizes) if axis != channels)
 
 
 def moves(node: Any) -> bool:
     """Whether an op yields the same on quantized as on float values."""
-    if type_of(node) not in _AGNOSTIC or not is_float(node.output(0)):
+    role = role_of(node)
+    if role not in MOVING or not is_float(node.output(0)):
         return False
     sources = [i.get_source_output() for i in node.inputs()]
-    if type_of(node) == "Concat":
+    if role is Role.CONCATENATION:
         return not any(map(is_constant, sources)) and all(map(is_float, sources))
     return not is_constant(sources[0]) and all(map(is_constant, sources[1:]))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.openvino.graph_edit import array_of, source_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import array_of, source_of, weight_of
+from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.quant_spec import QuantSpec
@@ -27,14 +28,14 @@ _MIDDLE = 128
 
 def weight_axes(node: Any, axes: int) -> tuple[int, ...]:
     """Return the axes of the output channels of a layer's weight."""
-    if type_of(node) == "MatMul":
+    if role_of(node) is Role.PRODUCT:
         return (axes - 2 if node.get_attributes()["transpose_b"] else axes - 1,)
-    return (0,) if type_of(node) == "Convolution" else (0, 1)
+    return traits_of(node).weight_outputs
 
 
 def layer_weight(stem: str, node: Any, spec: QuantSpec) -> Any:
     """Return an int8 constant with its dequantization, in place of a layer's weight."""
-    weight = np.asarray(array_of(source_of(node, 1)), np.float32)
+    weight = np.asarray(array_of(weight_of(node)), np.float32)
     return dequantized(stem, weight, weight_axes(node, weight.ndim), spec)
 
 
@@ -72,7 +73,7 @@ def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
     other tensors of the model are quantized. With uint8, which has a zero point, both steps run as
     one kernel.
     """
-    table, limit = np.asarray(array_of(source_of(node, 0)), np.float32), weight_qmax(spec)
+    table, limit = np.asarray(array_of(weight_of(node)), np.float32), weight_qmax(spec)
     scales = weight_scales(table, (1,), limit)
     codes = round_to_int8(table, scales, limit).astype(np.int16) + _MIDDLE
     stored = ops.constant(codes.astype(np.uint8))

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from neural_mp.adaptors.common.runtime_probe import deviations, version_of
-from neural_mp.adaptors.openvino.fusion import LAYERS, moves
+from neural_mp.adaptors.openvino.fusion import moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
@@ -28,6 +28,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     type_of,
 )
+from neural_mp.adaptors.openvino.ops import LAYERS, Check, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import from_bytes, ops, ov, to_bytes
 
 #: Must change with the cases or the probe.
@@ -36,43 +37,6 @@ _PROBE = "neural_mp.adaptors.openvino.kernel_check_probe"
 #: Places in the runtime information of a case: whether its op moves quantized values, and the types
 #: of the layers before.
 MOVES, FOLLOWS = ("neural_mp", "moves"), ("neural_mp", "follows")
-#: Ops that transformations move scales past, or whose kernels store bytes. Ops that compute value
-#: by value are compared if they broadcast over axes.
-_COMPARED = frozenset(
-    {
-        "AvgPool",
-        "MaxPool",
-        "Gather",
-        "Reshape",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Split",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceMean",
-        "ReduceSum",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceProd",
-        "VariadicSplit",
-        "StridedSlice",
-        "Slice",
-        "Pad",
-        "Interpolate",
-        "Concat",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "Broadcast",
-        "Tile",
-        "MVN",
-        "NormalizeL2",
-        "ShuffleChannels",
-        "BatchToSpace",
-        "SpaceToBatch",
-    }
-)
-_ELEMENTWISE = frozenset({"Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum"})
 #: Sizes of free axes: the first axis, and the others in turn.
 _FREE_SIZES = (2, 16, 13)
 #: Maximum number of elements of an input.
@@ -121,7 +85,8 @@ def _key(node: Any) -> str:
 
 def _layers_before(node: Any) -> str:
     """Return the types of the layers whose scales may move to a node."""
-    return " ".join(sorted({*map(type_of, nodes_before(node, LAYERS))} & {*LAYERS}))
+    layers = (source for source in nodes_before(node, LAYERS) if role_of(source) in LAYERS)
+    return " ".join(sorted({*map(type_of, layers)}))
 
 
 def _case(copied: Any, name: str) -> bytes | None:
@@ -157,9 +122,10 @@ def _is_compared(node: Any) -> bool:
     # Arbitrary indices and sizes would not be valid.
     if not computed or not all(map(is_float, [*computed, *outputs_of(node)])):
         return False
-    if type_of(node) in _ELEMENTWISE:
+    check = traits_of(node).check
+    if check is Check.BROADCASTING:
         return len({rank_of(output) for output in computed}) > 1
-    return type_of(node) in _COMPARED
+    return check is Check.ALWAYS
 
 
 def _alone(node: Any) -> Any | None:

@@ -6,9 +6,10 @@ from functools import partial
 from typing import Any
 
 from neural_mp.adaptors.common.optional import StoredLayer
-from neural_mp.adaptors.openvino.graph_edit import source_of, tensor_of, type_of
-from neural_mp.adaptors.openvino.low_bits import PRODUCT, is_table, matrix_of
+from neural_mp.adaptors.openvino.graph_edit import source_of, tensor_of
+from neural_mp.adaptors.openvino.low_bits import is_table, matrix_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import Role, role_of
 
 
 def layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
@@ -17,7 +18,7 @@ def layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
     return {
         name: StoredLayer(partial(matrix_of, node), _read(node))
         for name, node in structure.nodes.items()
-        if is_table(node) or (name in structure.fusion_groups and type_of(node) == PRODUCT)
+        if is_table(node) or (name in structure.fusion_groups and role_of(node) is Role.PRODUCT)
     }
 
 

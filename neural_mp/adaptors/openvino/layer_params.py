@@ -11,7 +11,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.layer_windows import Window
-from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has_weight, structure
+from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
@@ -19,9 +19,10 @@ from neural_mp.adaptors.openvino.graph_edit import (
     name_of,
     rank_of,
     source_of,
-    type_of,
+    weight_of,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.util.pytree import Array
 
@@ -47,15 +48,13 @@ def _layer(graph: GraphStructure, name: str, node: Any) -> LayerParams | None:
         return None
     result = name if group.bias is None else group.bias.ops[-1]
     weight = partial(_weight, node)
-    if type_of(node) == "MatMul":
+    if role_of(node) is Role.PRODUCT:
         transposed = bool(node.get_attributes()["transpose_b"])
-        if node.get_attributes()["transpose_a"] or rank_of(source_of(node, 1)) != 2:
+        if node.get_attributes()["transpose_a"] or rank_of(weight_of(node)) != 2:
             return None
         outputs, inputs = (0, 1) if transposed else (1, 0)
         return LayerParams(result, weight, outputs, inputs)
-    groups = 1
-    if type_of(node) == "GroupConvolution":
-        groups = int(source_of(node, 1).get_shape()[0])
+    groups = int(weight_of(node).get_shape()[0]) if traits_of(node).is_grouped else 1
     return LayerParams(result, weight, 0, 1, groups, 1 - axes, pooled=True, window=_window(node))
 
 
@@ -71,7 +70,7 @@ def _window(node: Any) -> Window:
 
 def _scales_channels(node: Any) -> bool:
     """Whether an op multiplies the last axis by a constant, as the scales of norms do."""
-    if type_of(node) != "Multiply":
+    if role_of(node) is not Role.SCALING:
         return False
     arrays = [array_of(source_of(node, position)) for position in range(2)]
     constants = [array for array in arrays if array is not None]
@@ -85,7 +84,7 @@ def _addition(graph: GraphStructure, name: str) -> Any | None:
     """Return the op that adds a constant to an op's only read result; None if there is none."""
     readers = list(graph.nodes[name].output(0).get_target_inputs())
     node = readers[0].get_node() if len(readers) == 1 else None
-    if node is None or type_of(node) != "Add" or name_of(node) not in graph.nodes:
+    if node is None or role_of(node) is not Role.SUM or name_of(node) not in graph.nodes:
         return None
     return node if any(map(is_constant, (source_of(node, 0), source_of(node, 1)))) else None
 
@@ -101,10 +100,8 @@ def _constant_position(node: Any) -> int:
 
 def _weight(node: Any) -> Array:
     """Return the weight of a layer; [groups · outputs, inputs, …] for grouped convolutions."""
-    array = np.asarray(array_of(source_of(node, 1)), np.float32)
-    if type_of(node) == "GroupConvolution":
-        return array.reshape(-1, *array.shape[2:])
-    return array
+    array = np.asarray(array_of(weight_of(node)), np.float32)
+    return array.reshape(-1, *array.shape[2:]) if traits_of(node).is_grouped else array
 
 
 def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
@@ -120,7 +117,7 @@ def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale])
 
 def _change(graph: GraphStructure, name: str, layer: LayerParams, change: LayerRescale) -> None:
     node = graph.nodes[name]
-    index = _constant_position(node) if _scales_channels(node) else 1
+    index = _constant_position(node) if _scales_channels(node) else traits_of(node).weight
     shape = list(source_of(node, index).get_shape())
     weight = change.weight(layer)
     _put(node, index, weight.reshape(shape), f"{name}/corrected/weight")
@@ -137,8 +134,8 @@ def _change(graph: GraphStructure, name: str, layer: LayerParams, change: LayerR
 
 def _by_channel(bias: Array, node: Any) -> Array:
     """Return a bias in the shape that an addition to the layer's result needs."""
-    axes = rank_of(node.output(0)) or 1
-    shape = [1, -1] + [1] * (axes - 2) if type_of(node) in CONVOLUTIONS else [1] * (axes - 1) + [-1]
+    shape = [1] * (rank_of(node.output(0)) or 1)
+    shape[traits_of(node).channels] = -1
     return np.asarray(bias.reshape(shape), np.float32)
 
 

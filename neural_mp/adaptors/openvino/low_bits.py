@@ -29,20 +29,20 @@ from neural_mp.adaptors.openvino.graph_edit import (
     is_constant,
     is_float,
     source_of,
-    type_of,
+    weight_of,
 )
+from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.enums import KernelInputs, Scheme
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
-PRODUCT, TABLE = "MatMul", "Gather"
 #: Setting of the plugin, in the model's own options for the runtime.
 INPUT_GROUP = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 _PROBE = "neural_mp.adaptors.openvino.low_bits_probe"
 #: Must change with the probe.
-_VERSION = 4
+_VERSION = 5
 _MIN_OUTPUTS = 2
 #: The quantization of a product with one scale per output, whose kernel rounds its inputs.
 BY_CHANNEL = replace(weight_quant_spec(Int8Accumulation.EXACT), inputs=KernelInputs.INT8)
@@ -50,34 +50,34 @@ BY_CHANNEL = replace(weight_quant_spec(Int8Accumulation.EXACT), inputs=KernelInp
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel to probe: op type, quantization of its weight, group of the inputs."""
+    """A kernel to probe: role of its op, quantization of its weight, group of the inputs."""
 
-    op: str
+    op: Role
     spec: QuantSpec
     input_group: int
 
     def __str__(self) -> str:
-        return f"{self.op} {self.spec} at {self.input_group}"
+        return f"{self.op.name} {self.spec} at {self.input_group}"
 
 
 def cases() -> Iterator[Case]:
     """Yield the kernels to probe; a model may have a smaller group of inputs than of weights."""
     for spec in product_specs(KernelInputs.INT8):
         for group in dict.fromkeys((spec.group_size or 0, min(GROUP_SIZES))):
-            yield Case(PRODUCT, spec, group)
+            yield Case(Role.PRODUCT, spec, group)
     for size in GROUP_SIZES:
-        yield Case(PRODUCT, BY_CHANNEL, size)
+        yield Case(Role.PRODUCT, BY_CHANNEL, size)
     # Tables of u8 are restored to floats in models with quantized inputs, those of u4 are not.
     for size in GROUP_SIZES:
-        yield Case(TABLE, group_spec(4, size, KernelInputs.FLOAT), size)
+        yield Case(Role.TABLE, group_spec(4, size, KernelInputs.FLOAT), size)
 
 
-def low_bit_specs(op: str, outputs: int, inputs: int) -> tuple[QuantSpec, ...] | str:
+def low_bit_specs(op: Role, outputs: int, inputs: int) -> tuple[QuantSpec, ...] | str:
     """Return the quantizations of a weight in groups, best first, or the reason for their absence.
 
     Group sizes divide the number of inputs.
     """
-    if op == PRODUCT and outputs < _MIN_OUTPUTS:
+    if op is Role.PRODUCT and outputs < _MIN_OUTPUTS:
         return f"weights in groups require at least {_MIN_OUTPUTS} outputs, got {outputs}"
     fitting = [size for size in GROUP_SIZES if inputs % size == 0]
     if not fitting:
@@ -86,7 +86,7 @@ def low_bit_specs(op: str, outputs: int, inputs: int) -> tuple[QuantSpec, ...] |
     probed = _probed()
     working: dict[QuantSpec, bool] = {}
     for case in cases():
-        if case.op == op and case.spec.group_size in fitting:
+        if case.op is op and case.spec.group_size in fitting:
             working[case.spec] = working.get(case.spec, True) and str(case) in probed
     specs = tuple(spec for spec, works in working.items() if works)
     return specs or "this CPU has no kernel of OpenVINO that multiplies 4-bit weights as stored"
@@ -99,7 +99,7 @@ def by_channel_spec(outputs: int, inputs: int) -> QuantSpec | None:
     """
     if outputs < _MIN_OUTPUTS or inputs < min(GROUP_SIZES):
         return None
-    case = Case(PRODUCT, BY_CHANNEL, input_group(BY_CHANNEL, inputs))
+    case = Case(Role.PRODUCT, BY_CHANNEL, input_group(BY_CHANNEL, inputs))
     return BY_CHANNEL if str(case) in _probed() else None
 
 
@@ -147,34 +147,31 @@ def _constant(codes: Array, spec: QuantSpec) -> Any:
 
 def is_table(node: Any) -> bool:
     """Whether an op reads rows of a constant float32 table, e.g. an embedding."""
-    if type_of(node) != TABLE or not is_constant(source_of(node, 0)):
+    if role_of(node) is not Role.TABLE or not is_constant(weight_of(node)):
         return False
     axis = array_of(source_of(node, 2))
     at_start = axis is not None and not np.any(axis)
     computed = not is_constant(source_of(node, 1))
-    is_matrix = len(source_of(node, 0).get_partial_shape()) == 2
-    return at_start and computed and is_matrix and is_float(source_of(node, 0))
+    is_matrix = len(weight_of(node).get_partial_shape()) == 2
+    return at_start and computed and is_matrix and is_float(weight_of(node))
 
 
 def matrix_of(node: Any) -> Array:
     """Return the weight of a product as [outputs, inputs], or the rows of a table."""
-    if type_of(node) == TABLE:
-        return np.asarray(array_of(source_of(node, 0)), np.float32)
-    weight = np.asarray(array_of(source_of(node, 1)), np.float32)
-    return weight if node.get_attributes()["transpose_b"] else np.ascontiguousarray(weight.T)
+    weight = np.asarray(array_of(weight_of(node)), np.float32)
+    as_stored = role_of(node) is Role.TABLE or node.get_attributes()["transpose_b"]
+    return weight if as_stored else np.ascontiguousarray(weight.T)
 
 
 def matrix_sizes(node: Any) -> tuple[int, int]:
     """Return the numbers of outputs and inputs of a product."""
-    sizes = list(source_of(node, 1).get_shape())
+    sizes = list(weight_of(node).get_shape())
     outputs, inputs = sizes if node.get_attributes()["transpose_b"] else sizes[::-1]
     return int(outputs), int(inputs)
 
 
 def put_matrix(node: Any, weight: Any) -> None:
     """Replace the weight of a product or a table by a node with the shape of `matrix_of`."""
-    if type_of(node) == TABLE:
-        node.input(0).replace_source_output(weight.output(0))
-        return
-    node.set_attribute("transpose_b", True)
-    node.input(1).replace_source_output(weight.output(0))
+    if role_of(node) is Role.PRODUCT:
+        node.set_attribute("transpose_b", True)
+    node.input(traits_of(node).weight).replace_source_output(weight.output(0))

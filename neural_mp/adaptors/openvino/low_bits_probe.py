@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.grouped_weight import GroupParameters, Quantizer,
 from neural_mp.adaptors.common.runtime_probe import try_each
 from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.int8_weights import product_weight
+from neural_mp.adaptors.openvino.ops import Role
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.errors import ConversionError
@@ -36,7 +37,7 @@ def _find(name: str) -> Iterator[str]:
         grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
         stored = grouped.floats()
         factor = low_bits.grouped_weight("w", "w/stored", grouped, case.spec)
-    if case.op == low_bits.TABLE:
+    if case.op is Role.TABLE:
         inputs: Array = np.arange(_ROWS)
         parameter = ops.parameter([-1], np.int64, name="x")
         result, expected = ops.gather(factor, parameter, ops.constant(np.int64(0))), stored[inputs]

@@ -19,10 +19,10 @@ from neural_mp.adaptors.common.op_outputs import (
     results_graph,
 )
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS
 from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, tensor_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import traits_of
 from neural_mp.adaptors.openvino.runtime import Runner, ops
 from neural_mp.core.graph import OpGraph
 
@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 #: Maximum bytes fetched per run, which bounds the memory of a part of a batch.
 _FETCHED_BYTES = 32 << 20
-#: Ops with channels on axis 1; for all others, the last axis is assumed.
-_CHANNELS_SECOND = (*CONVOLUTIONS, "AvgPool", "MaxPool", "ConvolutionBackpropData")
 
 
 def watch(
@@ -43,7 +41,7 @@ def watch(
     """
     outputs = model.structure.tensors
     for name, array in values(model, batches, tensors):
-        summary = summarized(array, 1 if _channels_second(outputs[name]) else -1)
+        summary = summarized(array, _channel_axis(outputs[name]))
         if summary is not None:
             yield name, summary
 
@@ -113,9 +111,10 @@ def _with_outputs(program: Any, tensors: Sequence[str]) -> Any:
     return copied
 
 
-def _channels_second(output: Any) -> bool:
-    neighbours = [port.get_node() for port in output.get_target_inputs()] + [output.get_node()]
-    return any(type_of(node) in _CHANNELS_SECOND for node in neighbours)
+def _channel_axis(output: Any) -> int:
+    """Return the axis of channels by the writer and the readers; the last unless one differs."""
+    neighbours = [output.get_node(), *(port.get_node() for port in output.get_target_inputs())]
+    return max(traits_of(node).channels for node in neighbours)
 
 
 def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:

@@ -8,7 +8,6 @@ FakeQuantize, and its weight by the inverse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,62 +21,41 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     type_of,
 )
+from neural_mp.adaptors.openvino.ops import Recurrence, Role, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.core.observations import Range
 
-#: Recurrent ops.
-RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence", "LSTMCell", "GRUCell", "RNNCell")
-#: Ops over sequences with an integer kernel.
-SEQUENCES = ("LSTMSequence", "GRUSequence")
-_LSTM, _GRU = SEQUENCES
 #: Step of the padding of inputs.
 _PADDING = 4
 _WAYS = ("forward", "reverse")
 
 
-@dataclass(frozen=True)
-class _Form:
-    """A kind of sequence.
-
-    Attributes:
-        states: the positions of its states, the hidden one first.
-        lengths, weights, bias: further positions; the weight of the input comes first.
-        activations: those of the plugin's kernel.
-    """
-
-    states: tuple[int, ...]
-    lengths: int
-    weights: tuple[int, int]
-    bias: int
-    activations: tuple[str, ...]
-
-
-_FORMS: Mapping[str, _Form] = {
-    _LSTM: _Form((1, 2), 3, (4, 5), 6, ("sigmoid", "tanh", "tanh")),
-    _GRU: _Form((1,), 2, (3, 4), 5, ("sigmoid", "tanh")),
-    "RNNSequence": _Form((1,), 2, (3, 4), 5, ("tanh",)),
-}
+def recurrence_of(node: Any) -> Recurrence:
+    """Return the inputs of a recurrent op over sequences."""
+    recurrence = traits_of(node).recurrence
+    assert recurrence is not None
+    return recurrence
 
 
 def has_integer_kernel(node: Any) -> bool:
     """Whether an op is a sequence with an integer kernel."""
-    return type_of(node) in SEQUENCES and obstacle(node) is None
+    return role_of(node) is Role.SEQUENCE and obstacle(node) is None
 
 
 def obstacle(node: Any) -> str | None:
     """Return the reason why a recurrent op has no integer kernel; None if it has one."""
-    if type_of(node) not in SEQUENCES:
+    if role_of(node) is not Role.SEQUENCE:
         return "OpenVINO has integer kernels of LSTM and GRU over sequences only"
     if node.get_attributes().get("linear_before_reset"):
         return "the integer kernel of GRU applies the reset gate to the state"
-    if _starts_from_input(source_of(node, _FORMS[type_of(node)].states[0])):
+    if _starts_from_input(source_of(node, recurrence_of(node).states[0])):
         return "its initial state is given: the kernel would clip it to the range of later states"
     return sequence_obstacle(node)
 
 
 def sequence_obstacle(node: Any) -> str | None:
     """Return the reason why no other form replaces a sequence; None if one can."""
-    form, attributes = _FORMS[type_of(node)], node.get_attributes()
+    form, attributes = recurrence_of(node), node.get_attributes()
     if attributes["direction"] not in _WAYS:
         return "the integer kernel runs in a single direction"
     activations = tuple(attributes.get("activations") or form.activations)
@@ -96,10 +74,10 @@ def _starts_from_input(state: Any) -> bool:
     """Whether an initial state is computed from an input of the model."""
     while state.get_node().get_input_size():
         state = state.get_node().input_value(0)
-    return type_of(state.get_node()) == "Parameter"
+    return role_of(state.get_node()) is Role.INPUT
 
 
-def _has_whole_sequences(node: Any, form: _Form) -> bool:
+def _has_whole_sequences(node: Any, form: Recurrence) -> bool:
     """Whether every sequence is as long as the input; lengths may be those of the shape."""
     length = source_of(node, 0).get_partial_shape()[1]
     lengths = array_of(source_of(node, form.lengths))
@@ -117,7 +95,7 @@ def split_directions(program: Any) -> bool:
     splits: dict[tuple[str, int, int], list[Any]] = {}
     has_split = False
     for node in program.get_ordered_ops():
-        form = _FORMS.get(type_of(node))
+        form = traits_of(node).recurrence
         if form is None or node.get_attributes()["direction"] in _WAYS:
             continue
         has_split = True
@@ -133,7 +111,7 @@ def split_directions(program: Any) -> bool:
 
 
 def _in_both_directions(
-    node: Any, form: _Form, splits: dict[tuple[str, int, int], list[Any]]
+    node: Any, form: Recurrence, splits: dict[tuple[str, int, int], list[Any]]
 ) -> list[Any]:
     """Return an op for each direction of a bidirectional one.
 
@@ -158,8 +136,8 @@ def _in_both_directions(
 
 
 _BUILDERS: Mapping[str, Any] = {
-    _LSTM: ops.lstm_sequence,
-    _GRU: ops.gru_sequence,
+    "LSTMSequence": ops.lstm_sequence,
+    "GRUSequence": ops.gru_sequence,
     "RNNSequence": ops.rnn_sequence,
 }
 #: Further attributes, named as the arguments of the builders.
@@ -175,7 +153,7 @@ _OPTIONS = (
 def _parts_of(output: Any, axis: int) -> list[Any]:
     """Return the parts of a state, weight or bias for each direction, in the type that it has."""
     node = output.get_node()
-    if type_of(node) == "Constant":
+    if role_of(node) is Role.CONSTANT:
         parts = np.split(np.asarray(array_of(output)), len(_WAYS), axis)
         return [ops.constant(np.ascontiguousarray(p), node.get_element_type()) for p in parts]
     if type_of(node) == "Convert" and is_constant(output):
@@ -192,7 +170,7 @@ def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
     widths: dict[str, int] = {}
     reserved = set()
     for node in nodes:
-        width = int(source_of(node, _FORMS[type_of(node)].weights[0]).get_shape()[2])
+        width = int(source_of(node, recurrence_of(node).weights[0]).get_shape()[2])
         attributes = node.get_attributes()
         kind = type_of(node), attributes["direction"], attributes["hidden_size"]
         while (*kind, width) in reserved:
@@ -226,7 +204,7 @@ def _quantized_parts(
     node: Any, span: Range, state: QuantParams, limit: int, width: int
 ) -> Iterator[tuple[int, str, Any]]:
     """Yield position, name and node of what a sequence reads in INT8."""
-    form, own = _FORMS[type_of(node)], QuantParams.signed(span)
+    form, own = recurrence_of(node), QuantParams.signed(span)
     weights = [np.asarray(array_of(source_of(node, index)), np.float32) for index in form.weights]
     source, extra = source_of(node, 0), width - weights[0].shape[2]
     if extra:
@@ -242,7 +220,7 @@ def _quantized_parts(
     factor = np.float32(own.scale / state.scale)
     weights[0] = np.pad(weights[0] * factor, [(0, 0), (0, 0), (0, extra)])
     scales = np.maximum(*(weight_scales(weight, (2,), limit) for weight in weights))
-    if type_of(node) == _LSTM:
+    if type_of(node) == "LSTMSequence":
         # The plugin swaps the rows of the first two gates for its kernel, but not their scales.
         first_two = scales.reshape(-1, 4, scales.shape[1] // 4, 1)[:, :2]
         first_two[:] = first_two.max(1, keepdims=True)

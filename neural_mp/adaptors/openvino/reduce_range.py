@@ -10,17 +10,17 @@ import numpy as np
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.common.ranges import LEVELS
-from neural_mp.adaptors.openvino.fusion import LAYERS, is_product, moves
+from neural_mp.adaptors.openvino.fusion import is_product, moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     constants_read,
     name_of,
     source_of,
-    type_of,
+    weight_of,
 )
 from neural_mp.adaptors.openvino.int8_weights import ALONE
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import SEQUENCES
+from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
@@ -30,13 +30,13 @@ REDUCED = "/reduced"
 
 def kernel_of(node: Any) -> KernelKind:
     """Return the kind of integer kernel of a layer."""
-    if type_of(node) in ("MatMul", *SEQUENCES):
-        return KernelKind.DENSE
-    if type_of(node) == "Convolution":
-        return KernelKind.CONVOLUTION
-    shape = source_of(node, 1).get_partial_shape()  # [groups, outputs, inputs, …]
+    traits = traits_of(node)
+    assert traits.kernel is not None
+    if not traits.is_grouped:
+        return traits.kernel
+    shape = weight_of(node).get_partial_shape()  # [groups, outputs, inputs, …]
     single = len(shape) == 5 and all(size.is_static and len(size) == 1 for size in shape[1:3])
-    return KernelKind.DEPTHWISE if single else KernelKind.CONVOLUTION
+    return KernelKind.DEPTHWISE if single else traits.kernel
 
 
 def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
@@ -46,7 +46,7 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
     is quantized for other readers.
     """
     for node in program.get_ordered_ops():
-        if type_of(node) not in (*LAYERS, *SEQUENCES):
+        if traits_of(node).kernel is None:
             continue
         constants = {
             name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8
@@ -54,7 +54,7 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
         if any(f"{ALONE}/" in name for name in constants):
             continue
         integers = [np.asarray(constant.get_data()) for constant in constants.values()]
-        if type_of(node) in SEQUENCES and integers:  # its weights have the same scales
+        if role_of(node) is Role.SEQUENCE and integers:  # its weights have the same scales
             integers = [np.concatenate([array.ravel() for array in integers])] * len(constants)
         for constant, array in zip(constants.values(), integers, strict=True):
             yield IntegerWeight(constant, kernel_of(node), array)
@@ -74,7 +74,7 @@ def _quantized_factors(program: Any) -> Iterator[Any]:
         factor = source_of(node, 1).get_node()
         while moves(factor):
             factor = source_of(factor, 0).get_node()
-        if type_of(factor) == "FakeQuantize" and factor.get_attributes()["levels"] == LEVELS + 1:
+        if role_of(factor) is Role.QUANTIZATION and factor.get_attributes()["levels"] == LEVELS + 1:
             yield factor
 
 
@@ -117,7 +117,8 @@ def _double(convert: Any) -> None:
     inserted = None
     for reader in list(convert.output(0).get_target_inputs()):
         node, index = reader.get_node(), 1 - reader.get_index()
-        scales = array_of(source_of(node, index)) if type_of(node) == "Multiply" else None
+        is_scaling = role_of(node) is Role.SCALING
+        scales = array_of(source_of(node, index)) if is_scaling else None
         if scales is not None:
             doubled = ops.constant(scales * np.float32(2))
             node.input(index).replace_source_output(doubled.output(0))

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from neural_mp.adaptors.common.threads import allowed_threads
+from neural_mp.adaptors.openvino.ops import INTEGER_KERNELS, MOVING_KERNELS
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
 
@@ -116,45 +117,12 @@ class Kernel:
     @property
     def is_integer(self) -> bool:
         """Whether the kernel computes with 8-bit integers."""
-        return self.type in _COMPUTING and self.primitive.endswith(("_I8", "_i8", "_u8"))
+        return self.type in INTEGER_KERNELS and self.primitive.endswith(("_I8", "_i8", "_u8"))
 
     @property
     def may_be_integer(self) -> bool:
         """Whether kernels of this type compute with integers or only move values."""
-        return self.type in _COMPUTING | _MOVING
-
-
-#: Kernels with integer variants.
-_COMPUTING = frozenset(
-    {
-        "Convolution",
-        "Deconvolution",
-        "FullyConnected",
-        "MatMul",
-        "Eltwise",
-        "Subgraph",
-        "Pooling",
-        "RNNSeq",
-    }
-)
-_MOVING = frozenset(
-    {
-        "Concatenation",
-        "Split",
-        "StridedSlice",
-        "Reshape",
-        "Transpose",
-        "Tile",
-        "Gather",
-        "Pad",
-        "SpaceToDepth",
-        "DepthToSpace",
-        "ShuffleChannels",
-        "Broadcast",
-        "Unsqueeze",
-        "Squeeze",
-    }
-)
+        return self.type in INTEGER_KERNELS | MOVING_KERNELS
 
 
 def dtype_of(kind: Any) -> np.dtype[Any]:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.group_specs import GROUP_SIZES
-from neural_mp.adaptors.openvino.graph_edit import array_of, source_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import array_of, source_of
 from neural_mp.adaptors.openvino.int8_weights import product_weight
-from neural_mp.adaptors.openvino.recurrent import sequence_obstacle
+from neural_mp.adaptors.openvino.ops import Role, role_of
+from neural_mp.adaptors.openvino.recurrent import recurrence_of, sequence_obstacle
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
@@ -30,7 +31,8 @@ def is_stepwise(node: Any) -> bool:
 
 def resets_product(node: Any) -> bool:
     """Whether an op is a GRU whose reset gate applies to the product with the state."""
-    return type_of(node) == "GRUSequence" and bool(node.get_attributes()["linear_before_reset"])
+    is_sequence = role_of(node) is Role.SEQUENCE
+    return is_sequence and bool(node.get_attributes().get("linear_before_reset"))
 
 
 def stepwise_obstacle(node: Any) -> str | None:
@@ -51,7 +53,8 @@ def stepwise_obstacle(node: Any) -> str | None:
 
 def stepwise_inputs(node: Any) -> tuple[int, int]:
     """Return the numbers of inputs and of states of a GRU, the inputs of its products."""
-    return int(source_of(node, 3).get_shape()[2]), int(node.get_attributes()["hidden_size"])
+    position = recurrence_of(node).weights[0]
+    return int(source_of(node, position).get_shape()[2]), int(node.get_attributes()["hidden_size"])
 
 
 def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any]]:
@@ -62,7 +65,11 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
         node: the GRU, in one direction.
         spec: the quantization of its weights.
     """
-    weight, recurrent, bias = (np.asarray(array_of(source_of(node, i)))[0] for i in (3, 4, 5))
+    form = recurrence_of(node)
+    weight, recurrent, bias = (
+        np.asarray(array_of(source_of(node, position)))[0]
+        for position in (*form.weights, form.bias)
+    )
     size = recurrent.shape[1]
     input_weight = product_weight(f"{stem}/input", weight, spec)
     product = ops.matmul(source_of(node, 0), input_weight, False, True)
@@ -76,7 +83,7 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
     forward = node.get_attributes()["direction"] == "forward"
     ends = (0, 1, 1, -1, 1) if forward else (-1, -1, 1, 0, 1)  # start, stride, size, end, axis
     iterator.set_sliced_input(step, projection.output(0), *ends)
-    iterator.set_merged_input(state, source_of(node, 1), following)
+    iterator.set_merged_input(state, source_of(node, form.states[0]), following)
     every = iterator.get_concatenated_slices(following, *ends)
     last = iterator.get_iter_value(following, -1)
     parts = {"product": product, "read": projection, "steps": iterator}

@@ -21,6 +21,7 @@ from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
+from neural_mp.adaptors.openvino.ops import Role
 from neural_mp.adaptors.openvino.runtime import Runner
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -136,7 +137,7 @@ def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
 
 
 def test_a_layer_with_one_output_stays_out():
-    reason = low_bits.low_bit_specs(low_bits.PRODUCT, 1, 96)
+    reason = low_bits.low_bit_specs(Role.PRODUCT, 1, 96)
     assert reason == "weights in groups require at least 2 outputs, got 1"
 
 
