@@ -52,13 +52,13 @@ from neural_mp.adaptors.openvino.ops import (
     role_of,
     traits_of,
 )
-from neural_mp.adaptors.openvino.recurrent import obstacle
-from neural_mp.adaptors.openvino.reduce_range import kernel_of
-from neural_mp.adaptors.openvino.stepwise_gru import (
+from neural_mp.adaptors.openvino.recurrent import (
+    obstacle,
     resets_product,
     stepwise_inputs,
     stepwise_obstacle,
 )
+from neural_mp.adaptors.openvino.reduce_range import kernel_of
 from neural_mp.core.int8_accumulation import (
     REDUCED_WEIGHT,
     Int8Accumulation,

@@ -14,9 +14,8 @@ from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import RECURRENT, role_of
-from neural_mp.adaptors.openvino.recurrent import has_integer_kernel, split_directions
+from neural_mp.adaptors.openvino.recurrent import has_integer_kernel, is_stepwise, split_directions
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
-from neural_mp.adaptors.openvino.stepwise_gru import is_stepwise
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
 from neural_mp.util.pytree import Structure

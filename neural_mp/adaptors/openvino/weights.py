@@ -25,8 +25,8 @@ from neural_mp.adaptors.openvino.low_bits import (
     matrix_sizes,
     put_matrix,
 )
+from neural_mp.adaptors.openvino.recurrent import resets_product, steps_of, stepwise_inputs
 from neural_mp.adaptors.openvino.runtime import ops
-from neural_mp.adaptors.openvino.stepwise_gru import resets_product, steps_of, stepwise_inputs
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
