@@ -15,8 +15,6 @@ from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.input_moments import corrections_from
 from neural_mp.adaptors.openvino import (
-    fusions,
-    layer_inputs,
     layer_params,
     loading,
     observe,
@@ -49,7 +47,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     corrections = optional.Corrections(
         layer_params.layer_params, layer_params.with_layer_params, values=observe.values
     )
-    layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
+    layer_inputs = optional.LayerInputs(layer_params.stored_layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_range
@@ -57,7 +55,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     single_file = optional.SingleFile((".xml",), storage.save_file)
     op_names = OpNames(renamed)
     streams = optional.Streams(with_streams)
-    unoptimized_run = UnoptimizedRun(fusions.outputs, fusions.first_deviating)
+    unoptimized_run = UnoptimizedRun(observe.unoptimized_outputs, observe.first_deviating_op)
     graph_dump = optional.GraphDump(storage.dump_graph)
 
     read = staticmethod(loading.load)

@@ -37,7 +37,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     weight_of,
 )
-from neural_mp.adaptors.openvino.low_bits import (
+from neural_mp.adaptors.openvino.integer_weights import (
     by_channel_spec,
     is_table,
     low_bit_specs,

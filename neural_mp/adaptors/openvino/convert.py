@@ -35,8 +35,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.int8_weights import WEIGHT
-from neural_mp.adaptors.openvino.low_bits import set_input_group
+from neural_mp.adaptors.openvino.integer_weights import WEIGHT, set_input_group
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import LAYERS, Role, role_of
 from neural_mp.adaptors.openvino.precision_hint import runs_by_hint, set_hint

@@ -1,4 +1,4 @@
-"""Constants of layers, for rescaling by channel."""
+"""Constants of layers: for rescaling by channel, and with what they read, for noise."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.layer_windows import Window
+from neural_mp.adaptors.common.optional import StoredLayer
 from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
@@ -19,8 +20,10 @@ from neural_mp.adaptors.openvino.graph_edit import (
     name_of,
     rank_of,
     source_of,
+    tensor_of,
     weight_of,
 )
+from neural_mp.adaptors.openvino.integer_weights import is_table, matrix_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import ops
@@ -152,3 +155,15 @@ def _add_bias(node: Any, bias: Array) -> None:
     added.set_friendly_name(f"{name_of(node)}/corrected/bias")
     for reader in readers:
         reader.replace_source_output(added.output(0))
+
+
+def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
+    """Return op → its weight and the tensor that it reads."""
+    structure = model.structure
+    return {
+        name: StoredLayer(
+            partial(matrix_of, node), None if is_table(node) else tensor_of(source_of(node, 0))
+        )
+        for name, node in structure.nodes.items()
+        if is_table(node) or (name in structure.fusion_groups and role_of(node) is Role.PRODUCT)
+    }

@@ -1,4 +1,7 @@
-"""Tensors of a run: calibration statistics, results of ops and the first NaN or Inf."""
+"""Tensors of a run: calibration statistics, results of ops and the first NaN or Inf.
+
+Runs without the low-precision transformations of OpenVINO show what these change.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.example_inputs import in_parts
+from neural_mp.adaptors.common.fusion_check import first_different
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
     OutputLocation,
@@ -175,3 +179,19 @@ def _value(output: OutputLocation, array: Array) -> OpOutput | None:
 def _place(model: OpenVinoModel, op: str) -> OutputLocation:
     output = model.results.get(op)
     return output or OutputLocation(op, type_of(model.structure.tensors[op].get_node()))
+
+
+def unoptimized_outputs(model: OpenVinoModel, inputs: Any) -> list[Any]:
+    """Return the outputs of a run without integer kernels."""
+    feeds = model.feeds(model.signature.bind(inputs))
+    return model.in_order(Runner(model.runs, low_precision=False)(feeds))
+
+
+def first_deviating_op(model: OpenVinoModel, inputs: Any) -> str | None:
+    """Return the first op whose result depends on the transformations."""
+    names = list(model.results)
+    unfused, fused = (
+        op_outputs(model, names, low_precision=low_precision)(inputs)
+        for low_precision in (False, True)
+    )
+    return first_different(names, unfused, fused)

@@ -10,7 +10,7 @@ from typing import Any
 from neural_mp.adaptors.openvino.convert import QUANTIZED
 from neural_mp.adaptors.openvino.fusion import has_weight, is_product
 from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of
-from neural_mp.adaptors.openvino.int8_weights import STORED
+from neural_mp.adaptors.openvino.integer_weights import STORED
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import (
     CONVERSION_KERNELS,

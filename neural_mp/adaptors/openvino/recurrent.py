@@ -26,7 +26,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.int8_weights import product_weight
+from neural_mp.adaptors.openvino.integer_weights import product_weight
 from neural_mp.adaptors.openvino.ops import Recurrence, Role, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.observations import Range

@@ -18,7 +18,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     weight_of,
 )
-from neural_mp.adaptors.openvino.int8_weights import ALONE
+from neural_mp.adaptors.openvino.integer_weights import ALONE
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
 from neural_mp.adaptors.openvino.runtime import ops, ov

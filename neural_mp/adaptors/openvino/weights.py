@@ -10,20 +10,18 @@ from neural_mp.adaptors.common.group_specs import input_group
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight
 from neural_mp.adaptors.openvino.graph_edit import name_of, tensor_of
-from neural_mp.adaptors.openvino.int8_weights import (
+from neural_mp.adaptors.openvino.integer_weights import (
     ALONE,
     STORED,
     WEIGHT,
-    layer_weight,
-    product_weight,
-    rows_of_table,
-)
-from neural_mp.adaptors.openvino.low_bits import (
     grouped_weight,
     is_table,
+    layer_weight,
     matrix_of,
     matrix_sizes,
+    product_weight,
     put_matrix,
+    rows_of_table,
 )
 from neural_mp.adaptors.openvino.recurrent import resets_product, steps_of, stepwise_inputs
 from neural_mp.adaptors.openvino.runtime import ops

@@ -1,10 +1,17 @@
-"""Weights of 4 and 8 bits stored alone: constants with decompression, and kernels that read them.
+"""Weights in integers: constants with decompression, and the kernels that read them as stored.
 
-The CPU plugin multiplies such a weight as stored if the graph restores its floats as Convert →
-Subtract → Multiply → Reshape. Its kernel rounds the inputs to INT8, with a scale for each row and
-group of inputs, if a group of the weight holds whole groups of the inputs; otherwise the kernel
-restores floats, which is slower. The group of the inputs is a property of the whole model, which
+The CPU plugin multiplies the weight of a product as stored even if no input is quantized; it
+restores the weights of convolutions and recurrent layers to floats when it compiles a model.
+
+A weight in groups is multiplied as stored if the graph restores its floats as Convert → Subtract →
+Multiply → Reshape. Its kernel rounds the inputs to INT8, with a scale for each row and group of
+inputs, if a group of the weight holds whole groups of the inputs; otherwise the kernel restores
+floats, which is slower. The group of the inputs is a property of the whole model, which
 `DYNAMIC_QUANTIZATION_GROUP_SIZE` sets and the file of the model keeps.
+
+The module is also the probe of these kernels, in a child process. A case works if the results are
+those of the weight as stored, with inputs rounded to INT8 where the case requires: a kernel that
+falls back to floats yields other results.
 """
 
 from __future__ import annotations
@@ -16,14 +23,22 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.code_packing import BitOrder, packed
+from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
 from neural_mp.adaptors.common.group_specs import (
     GROUP_SIZES,
     group_spec,
     input_group,
     product_specs,
 )
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
-from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
+from neural_mp.adaptors.common.grouped_weight import (
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+    middle_code,
+    rounded_inputs,
+)
+from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.adaptors.common.runtime_probe import probe_results, try_each, version_of
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
@@ -32,20 +47,29 @@ from neural_mp.adaptors.openvino.graph_edit import (
     weight_of,
 )
 from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
-from neural_mp.adaptors.openvino.runtime import ops, ov
+from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.enums import KernelInputs, Scheme
-from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
+from neural_mp.core.int8_accumulation import Int8Accumulation, weight_qmax, weight_quant_spec
 from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
 
 #: Setting of the plugin, in the model's own options for the runtime.
 INPUT_GROUP = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
-_PROBE = "neural_mp.adaptors.openvino.low_bits_probe"
 #: Must change with the probe.
 _VERSION = 5
 _MIN_OUTPUTS = 2
 #: The quantization of a product with one scale per output, whose kernel rounds its inputs.
 BY_CHANNEL = replace(weight_quant_spec(Int8Accumulation.EXACT), inputs=KernelInputs.INT8)
+#: Suffixes of the names of a weight: beside a quantized input, and of one stored alone.
+WEIGHT, ALONE = "/weight", "/weight_alone"
+#: Suffix of the name of the integer constant of a weight.
+STORED = "/int8"
+#: The zero point of a table in uint8.
+_MIDDLE = 128
+_INPUTS, _OUTPUTS, _ROWS = 384, 80, 5
+#: Relative error below which results are equal; rounding of the inputs causes 4e-3 or more.
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -104,7 +128,7 @@ def by_channel_spec(outputs: int, inputs: int) -> QuantSpec | None:
 
 
 def _probed() -> frozenset[str]:
-    return probe_results(_PROBE, f"{_VERSION} {version_of('openvino')}")
+    return probe_results(__name__, f"{_VERSION} {version_of('openvino')}")
 
 
 def set_input_group(program: Any, sizes: Collection[int]) -> None:
@@ -175,3 +199,93 @@ def put_matrix(node: Any, weight: Any) -> None:
     if role_of(node) is Role.PRODUCT:
         node.set_attribute("transpose_b", True)
     node.input(traits_of(node).weight).replace_source_output(weight.output(0))
+
+
+def layer_weight(stem: str, node: Any, spec: QuantSpec) -> Any:
+    """Return an int8 constant with its dequantization, in place of a layer's weight."""
+    weight = np.asarray(array_of(weight_of(node)), np.float32)
+    channels = traits_of(node).weight_outputs
+    if role_of(node) is Role.PRODUCT:
+        channels = (0 if node.get_attributes()["transpose_b"] else 1,)
+    return dequantized(stem, weight, channels, spec)
+
+
+def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: QuantSpec) -> Any:
+    """Return an int8 constant with its dequantization; `channels` are the axes with own scales."""
+    axes = tuple(axis for axis in range(weight.ndim) if axis not in channels)
+    limit = weight_qmax(spec)
+    scales = weight_scales(weight, axes, limit)
+    stored = ops.constant(round_to_int8(weight, scales, limit))
+    stored.set_friendly_name(f"{stem}{STORED}")
+    widened = ops.convert(stored, "f32")
+    widened.set_friendly_name(f"{stem}/float")
+    result = ops.multiply(widened, ops.constant(scales))
+    result.set_friendly_name(stem)
+    return result
+
+
+def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
+    """Return an int8 constant with its dequantization, in place of a weight [outputs, inputs].
+
+    A Reshape ends it: when OpenVINO infers shapes, a reshaped input gets sizes of the weight, and
+    two readers of the multiplication would make the plugin restore the weight to floats.
+    """
+    scaled = dequantized(stem, matrix[:, None], (0,), spec)
+    scaled.set_friendly_name(f"{stem}/scaled")
+    result = ops.reshape(scaled, ops.constant(np.array(matrix.shape, np.int64)), False)
+    result.set_friendly_name(stem)
+    return result
+
+
+def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
+    """Return the nodes that read rows of a table in bytes, the result last.
+
+    Codes and scales are read apart and multiplied: the plugin restores a whole table to floats if
+    other tensors of the model are quantized. With uint8, which has a zero point, both steps run as
+    one kernel.
+    """
+    table, limit = np.asarray(array_of(weight_of(node)), np.float32), weight_qmax(spec)
+    scales = weight_scales(table, (1,), limit)
+    codes = round_to_int8(table, scales, limit).astype(np.int16) + _MIDDLE
+    stored = ops.constant(codes.astype(np.uint8))
+    stored.set_friendly_name(f"{stem}{STORED}")
+    indices, start = source_of(node, 1), ops.constant(np.int64(0))
+    rows, steps = (ops.gather(values, indices, start) for values in (stored, ops.constant(scales)))
+    widened = ops.convert(rows, "f32")
+    centred = ops.subtract(widened, ops.constant(np.float32(_MIDDLE)))
+    nodes = [rows, steps, widened, centred]
+    for op, part in zip(nodes, ("rows", "scales", "float", "steps"), strict=True):
+        op.set_friendly_name(f"{stem}/{part}")
+    return [*nodes, ops.multiply(centred, steps)]
+
+
+def _run_case(name: str) -> Iterator[str]:
+    """Yield the name of a case that works."""
+    (case,) = (case for case in cases() if str(case) == name)
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
+    if case.spec.group_size is None:
+        stored = rounded_weight(weight, weight_qmax(case.spec), (1,))
+        factor = product_weight("w", weight, case.spec)
+    else:
+        grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
+        stored = grouped.floats()
+        factor = grouped_weight("w", "w/stored", grouped, case.spec)
+    if case.op is Role.TABLE:
+        inputs: Array = np.arange(_ROWS)
+        parameter = ops.parameter([-1], np.int64, name="x")
+        result, expected = ops.gather(factor, parameter, ops.constant(np.int64(0))), stored[inputs]
+    else:
+        inputs = random.standard_normal((_ROWS, _INPUTS), np.float32)
+        parameter = ops.parameter([-1, _INPUTS], np.float32, name="x")
+        result = ops.matmul(parameter, factor, False, True)
+        expected = rounded_inputs(inputs, case.input_group) @ stored.T
+    model = ov.Model([result], [parameter], "probe")
+    model.set_rt_info(str(case.input_group), list(INPUT_GROUP))
+    (output,) = Runner(model)([inputs])
+    if np.linalg.norm(output - expected) < _TOLERANCE * np.linalg.norm(expected):
+        yield name
+
+
+if __name__ == "__main__":
+    try_each(map(str, cases()), _run_case, ConversionError)
