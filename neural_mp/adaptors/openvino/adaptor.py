@@ -28,7 +28,7 @@ from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import graphs_in
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel, renamed, with_streams
-from neural_mp.adaptors.openvino.ops import Role, role_of, types_by_kind
+from neural_mp.adaptors.openvino.ops import Role, has_role, types_by_kind
 from neural_mp.core.hardware import Hardware
 
 
@@ -88,7 +88,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     def weight_bytes(self, model: OpenVinoModel) -> int:
         """Return the size of the constants in bytes."""
         nodes = (node for graph in graphs_in(model.runs) for node in graph.get_ops())
-        constants = (node for node in nodes if role_of(node) is Role.CONSTANT)
+        constants = (node for node in nodes if has_role(node, Role.CONSTANT))
         return sum(int(np.asarray(node.get_data()).nbytes) for node in constants)
 
     def fingerprint(self, model: OpenVinoModel) -> str:

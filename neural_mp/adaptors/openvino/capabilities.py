@@ -44,14 +44,7 @@ from neural_mp.adaptors.openvino.integer_weights import (
     matrix_sizes,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import (
-    JOINING,
-    LAYERS,
-    RECURRENT,
-    Role,
-    role_of,
-    traits_of,
-)
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.recurrent import (
     obstacle,
     resets_product,
@@ -59,11 +52,7 @@ from neural_mp.adaptors.openvino.recurrent import (
     stepwise_obstacle,
 )
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
-from neural_mp.core.int8_accumulation import (
-    REDUCED_WEIGHT,
-    Int8Accumulation,
-    weight_quant_spec,
-)
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 
@@ -106,22 +95,21 @@ def _integer_kernel(
         if name in structure.agnostic_ops:
             return AGNOSTIC
         return _reason(node)
-    role = role_of(node)
-    if role in JOINING:
+    if has_role(node, Role.JOINING):
         return IntegerKernel(algorithms=RANGE_ALGORITHMS)
     if is_product(node):
         return _kernel_of_product(node, accumulation)
-    if role in LAYERS:
+    if has_role(node, Role.LAYER):
         reason = _obstacle_of_layer(node)
         if reason is not None:
             return reason
     spec = weight_quant_spec(accumulation[kernel_of(node)])
-    if role is not Role.PRODUCT:
+    if not has_role(node, Role.PRODUCT):
         return IntegerKernel(
             spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=_RESTORED
         )
     sizes, scaled = matrix_sizes(node), _is_scaled(node)
-    low_bits = _SCALED if scaled else low_bit_specs(role, *sizes)
+    low_bits = _SCALED if scaled else low_bit_specs(Role.PRODUCT, *sizes)
     alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
     if not isinstance(low_bits, str):
         alternatives += (*corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
@@ -140,13 +128,13 @@ def _obstacle_of_layer(node: Any) -> str | None:
     weight = array_of(weight_of(node))
     if weight is None or not is_usable(weight):
         return UNUSABLE_WEIGHT
-    if role_of(node) is Role.PRODUCT:
+    if has_role(node, Role.PRODUCT):
         if node.get_attributes()["transpose_a"]:
             return TRANSPOSED_INPUT
         if weight.ndim != 2:
             return "the weight must be a matrix for the integer kernel"
     else:
-        if traits_of(node).is_grouped and weight.ndim == 6 and weight.shape[2] == 1:
+        if row_of(node).is_grouped and weight.ndim == 6 and weight.shape[2] == 1:
             return "the integer kernels by channel have at most two spatial axes"
         if has_one_position(source_of(node, 0)) and weight.size < _LEAST_WEIGHTS:
             return "so few products over one position gain no time from INT8"
@@ -159,7 +147,7 @@ def _is_scaled(node: Any) -> bool:
     """Whether a multiplication by a constant reads the result of a product."""
     readers = [port.get_node() for port in node.output(0).get_target_inputs()]
     return any(
-        role_of(reader) is Role.SCALING and any(is_constant(source_of(reader, i)) for i in range(2))
+        has_role(reader, Role.SCALING) and any(is_constant(source_of(reader, i)) for i in range(2))
         for reader in readers
     )
 
@@ -192,18 +180,18 @@ def _kernel_of_product(node: Any, accumulation: KernelAccumulation) -> IntegerKe
 
 
 def _reason(node: Any) -> str:
-    if role_of(node) in RECURRENT:
+    if has_role(node, Role.RECURRENT):
         return obstacle(node) or NO_INTEGER_KERNEL
-    if role_of(node) not in LAYERS:
+    if not has_role(node, Role.LAYER):
         return NO_INTEGER_KERNEL
     if not is_float(node.output(0)):
         return NO_FLOATS
     if is_constant(source_of(node, 0)):
         return CONSTANT_INPUT
-    return BOTH_FACTORS_COMPUTED if role_of(node) is Role.PRODUCT else COMPUTED_WEIGHT
+    return BOTH_FACTORS_COMPUTED if has_role(node, Role.PRODUCT) else COMPUTED_WEIGHT
 
 
 def _missing_16_bits(node: Any) -> dict[Precision, str]:
     floats = all(map(is_float, outputs_of(node)))
-    reason = traits_of(node).fixed_types if floats else NO_FLOATS
+    reason = row_of(node).fixed_types if floats else NO_FLOATS
     return dict.fromkeys(SIXTEEN_BITS, reason) if reason is not None else {}

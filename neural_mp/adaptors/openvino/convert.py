@@ -19,12 +19,7 @@ from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import LEVELS
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.openvino.fusion import (
-    GraphStructure,
-    is_product,
-    quantized_sums,
-    structure,
-)
+from neural_mp.adaptors.openvino.fusion import GraphStructure, is_product, quantized_sums, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
@@ -37,7 +32,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
 )
 from neural_mp.adaptors.openvino.integer_weights import WEIGHT, set_input_group
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import LAYERS, Role, role_of
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.precision_hint import runs_by_hint, set_hint
 from neural_mp.adaptors.openvino.recurrent import input_widths, quantize_sequence
 from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
@@ -153,13 +148,13 @@ class _Writer:
     def quantize_tensors(self) -> None:
         """Insert a FakeQuantize for each quantized tensor and redirect its readers."""
         flow = self.plan.flow
-        moved = self.structure.agnostic_ops
+        moved, nodes = self.structure.agnostic_ops, self.structure.nodes
         for tensor, root in flow.scale_owner.items():
             output = self.structure.tensors[tensor]
             written = tensor in flow.int8_outputs
             # INT8 moves through these ops with the scale of what they read.
             op = self.structure.parts.get(tensor, tensor)
-            if written and op in moved and not self._has_role(op, Role.CONCATENATION):
+            if written and op in moved and not has_role(nodes[op], Role.CONCATENATION):
                 continue
             # The state within the kernel of a sequence is quantized, its result is float.
             if self._recurs(op) and all(
@@ -177,7 +172,7 @@ class _Writer:
             # Outputs of the model read quantized values, too: a kernel has a single result.
             stored = self._fake_quantize(tensor, output, root)
             for port in readers:
-                if written or role_of(port.get_node()) is not Role.RESULT:
+                if written or not has_role(port.get_node(), Role.RESULT):
                     port.replace_source_output(stored.output(0))
             if not written and not is_term:
                 self.quantized += 1
@@ -210,7 +205,7 @@ class _Writer:
         part of the kernel.
         """
         for name, node in self.structure.nodes.items():
-            if role_of(node) is not Role.CONVOLUTION or f"{name}{WEIGHT}" not in self.owners:
+            if not has_role(node, Role.CONVOLUTION) or f"{name}{WEIGHT}" not in self.owners:
                 continue
             if name in self.plan.flow.int8_outputs or self._is_within(name):
                 continue
@@ -229,9 +224,9 @@ class _Writer:
         """
         for name in rejected:
             node = self.structure.nodes[name]
-            sources = nodes_before(node, LAYERS | {Role.QUANTIZATION})
+            sources = nodes_before(node, Role.LAYER | Role.QUANTIZATION)
             is_next = any(
-                role_of(source) is Role.QUANTIZATION or f"{name_of(source)}{WEIGHT}" in self.owners
+                has_role(source, Role.QUANTIZATION) or f"{name_of(source)}{WEIGHT}" in self.owners
                 for source in sources
             )
             inputs = [port for port in node.inputs() if not is_constant(port.get_source_output())]
@@ -257,10 +252,8 @@ class _Writer:
         return (QuantParams.signed if signed else QuantParams.of)(span)
 
     def _recurs(self, op: str) -> bool:
-        return op in self.structure.fusion_groups and self._has_role(op, Role.SEQUENCE)
-
-    def _has_role(self, op: str, role: Role) -> bool:
-        return role_of(self.structure.nodes[op]) is role
+        heads, nodes = self.structure.fusion_groups, self.structure.nodes
+        return op in heads and has_role(nodes[op], Role.SEQUENCE)
 
     def _fake_quantize(self, tensor: str, output: Any, root: str) -> Any:
         span, params = self.ranges[root], self._params(root)
@@ -293,7 +286,7 @@ class _Writer:
                     self._stored[tensor].validate_and_infer_types()
             for output in node.outputs():
                 for port in output.get_target_inputs():
-                    if role_of(port.get_node()) is Role.RESULT:
+                    if has_role(port.get_node(), Role.RESULT):
                         self._cast_inputs(port.get_node(), _F32)
 
     def _cast_inputs(self, node: Any, kind: Any) -> None:

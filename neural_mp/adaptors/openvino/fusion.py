@@ -21,7 +21,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
     weight_of,
 )
-from neural_mp.adaptors.openvino.ops import JOINING, LAYERS, MOVING, Role, role_of, traits_of
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.recurrent import has_integer_kernel
 
 FusionGroup = fusion.FusionGroup[str, str]
@@ -85,14 +85,14 @@ def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
 
 def has_weight(node: Any) -> bool:
     """Whether an op is a layer with a constant weight and a computed input."""
-    if role_of(node) not in LAYERS:
+    if not has_role(node, Role.LAYER):
         return False
     return is_constant(weight_of(node)) and not is_constant(source_of(node, 0))
 
 
 def is_product(node: Any) -> bool:
     """Whether an op is a product of two computed matrices, as in attention."""
-    if role_of(node) is not Role.PRODUCT:
+    if not has_role(node, Role.PRODUCT):
         return False
     factors = [source_of(node, position) for position in range(2)]
     return all(is_float(output) and not is_constant(output) for output in factors)
@@ -112,18 +112,17 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
     The factor of a product that has one value per channel, as in squeeze-and-excitation, stays in
     float.
     """
-    role = role_of(node)
-    if role not in JOINING:
+    if not has_role(node, Role.JOINING):
         return ()
     sources = [i.get_source_output() for i in node.inputs()]
     # The plugin has INT8 kernels of these ops for tensors with channels only.
     if (rank_of(sources[0]) or 0) < _LEAST_AXES:
         return ()
-    if role is Role.MEAN:
+    if has_role(node, Role.MEAN):
         return (tensor_of(sources[0]),) if _averages_positions(node) else ()
     if any(map(is_constant, sources)):
         return ()
-    if role is Role.SCALING:
+    if has_role(node, Role.SCALING):
         per_channel = [output for output in sources if has_one_position(output)]
         remaining = [output for output in sources if output not in per_channel]
         return (tensor_of(remaining[0]),) if len(per_channel) == len(remaining) == 1 else ()
@@ -153,11 +152,11 @@ def _follows_convolution(output: Any) -> bool:
     node = output.get_node()
     if len(output.get_target_inputs()) != 1:
         return False
-    if role_of(node) is Role.SUM:
+    if has_role(node, Role.SUM):
         layers = [i.get_source_output() for i in node.inputs()]
         computed = [layer for layer in layers if not is_constant(layer)]
         return len(computed) == 1 and _follows_convolution(computed[0])
-    return role_of(node) is Role.CONVOLUTION and has_weight(node)
+    return has_role(node, Role.CONVOLUTION) and has_weight(node)
 
 
 def quantized_sums(
@@ -176,7 +175,7 @@ def quantized_sums(
     """
     sums, rules = list[str](), _Kernels(structure.nodes)
     for name in layers:
-        if role_of(structure.nodes[name]) is not Role.CONVOLUTION:
+        if not has_role(structure.nodes[name], Role.CONVOLUTION):
             continue
         group = find_fusion_groups([name], rules)[name]
         if group.residual_sum and any(member in quantized for member in group.members):
@@ -201,7 +200,7 @@ class _Kernels(FusionRules[str, str]):
 
     def residual_sum(self, group: FusionGroup) -> Step | None:
         step = self._only_reader(group.tail, Role.SUM)
-        if step is None or role_of(self.nodes[group.head]) is not Role.CONVOLUTION:
+        if step is None or not has_role(self.nodes[group.head], Role.CONVOLUTION):
             return None
         operands = [source_of(step, i) for i in range(2)]
         operands = [output for output in operands if name_of(output.get_node()) != group.tail]
@@ -213,14 +212,14 @@ class _Kernels(FusionRules[str, str]):
 
     def activation(self, group: FusionGroup) -> Step | None:
         step = self._only_reader(group.tail, Role.ACTIVATION)
-        if step is None or role_of(self.nodes[group.head]) is Role.SEQUENCE:
+        if step is None or has_role(self.nodes[group.head], Role.SEQUENCE):
             return None
         return Step(type_of(step), (name_of(step),))
 
     def _only_reader(self, name: str, role: Role) -> Any | None:
         """Return the only reader of an op's result if it has a role."""
         readers = [i.get_node() for i in self.nodes[name].output(0).get_target_inputs()]
-        if len(readers) != 1 or role_of(readers[0]) is not role:
+        if len(readers) != 1 or not has_role(readers[0], role):
             return None
         return self.nodes.get(name_of(readers[0]))
 
@@ -230,17 +229,16 @@ def _is_bias(layer: Any, step: Any, position: int) -> bool:
     array, axes = array_of(source_of(step, position)), rank_of(layer.output(0))
     if array is None or axes is None or array.ndim > axes:
         return False
-    channels = traits_of(layer).channels % max(axes, 1)
+    channels = row_of(layer).channels % max(axes, 1)
     sizes = (1,) * (axes - array.ndim) + array.shape
     return all(size == 1 for axis, size in enumerate(sizes) if axis != channels)
 
 
 def moves(node: Any) -> bool:
     """Whether an op yields the same on quantized as on float values."""
-    role = role_of(node)
-    if role not in MOVING or not is_float(node.output(0)):
+    if not has_role(node, Role.MOVING) or not is_float(node.output(0)):
         return False
     sources = [i.get_source_output() for i in node.inputs()]
-    if role is Role.CONCATENATION:
+    if has_role(node, Role.CONCATENATION):
         return not any(map(is_constant, sources)) and all(map(is_float, sources))
     return not is_constant(sources[0]) and all(map(is_constant, sources[1:]))

@@ -14,7 +14,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import JOINING, Role, role_of
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
@@ -43,8 +43,8 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 tuple(dict.fromkeys(structure.read_by(name))),
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
-                writes_int8=role_of(node) is Role.SEQUENCE and name in structure.fusion_groups,
-                joins_int8=role_of(node) in JOINING and name in structure.fusion_groups,
+                writes_int8=has_role(node, Role.SEQUENCE) and name in structure.fusion_groups,
+                joins_int8=has_role(node, Role.JOINING) and name in structure.fusion_groups,
                 quantized_inputs=_quantized_inputs(node) if name in structure.fusion_groups else (),
                 channel_scales=_is_depthwise(node),
                 quantizes_terms=name in sums,

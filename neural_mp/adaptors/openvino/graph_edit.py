@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common.naming import unique_name
-from neural_mp.adaptors.openvino.ops import BOUNDARIES, Role, role_of, traits_of
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import dtype_of, in_own_type, ov
 from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import Array
@@ -38,7 +38,7 @@ def source_of(node: Any, position: int) -> Any:
 
 def weight_of(node: Any) -> Any:
     """Return the output that a layer reads as its weight, or a table as its rows."""
-    return source_of(node, traits_of(node).weight)
+    return source_of(node, row_of(node).weight)
 
 
 def tensor_of(output: Any) -> str:
@@ -67,7 +67,7 @@ def rank_of(output: Any) -> int | None:
 def is_constant(output: Any, depth: int = 4) -> bool:
     """Whether a result is a constant, seen through at most `depth` ops on constants."""
     node = output.get_node()
-    if role_of(node) is Role.CONSTANT:
+    if has_role(node, Role.CONSTANT):
         return True
     if not depth or type_of(node) not in _FOLDED:
         return False
@@ -91,22 +91,22 @@ _FOLDED: Mapping[str, Callable[..., Array]] = {
 }
 
 
-def nodes_before(node: Any, ends: Container[Role]) -> Iterator[Any]:
-    """Yield the nodes that a node is computed from, but none before those of some roles."""
+def nodes_before(node: Any, ends: Role) -> Iterator[Any]:
+    """Yield the nodes that a node is computed from, but none before those of a role."""
     waiting, visited = [port.get_source_output().get_node() for port in node.inputs()], set[str]()
     while waiting:
         source = waiting.pop()
         if name_of(source) not in visited:
             visited.add(name_of(source))
             yield source
-            if role_of(source) not in ends:
+            if not has_role(source, ends):
                 waiting += [port.get_source_output().get_node() for port in source.inputs()]
 
 
 def array_of(output: Any) -> Array | None:
     """Return the value of a constant result in numpy; None for a computed one."""
     node = output.get_node()
-    if role_of(node) is Role.CONSTANT:
+    if has_role(node, Role.CONSTANT):
         return in_own_type(node.get_data(), node.get_element_type())
     if not is_constant(output):
         return None
@@ -138,7 +138,7 @@ def _constants_behind(output: Any) -> Iterator[Any]:
     if not is_constant(output):
         return
     node = output.get_node()
-    if role_of(node) is Role.CONSTANT:
+    if has_role(node, Role.CONSTANT):
         yield node
     for port in node.inputs():
         yield from _constants_behind(port.get_source_output())
@@ -148,7 +148,7 @@ def op_nodes(model: Any) -> Iterator[Any]:
     """Yield the nodes of a graph in execution order, except boundaries and ops on constants."""
     for node in model.get_ordered_ops():
         computed = bool(node.outputs()) and not is_constant(node.output(0))
-        if role_of(node) not in BOUNDARIES and computed:
+        if not has_role(node, Role.BOUNDARY) and computed:
             yield node
 
 
@@ -173,7 +173,7 @@ def give_stable_names(model: Any, types: Collection[str]) -> None:
             stem = type_of(node)
             # The set of readers has no order.
             readers = [i.get_node() for o in node.outputs() for i in o.get_target_inputs()]
-            named = [name_of(reader) for reader in readers if role_of(reader) is not Role.RESULT]
+            named = [name_of(reader) for reader in readers if not has_role(reader, Role.RESULT)]
             if named:
                 stem = f"{min(named)}/{stem}"
             name = unique_name(stem if made_up else name, reserved | assigned)
@@ -190,7 +190,7 @@ def rename(model: Any, names: Mapping[str, str]) -> None:
         reader, _, kind = name.rpartition("/")
         if name not in names:
             # Signatures refer to inputs and outputs by the names of their nodes.
-            if reader not in new_names or role_of(node) in (Role.INPUT, Role.RESULT):
+            if reader not in new_names or has_role(node, Role.INPUT | Role.RESULT):
                 continue
             new_names[name] = unique_name(f"{new_names[reader]}/{kind}", reserved)
         reserved.add(new_names[name])

@@ -46,7 +46,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     weight_of,
 )
-from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.enums import KernelInputs, Scheme
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_qmax, weight_quant_spec
@@ -171,7 +171,7 @@ def _constant(codes: Array, spec: QuantSpec) -> Any:
 
 def is_table(node: Any) -> bool:
     """Whether an op reads rows of a constant float32 table, e.g. an embedding."""
-    if role_of(node) is not Role.TABLE or not is_constant(weight_of(node)):
+    if not has_role(node, Role.TABLE) or not is_constant(weight_of(node)):
         return False
     axis = array_of(source_of(node, 2))
     at_start = axis is not None and not np.any(axis)
@@ -183,7 +183,7 @@ def is_table(node: Any) -> bool:
 def matrix_of(node: Any) -> Array:
     """Return the weight of a product as [outputs, inputs], or the rows of a table."""
     weight = np.asarray(array_of(weight_of(node)), np.float32)
-    as_stored = role_of(node) is Role.TABLE or node.get_attributes()["transpose_b"]
+    as_stored = has_role(node, Role.TABLE) or node.get_attributes()["transpose_b"]
     return weight if as_stored else np.ascontiguousarray(weight.T)
 
 
@@ -196,16 +196,16 @@ def matrix_sizes(node: Any) -> tuple[int, int]:
 
 def put_matrix(node: Any, weight: Any) -> None:
     """Replace the weight of a product or a table by a node with the shape of `matrix_of`."""
-    if role_of(node) is Role.PRODUCT:
+    if has_role(node, Role.PRODUCT):
         node.set_attribute("transpose_b", True)
-    node.input(traits_of(node).weight).replace_source_output(weight.output(0))
+    node.input(row_of(node).weight).replace_source_output(weight.output(0))
 
 
 def layer_weight(stem: str, node: Any, spec: QuantSpec) -> Any:
     """Return an int8 constant with its dequantization, in place of a layer's weight."""
     weight = np.asarray(array_of(weight_of(node)), np.float32)
-    channels = traits_of(node).weight_outputs
-    if role_of(node) is Role.PRODUCT:
+    channels = row_of(node).weight_outputs
+    if has_role(node, Role.PRODUCT):
         channels = (0 if node.get_attributes()["transpose_b"] else 1,)
     return dequantized(stem, weight, channels, spec)
 

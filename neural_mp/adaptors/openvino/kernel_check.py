@@ -28,7 +28,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.ops import LAYERS, Check, role_of, traits_of
+from neural_mp.adaptors.openvino.ops import Check, Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import from_bytes, ops, ov, to_bytes
 
 #: Must change with the cases or the probe.
@@ -85,7 +85,7 @@ def _key(node: Any) -> str:
 
 def _layers_before(node: Any) -> str:
     """Return the types of the layers whose scales may move to a node."""
-    layers = (source for source in nodes_before(node, LAYERS) if role_of(source) in LAYERS)
+    layers = (source for source in nodes_before(node, Role.LAYER) if has_role(source, Role.LAYER))
     return " ".join(sorted({*map(type_of, layers)}))
 
 
@@ -122,7 +122,7 @@ def _is_compared(node: Any) -> bool:
     # Arbitrary indices and sizes would not be valid.
     if not computed or not all(map(is_float, [*computed, *outputs_of(node)])):
         return False
-    check = traits_of(node).check
+    check = row_of(node).check
     if check is Check.BROADCASTING:
         return len({rank_of(output) for output in computed}) > 1
     return check is Check.ALWAYS

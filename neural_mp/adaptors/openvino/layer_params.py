@@ -25,7 +25,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
 )
 from neural_mp.adaptors.openvino.integer_weights import is_table, matrix_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.util.pytree import Array
 
@@ -51,13 +51,13 @@ def _layer(graph: GraphStructure, name: str, node: Any) -> LayerParams | None:
         return None
     result = name if group.bias is None else group.bias.ops[-1]
     weight = partial(_weight, node)
-    if role_of(node) is Role.PRODUCT:
+    if has_role(node, Role.PRODUCT):
         transposed = bool(node.get_attributes()["transpose_b"])
         if node.get_attributes()["transpose_a"] or rank_of(weight_of(node)) != 2:
             return None
         outputs, inputs = (0, 1) if transposed else (1, 0)
         return LayerParams(result, weight, outputs, inputs)
-    groups = int(weight_of(node).get_shape()[0]) if traits_of(node).is_grouped else 1
+    groups = int(weight_of(node).get_shape()[0]) if row_of(node).is_grouped else 1
     return LayerParams(result, weight, 0, 1, groups, 1 - axes, pooled=True, window=_window(node))
 
 
@@ -73,7 +73,7 @@ def _window(node: Any) -> Window:
 
 def _scales_channels(node: Any) -> bool:
     """Whether an op multiplies the last axis by a constant, as the scales of norms do."""
-    if role_of(node) is not Role.SCALING:
+    if not has_role(node, Role.SCALING):
         return False
     arrays = [array_of(source_of(node, position)) for position in range(2)]
     constants = [array for array in arrays if array is not None]
@@ -87,7 +87,7 @@ def _addition(graph: GraphStructure, name: str) -> Any | None:
     """Return the op that adds a constant to an op's only read result; None if there is none."""
     readers = list(graph.nodes[name].output(0).get_target_inputs())
     node = readers[0].get_node() if len(readers) == 1 else None
-    if node is None or role_of(node) is not Role.SUM or name_of(node) not in graph.nodes:
+    if node is None or not has_role(node, Role.SUM) or name_of(node) not in graph.nodes:
         return None
     return node if any(map(is_constant, (source_of(node, 0), source_of(node, 1)))) else None
 
@@ -104,7 +104,7 @@ def _constant_position(node: Any) -> int:
 def _weight(node: Any) -> Array:
     """Return the weight of a layer; [groups · outputs, inputs, …] for grouped convolutions."""
     array = np.asarray(array_of(weight_of(node)), np.float32)
-    return array.reshape(-1, *array.shape[2:]) if traits_of(node).is_grouped else array
+    return array.reshape(-1, *array.shape[2:]) if row_of(node).is_grouped else array
 
 
 def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
@@ -120,7 +120,7 @@ def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale])
 
 def _change(graph: GraphStructure, name: str, layer: LayerParams, change: LayerRescale) -> None:
     node = graph.nodes[name]
-    index = _constant_position(node) if _scales_channels(node) else traits_of(node).weight
+    index = _constant_position(node) if _scales_channels(node) else row_of(node).weight
     shape = list(source_of(node, index).get_shape())
     weight = change.weight(layer)
     _put(node, index, weight.reshape(shape), f"{name}/corrected/weight")
@@ -138,7 +138,7 @@ def _change(graph: GraphStructure, name: str, layer: LayerParams, change: LayerR
 def _by_channel(bias: Array, node: Any) -> Array:
     """Return a bias in the shape that an addition to the layer's result needs."""
     shape = [1] * (rank_of(node.output(0)) or 1)
-    shape[traits_of(node).channels] = -1
+    shape[row_of(node).channels] = -1
     return np.asarray(bias.reshape(shape), np.float32)
 
 
@@ -165,5 +165,5 @@ def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
             partial(matrix_of, node), None if is_table(node) else tensor_of(source_of(node, 0))
         )
         for name, node in structure.nodes.items()
-        if is_table(node) or (name in structure.fusion_groups and role_of(node) is Role.PRODUCT)
+        if is_table(node) or (name in structure.fusion_groups and has_role(node, Role.PRODUCT))
     }

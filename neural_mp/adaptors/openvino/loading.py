@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import RECURRENT, role_of
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.recurrent import has_integer_kernel, is_stepwise, split_directions
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
@@ -161,7 +161,7 @@ def _try(model: OpenVinoModel) -> None:
 
 def _left_alone(program: Any) -> tuple[str, ...]:
     """Return a note about recurrent layers without an integer kernel."""
-    recurrent = (node for node in op_nodes(program) if role_of(node) in RECURRENT)
+    recurrent = (node for node in op_nodes(program) if has_role(node, Role.RECURRENT))
     types = (
         type_of(node)
         for node in recurrent

@@ -26,7 +26,7 @@ from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, tensor_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import traits_of
+from neural_mp.adaptors.openvino.ops import row_of
 from neural_mp.adaptors.openvino.runtime import Runner, ops
 from neural_mp.core.graph import OpGraph
 
@@ -118,7 +118,7 @@ def _with_outputs(program: Any, tensors: Sequence[str]) -> Any:
 def _channel_axis(output: Any) -> int:
     """Return the axis of channels by the writer and the readers; the last unless one differs."""
     neighbours = [output.get_node(), *(port.get_node() for port in output.get_target_inputs())]
-    return max(traits_of(node).channels for node in neighbours)
+    return max(row_of(node).channels for node in neighbours)
 
 
 def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:

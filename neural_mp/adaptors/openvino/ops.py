@@ -5,39 +5,45 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import Enum, Flag, auto
 from typing import Any
 
 from neural_mp.core.int8_accumulation import KernelKind
 
 
-class Role(Enum):
-    """The part of an op type in quantized graphs."""
+class Role(Flag):
+    """Part of an op in quantized graphs; some roles have subdivisions.
 
-    #: Layers with a constant weight; a product may have two computed factors.
-    CONVOLUTION, PRODUCT = auto(), auto()
-    #: Recurrent ops: those over sequences with an integer kernel, and all others.
-    SEQUENCE, RECURRENT = auto(), auto()
-    #: Ops that read rows of a constant.
+    Layers multiply by a constant weight, or a product by a second computed matrix. Recurrent ops
+    have integer kernels over sequences, some of them. Tables are read by row. The integer kernels
+    of joining ops pay off between INT8 ops only. Activations are fused into layers. Moving ops only
+    move or select values, and INT8 passes through them. Boundaries are no ops of a plan, which
+    inserts quantizations.
+    """
+
+    NONE = 0
+    CONVOLUTION = auto()
+    PRODUCT = auto()
+    LAYER = CONVOLUTION | PRODUCT
+    SEQUENCE = auto()
+    FLOAT_RECURRENT = auto()
+    RECURRENT = SEQUENCE | FLOAT_RECURRENT
     TABLE = auto()
-    #: Joining ops: their integer kernels pay off between INT8 ops only.
-    SUM, SCALING, POOLING, MEAN = auto(), auto(), auto(), auto()
-    #: Ops that the plugin fuses into layers.
+    SUM = auto()
+    SCALING = auto()
+    POOLING = auto()
+    MEAN = auto()
+    JOINING = SUM | SCALING | POOLING | MEAN
     ACTIVATION = auto()
-    #: Ops that only move or select values; INT8 passes through them.
-    MOVING, CONCATENATION = auto(), auto()
-    #: Nodes that are no ops of a plan.
-    CONSTANT, INPUT, RESULT, ASSIGNMENT = auto(), auto(), auto(), auto()
-    #: Quantization inserted by a plan.
+    CONCATENATION = auto()
+    SELECTION = auto()
+    MOVING = CONCATENATION | SELECTION
+    CONSTANT = auto()
+    INPUT = auto()
+    RESULT = auto()
+    ASSIGNMENT = auto()
+    BOUNDARY = CONSTANT | INPUT | RESULT | ASSIGNMENT
     QUANTIZATION = auto()
-    OTHER = auto()
-
-
-LAYERS = frozenset({Role.CONVOLUTION, Role.PRODUCT})
-RECURRENT = frozenset({Role.SEQUENCE, Role.RECURRENT})
-JOINING = frozenset({Role.SUM, Role.SCALING, Role.POOLING, Role.MEAN})
-MOVING = frozenset({Role.MOVING, Role.CONCATENATION})
-BOUNDARIES = frozenset({Role.CONSTANT, Role.INPUT, Role.RESULT, Role.ASSIGNMENT})
 
 
 class Check(Enum):
@@ -68,7 +74,7 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
-class OpTraits:
+class OpRow:
     """The properties of an op type that decide about its quantization.
 
     Attributes:
@@ -85,7 +91,7 @@ class OpTraits:
     """
 
     kind: str | None = None
-    role: Role = Role.OTHER
+    role: Role = Role.NONE
     kernel: KernelKind | None = None
     weight: int = 1
     weight_outputs: tuple[int, ...] = ()
@@ -101,8 +107,8 @@ class OpTraits:
         return len(self.weight_outputs) > 1
 
 
-def _rows(traits: OpTraits, types: str) -> dict[str, OpTraits]:
-    """Return op type → traits, for types with their kinds, as in `Clamp:clip LogSoftmax`.
+def _rows(row: OpRow, types: str) -> dict[str, OpRow]:
+    """Return op type → row, for types with their kinds, as in `Clamp:clip LogSoftmax`.
 
     Without a kind, the kind is the type in snake case; an empty one is none.
     """
@@ -110,89 +116,89 @@ def _rows(traits: OpTraits, types: str) -> dict[str, OpTraits]:
     for word in types.split():
         op, separator, kind = word.partition(":")
         kind = kind if separator else "_".join(re.findall("[A-Z][a-z]*", op)).lower()
-        rows[op] = replace(traits, kind=kind or None)
+        rows[op] = replace(row, kind=kind or None)
     return rows
 
 
-_CONVOLUTION = OpTraits("conv", Role.CONVOLUTION, KernelKind.CONVOLUTION, channels=1)
-_SEQUENCE = OpTraits("recurrent", Role.SEQUENCE, KernelKind.DENSE, dynamic_only=True)
+_CONVOLUTION = OpRow("conv", Role.CONVOLUTION, KernelKind.CONVOLUTION, channels=1)
+_SEQUENCE = OpRow("recurrent", Role.SEQUENCE, KernelKind.DENSE, dynamic_only=True)
 _LSTM = Recurrence((1, 2), 3, (4, 5), 6, ("sigmoid", "tanh", "tanh"))
 _GRU = Recurrence((1,), 2, (3, 4), 5, ("sigmoid", "tanh"))
 _RNN = replace(_GRU, activations=("tanh",))
-_MOVING = OpTraits(role=Role.MOVING, check=Check.ALWAYS)
+_MOVING = OpRow(role=Role.SELECTION, check=Check.ALWAYS)
 _GRAPH = "it has states or a graph of its own, whose types are fixed"
 
-OPS: Mapping[str, OpTraits] = {
+OPS: Mapping[str, OpRow] = {
     "Convolution": replace(_CONVOLUTION, weight_outputs=(0,)),
     "GroupConvolution": replace(_CONVOLUTION, weight_outputs=(0, 1)),
-    "ConvolutionBackpropData": OpTraits("conv_transpose", channels=1),
-    "GroupConvolutionBackpropData": OpTraits("conv_transpose"),
-    "MatMul": OpTraits("matmul", Role.PRODUCT, KernelKind.DENSE),
+    "ConvolutionBackpropData": OpRow("conv_transpose", channels=1),
+    "GroupConvolutionBackpropData": OpRow("conv_transpose"),
+    "MatMul": OpRow("matmul", Role.PRODUCT, KernelKind.DENSE),
     "LSTMSequence": replace(_SEQUENCE, recurrence=_LSTM),
     "GRUSequence": replace(_SEQUENCE, recurrence=_GRU),
-    "RNNSequence": replace(_SEQUENCE, role=Role.RECURRENT, kernel=None, recurrence=_RNN),
-    **dict.fromkeys(("LSTMCell", "GRUCell", "RNNCell"), OpTraits("recurrent", Role.RECURRENT)),
-    "Gather": OpTraits("gather", Role.TABLE, weight=0, check=Check.ALWAYS),
-    "Add": OpTraits("add", Role.SUM, check=Check.BROADCASTING),
-    "Multiply": OpTraits("mul", Role.SCALING, check=Check.BROADCASTING),
-    "AvgPool": OpTraits("avg_pool", Role.POOLING, channels=1, check=Check.ALWAYS),
-    "ReduceMean": OpTraits("mean", Role.MEAN, check=Check.ALWAYS),
+    "RNNSequence": replace(_SEQUENCE, role=Role.FLOAT_RECURRENT, kernel=None, recurrence=_RNN),
+    **dict.fromkeys(("LSTMCell", "GRUCell", "RNNCell"), OpRow("recurrent", Role.FLOAT_RECURRENT)),
+    "Gather": OpRow("gather", Role.TABLE, weight=0, check=Check.ALWAYS),
+    "Add": OpRow("add", Role.SUM, check=Check.BROADCASTING),
+    "Multiply": OpRow("mul", Role.SCALING, check=Check.BROADCASTING),
+    "AvgPool": OpRow("avg_pool", Role.POOLING, channels=1, check=Check.ALWAYS),
+    "ReduceMean": OpRow("mean", Role.MEAN, check=Check.ALWAYS),
     "MaxPool": replace(_MOVING, kind="max_pool", channels=1),
-    "Concat": OpTraits("concat", Role.CONCATENATION, check=Check.ALWAYS),
+    "Concat": OpRow("concat", Role.CONCATENATION, check=Check.ALWAYS),
     **_rows(
         _MOVING,
         "DepthToSpace Reshape ShuffleChannels: SpaceToDepth Split Squeeze:reshape "
         "StridedSlice:slice Transpose Unsqueeze:reshape VariadicSplit:slice",
     ),
     **_rows(
-        OpTraits(role=Role.ACTIVATION),
+        OpRow(role=Role.ACTIVATION),
         "Abs Clamp:clip Elu Gelu HSigmoid: HSwish:hard_swish Mish PRelu:prelu Relu Sigmoid "
         "SoftPlus:softplus Swish:silu Tanh",
     ),
     **_rows(
-        OpTraits(check=Check.ALWAYS),
+        OpRow(check=Check.ALWAYS),
         "BatchToSpace: Broadcast Interpolate:resize_nearest MVN:layer_norm NormalizeL2:l2_norm Pad "
         "ReduceL1:sum ReduceL2:l2_norm ReduceMax:max ReduceMin:min ReduceProd:prod ReduceSum:sum "
         "Slice SpaceToBatch: Tile",
     ),
-    **_rows(OpTraits(check=Check.BROADCASTING), "Divide:div Maximum Minimum Subtract:sub"),
+    **_rows(OpRow(check=Check.BROADCASTING), "Divide:div Maximum Minimum Subtract:sub"),
     **_rows(
-        OpTraits(),
+        OpRow(),
         "Acos AdaptiveAvgPool:avg_pool AdaptiveMaxPool:max_pool Asin BatchNormInference:batch_norm "
         "Ceiling:ceil Cosh CumSum:cumsum Einsum Erf Exp Floor FloorMod:div GatherElements:gather "
         "GatherND:gather GroupNormalization:group_norm HardSigmoid Log LogSoftmax Mod:div "
         "Negative:neg Power:pow ReverseSequence:reverse Round Select:where Selu Sign Sinh Softmax "
         "SoftSign:softsign Sqrt SquaredDifference:sub Tan",
     ),
-    **_rows(OpTraits(fixed_types=_GRAPH, dynamic_only=True), "If: Loop: TensorIterator:"),
-    "ReadValue": OpTraits(fixed_types=_GRAPH),
-    "Assign": OpTraits(role=Role.ASSIGNMENT, fixed_types=_GRAPH),
-    "Constant": OpTraits(role=Role.CONSTANT),
-    "Parameter": OpTraits(role=Role.INPUT),
-    "Result": OpTraits(role=Role.RESULT),
-    "FakeQuantize": OpTraits(role=Role.QUANTIZATION),
-    "Convert": OpTraits(fixed_types="it sets the type itself"),
+    **_rows(OpRow(fixed_types=_GRAPH, dynamic_only=True), "If: Loop: TensorIterator:"),
+    "ReadValue": OpRow(fixed_types=_GRAPH),
+    "Assign": OpRow(role=Role.ASSIGNMENT, fixed_types=_GRAPH),
+    "Constant": OpRow(role=Role.CONSTANT),
+    "Parameter": OpRow(role=Role.INPUT),
+    "Result": OpRow(role=Role.RESULT),
+    "FakeQuantize": OpRow(role=Role.QUANTIZATION),
+    "Convert": OpRow(fixed_types="it sets the type itself"),
     **_rows(
-        OpTraits(dynamic_only=True),
+        OpRow(dynamic_only=True),
         "GroupQueryAttention: PagedAttentionExtension: ScaledDotProductAttention:",
     ),
 }
-_UNLISTED = OpTraits()
+_EMPTY = OpRow()
 
 
-def traits_of(node: Any) -> OpTraits:
-    """Return the row of a node's type."""
-    return OPS.get(node.get_type_name(), _UNLISTED)
+def row_of(node: Any) -> OpRow:
+    """Return the row of a node's type; an empty row for other types."""
+    return OPS.get(node.get_type_name(), _EMPTY)
 
 
-def role_of(node: Any) -> Role:
-    """Return the role of a node's type."""
-    return traits_of(node).role
+def has_role(node: Any, role: Role) -> bool:
+    """Whether a node's type has a role, or any of several."""
+    return bool(row_of(node).role & role)
 
 
 def types_by_kind() -> dict[str, tuple[str, ...]]:
     """Return kind in the four lists → op types."""
-    kinds = dict.fromkeys(traits.kind for traits in OPS.values() if traits.kind is not None)
+    kinds = dict.fromkeys(row.kind for row in OPS.values() if row.kind is not None)
     return {kind: tuple(op for op, row in OPS.items() if row.kind == kind) for kind in kinds}
 
 

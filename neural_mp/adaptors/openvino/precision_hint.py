@@ -16,7 +16,7 @@ import numpy as np
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.openvino.fusion import GraphStructure
 from neural_mp.adaptors.openvino.graph_edit import array_of, is_constant, is_float, name_of
-from neural_mp.adaptors.openvino.ops import Role, role_of
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.runtime import CPU, compile_for_bf16, core, dtype_of, ops, ov
 from neural_mp.core.precision import Precision
 
@@ -99,7 +99,7 @@ class _Precisions:
         return name_of(node) not in self._nodes and node.get_input_size() > 0
 
     def _quantizes(self, node: Any) -> bool:
-        return self._is_inserted(node) and role_of(node) is Role.QUANTIZATION
+        return self._is_inserted(node) and has_role(node, Role.QUANTIZATION)
 
 
 @lru_cache(maxsize=1)

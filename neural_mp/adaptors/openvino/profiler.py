@@ -17,7 +17,7 @@ from neural_mp.adaptors.openvino.ops import (
     LAYER_KERNELS,
     PRODUCT_KERNELS,
     Role,
-    role_of,
+    has_role,
 )
 from neural_mp.adaptors.openvino.reduce_range import REDUCED
 from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
@@ -110,7 +110,7 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
         if (
             op not in traces
             and reader in products
-            and role_of(model.structure.nodes[op]) is Role.PRODUCT
+            and has_role(model.structure.nodes[op], Role.PRODUCT)
         ):
             traces[op] = traces[reader]
             products.add(op)

@@ -27,7 +27,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
 )
 from neural_mp.adaptors.openvino.integer_weights import product_weight
-from neural_mp.adaptors.openvino.ops import Recurrence, Role, role_of, traits_of
+from neural_mp.adaptors.openvino.ops import Recurrence, Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.observations import Range
 from neural_mp.core.quant_spec import QuantSpec
@@ -43,19 +43,19 @@ _GATES = 3
 
 def recurrence_of(node: Any) -> Recurrence:
     """Return the inputs of a recurrent op over sequences."""
-    recurrence = traits_of(node).recurrence
+    recurrence = row_of(node).recurrence
     assert recurrence is not None
     return recurrence
 
 
 def has_integer_kernel(node: Any) -> bool:
     """Whether an op is a sequence with an integer kernel."""
-    return role_of(node) is Role.SEQUENCE and obstacle(node) is None
+    return has_role(node, Role.SEQUENCE) and obstacle(node) is None
 
 
 def obstacle(node: Any) -> str | None:
     """Return the reason why a recurrent op has no integer kernel; None if it has one."""
-    if role_of(node) is not Role.SEQUENCE:
+    if not has_role(node, Role.SEQUENCE):
         return "OpenVINO has integer kernels of LSTM and GRU over sequences only"
     if resets_product(node):
         return "the integer kernel of GRU applies the reset gate to the state"
@@ -85,7 +85,7 @@ def _starts_from_input(state: Any) -> bool:
     """Whether an initial state is computed from an input of the model."""
     while state.get_node().get_input_size():
         state = state.get_node().input_value(0)
-    return role_of(state.get_node()) is Role.INPUT
+    return has_role(state.get_node(), Role.INPUT)
 
 
 def _has_whole_sequences(node: Any, form: Recurrence) -> bool:
@@ -106,7 +106,7 @@ def split_directions(program: Any) -> bool:
     splits: dict[tuple[str, int, int], list[Any]] = {}
     has_split = False
     for node in program.get_ordered_ops():
-        form = traits_of(node).recurrence
+        form = row_of(node).recurrence
         if form is None or node.get_attributes()["direction"] in _WAYS:
             continue
         has_split = True
@@ -164,7 +164,7 @@ _OPTIONS = (
 def _parts_of(output: Any, axis: int) -> list[Any]:
     """Return the parts of a state, weight or bias for each direction, in the type that it has."""
     node = output.get_node()
-    if role_of(node) is Role.CONSTANT:
+    if has_role(node, Role.CONSTANT):
         parts = np.split(np.asarray(array_of(output)), len(_WAYS), axis)
         return [ops.constant(np.ascontiguousarray(p), node.get_element_type()) for p in parts]
     if type_of(node) == "Convert" and is_constant(output):
@@ -253,7 +253,7 @@ def is_stepwise(node: Any) -> bool:
 
 def resets_product(node: Any) -> bool:
     """Whether an op is a GRU whose reset gate applies to the product with the state."""
-    is_sequence = role_of(node) is Role.SEQUENCE
+    is_sequence = has_role(node, Role.SEQUENCE)
     return is_sequence and bool(node.get_attributes().get("linear_before_reset"))
 
 

@@ -20,7 +20,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
 )
 from neural_mp.adaptors.openvino.integer_weights import ALONE
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import Role, role_of, traits_of
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
@@ -30,13 +30,13 @@ REDUCED = "/reduced"
 
 def kernel_of(node: Any) -> KernelKind:
     """Return the kind of integer kernel of a layer."""
-    traits = traits_of(node)
-    assert traits.kernel is not None
-    if not traits.is_grouped:
-        return traits.kernel
+    row = row_of(node)
+    assert row.kernel is not None
+    if not row.is_grouped:
+        return row.kernel
     shape = weight_of(node).get_partial_shape()  # [groups, outputs, inputs, …]
     single = len(shape) == 5 and all(size.is_static and len(size) == 1 for size in shape[1:3])
-    return KernelKind.DEPTHWISE if single else traits.kernel
+    return KernelKind.DEPTHWISE if single else row.kernel
 
 
 def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
@@ -46,7 +46,7 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
     is quantized for other readers.
     """
     for node in program.get_ordered_ops():
-        if traits_of(node).kernel is None:
+        if row_of(node).kernel is None:
             continue
         constants = {
             name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8
@@ -54,7 +54,7 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
         if any(f"{ALONE}/" in name for name in constants):
             continue
         integers = [np.asarray(constant.get_data()) for constant in constants.values()]
-        if role_of(node) is Role.SEQUENCE and integers:  # its weights have the same scales
+        if has_role(node, Role.SEQUENCE) and integers:  # its weights have the same scales
             integers = [np.concatenate([array.ravel() for array in integers])] * len(constants)
         for constant, array in zip(constants.values(), integers, strict=True):
             yield IntegerWeight(constant, kernel_of(node), array)
@@ -74,7 +74,7 @@ def _quantized_factors(program: Any) -> Iterator[Any]:
         factor = source_of(node, 1).get_node()
         while moves(factor):
             factor = source_of(factor, 0).get_node()
-        if role_of(factor) is Role.QUANTIZATION and factor.get_attributes()["levels"] == LEVELS + 1:
+        if has_role(factor, Role.QUANTIZATION) and factor.get_attributes()["levels"] == LEVELS + 1:
             yield factor
 
 
@@ -117,7 +117,7 @@ def _double(convert: Any) -> None:
     inserted = None
     for reader in list(convert.output(0).get_target_inputs()):
         node, index = reader.get_node(), 1 - reader.get_index()
-        is_scaling = role_of(node) is Role.SCALING
+        is_scaling = has_role(node, Role.SCALING)
         scales = array_of(source_of(node, index)) if is_scaling else None
         if scales is not None:
             doubled = ops.constant(scales * np.float32(2))

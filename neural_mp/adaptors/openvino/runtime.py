@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from neural_mp.adaptors.common.threads import allowed_threads
-from neural_mp.adaptors.openvino.ops import INTEGER_KERNELS, MOVING_KERNELS, traits_of
+from neural_mp.adaptors.openvino.ops import INTEGER_KERNELS, MOVING_KERNELS, row_of
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
 
@@ -372,4 +372,4 @@ def _may_be_fixed(model: Any, rounds: bool) -> bool:
         return False
     types = {port.get_element_type() for node in nodes for port in node.outputs()}
     has_casts = rounds and any(dtype == ov.Type.bf16 for dtype in types)
-    return not has_casts and not any(traits_of(node).dynamic_only for node in nodes)
+    return not has_casts and not any(row_of(node).dynamic_only for node in nodes)
