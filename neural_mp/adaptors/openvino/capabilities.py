@@ -34,7 +34,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     is_float,
     outputs_of,
     rank_of,
-    source_of,
+    readers_of,
     weight_of,
 )
 from neural_mp.adaptors.openvino.integer_weights import (
@@ -136,7 +136,7 @@ def _obstacle_of_layer(node: Any) -> str | None:
     else:
         if row_of(node).is_grouped and weight.ndim == 6 and weight.shape[2] == 1:
             return "the integer kernels by channel have at most two spatial axes"
-        if has_one_position(source_of(node, 0)) and weight.size < _LEAST_WEIGHTS:
+        if has_one_position(node.input_value(0)) and weight.size < _LEAST_WEIGHTS:
             return "so few products over one position gain no time from INT8"
     if (rank_of(node.output(0)) or 0) < 2:
         return "the integer kernel needs at least two axes"
@@ -145,10 +145,9 @@ def _obstacle_of_layer(node: Any) -> str | None:
 
 def _is_scaled(node: Any) -> bool:
     """Whether a multiplication by a constant reads the result of a product."""
-    readers = [port.get_node() for port in node.output(0).get_target_inputs()]
     return any(
-        has_role(reader, Role.SCALING) and any(is_constant(source_of(reader, i)) for i in range(2))
-        for reader in readers
+        has_role(reader, Role.SCALING) and any(map(is_constant, reader.input_values()))
+        for reader in readers_of(node.output(0))
     )
 
 
@@ -186,7 +185,7 @@ def _reason(node: Any) -> str:
         return NO_INTEGER_KERNEL
     if not is_float(node.output(0)):
         return NO_FLOATS
-    if is_constant(source_of(node, 0)):
+    if is_constant(node.input_value(0)):
         return CONSTANT_INPUT
     return BOTH_FACTORS_COMPUTED if has_role(node, Role.PRODUCT) else COMPUTED_WEIGHT
 

@@ -24,9 +24,10 @@ from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     name_of,
+    named,
     nodes_before,
     rank_of,
-    source_of,
+    redirect,
     tensor_of,
     type_of,
 )
@@ -108,7 +109,7 @@ def _factors(graph: GraphStructure, plan: ResolvedPlan) -> tuple[frozenset[str],
         if is_product(node) and plan.effective.get(name) is Precision.INT8
     ]
     first, second = (
-        frozenset(plan.flow.scale_owner[tensor_of(source_of(node, index))] for node in products)
+        frozenset(plan.flow.scale_owner[tensor_of(node.input_value(index))] for node in products)
         for index in range(2)
     )
     return first, second
@@ -189,7 +190,7 @@ class _Writer:
         }
         widths = input_widths(layers.values())
         for name, node in layers.items():
-            tensor = tensor_of(source_of(node, 0)).removesuffix(QUANTIZED)
+            tensor = tensor_of(node.input_value(0)).removesuffix(QUANTIZED)
             if tensor not in self.plan.flow.int8_outputs:
                 node.input(0).replace_source_output(self._stored[tensor].input_value(0))
             span = self.ranges[self.plan.flow.scale_owner[tensor]]
@@ -211,10 +212,8 @@ class _Writer:
                 continue
             readers = list(node.output(0).get_target_inputs())
             bounded = ops.clamp(node, -_FLOAT_BOUND, _FLOAT_BOUND)
-            bounded.set_friendly_name(f"{name}{BOUNDED}")
+            redirect(readers, named(f"{name}{BOUNDED}", bounded))
             self.owners[f"{name}{BOUNDED}"] = name
-            for port in readers:
-                port.replace_source_output(bounded.output(0))
 
     def separate(self, rejected: Collection[str]) -> None:
         """Insert a Maximum without effect between ops and the integer kernels next to them.
@@ -238,10 +237,9 @@ class _Writer:
             for index, port in enumerate((*(inputs if is_next else ()), *written)):
                 output = port.get_source_output()
                 least = ops.convert(ops.constant(-np.inf, _F32), output.get_element_type())
-                barrier = ops.maximum(output, least)
-                barrier.set_friendly_name(f"{name}{SEPARATED}{index}")
+                barrier = named(f"{name}{SEPARATED}{index}", ops.maximum(output, least))
                 self.owners[name_of(barrier)] = name
-                port.replace_source_output(barrier.output(0))
+                redirect([port], barrier)
 
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""
@@ -261,9 +259,8 @@ class _Writer:
         if isinstance(span, ChannelRange):
             low, high = _limits_by_channel(span, rank_of(output) or 0)
         stored = ops.fake_quantize(output, low, high, low, high, _LEVELS)
-        stored.set_friendly_name(f"{tensor}{QUANTIZED}")
         self.owners[f"{tensor}{QUANTIZED}"] = self.structure.parts.get(tensor, tensor)
-        self._stored[tensor] = stored
+        self._stored[tensor] = named(f"{tensor}{QUANTIZED}", stored)
         return stored
 
     def cast_to_16_bits(self) -> None:

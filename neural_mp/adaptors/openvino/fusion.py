@@ -16,7 +16,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     op_nodes,
     outputs_of,
     rank_of,
-    source_of,
+    readers_of,
     tensor_of,
     type_of,
     weight_of,
@@ -54,8 +54,8 @@ class GraphStructure:
 
     def read_by(self, name: str) -> list[str]:
         """Return the tensors that an op reads, without constants, one per input."""
-        sources = (i.get_source_output() for i in self.nodes[name].inputs())
-        return [tensor for output in sources if (tensor := tensor_of(output)) in self.tensors]
+        tensors = map(tensor_of, self.nodes[name].input_values())
+        return [tensor for tensor in tensors if tensor in self.tensors]
 
 
 def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
@@ -87,15 +87,14 @@ def has_weight(node: Any) -> bool:
     """Whether an op is a layer with a constant weight and a computed input."""
     if not has_role(node, Role.LAYER):
         return False
-    return is_constant(weight_of(node)) and not is_constant(source_of(node, 0))
+    return is_constant(weight_of(node)) and not is_constant(node.input_value(0))
 
 
 def is_product(node: Any) -> bool:
     """Whether an op is a product of two computed matrices, as in attention."""
     if not has_role(node, Role.PRODUCT):
         return False
-    factors = [source_of(node, position) for position in range(2)]
-    return all(is_float(output) and not is_constant(output) for output in factors)
+    return all(is_float(output) and not is_constant(output) for output in node.input_values())
 
 
 def _heads(node: Any) -> bool:
@@ -114,7 +113,7 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
     """
     if not has_role(node, Role.JOINING):
         return ()
-    sources = [i.get_source_output() for i in node.inputs()]
+    sources = node.input_values()
     # The plugin has INT8 kernels of these ops for tensors with channels only.
     if (rank_of(sources[0]) or 0) < _LEAST_AXES:
         return ()
@@ -133,7 +132,7 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
 
 def _averages_positions(node: Any) -> bool:
     """Whether a mean is over the axes of positions, all of them after that of channels."""
-    axes, rank = array_of(source_of(node, 1)), rank_of(source_of(node, 0)) or 0
+    axes, rank = array_of(node.input_value(1)), rank_of(node.input_value(0)) or 0
     return axes is not None and {int(a) % rank for a in axes.ravel()} == {
         *range(_CHANNELS + 1, rank)
     }
@@ -153,8 +152,7 @@ def _follows_convolution(output: Any) -> bool:
     if len(output.get_target_inputs()) != 1:
         return False
     if has_role(node, Role.SUM):
-        layers = [i.get_source_output() for i in node.inputs()]
-        computed = [layer for layer in layers if not is_constant(layer)]
+        computed = [layer for layer in node.input_values() if not is_constant(layer)]
         return len(computed) == 1 and _follows_convolution(computed[0])
     return has_role(node, Role.CONVOLUTION) and has_weight(node)
 
@@ -193,17 +191,16 @@ class _Kernels(FusionRules[str, str]):
         step = self._only_reader(group.tail, Role.SUM)
         if step is None or not has_weight(self.nodes[group.head]):
             return None
-        constants = [i for i in range(2) if is_constant(source_of(step, i))]
+        constants = [i for i in range(2) if is_constant(step.input_value(i))]
         if len(constants) != 1 or not _is_bias(self.nodes[group.head], step, constants[0]):
             return None
-        return Step(BIAS, (name_of(step),), tensor_of(source_of(step, constants[0])))
+        return Step(BIAS, (name_of(step),), tensor_of(step.input_value(constants[0])))
 
     def residual_sum(self, group: FusionGroup) -> Step | None:
         step = self._only_reader(group.tail, Role.SUM)
         if step is None or not has_role(self.nodes[group.head], Role.CONVOLUTION):
             return None
-        operands = [source_of(step, i) for i in range(2)]
-        operands = [output for output in operands if name_of(output.get_node()) != group.tail]
+        operands = [o for o in step.input_values() if name_of(o.get_node()) != group.tail]
         if len(operands) != 1 or is_constant(operands[0]) or not is_float(operands[0]):
             return None
         if rank_of(operands[0]) != rank_of(step.output(0)):
@@ -218,7 +215,7 @@ class _Kernels(FusionRules[str, str]):
 
     def _only_reader(self, name: str, role: Role) -> Any | None:
         """Return the only reader of an op's result if it has a role."""
-        readers = [i.get_node() for i in self.nodes[name].output(0).get_target_inputs()]
+        readers = readers_of(self.nodes[name].output(0))
         if len(readers) != 1 or not has_role(readers[0], role):
             return None
         return self.nodes.get(name_of(readers[0]))
@@ -226,7 +223,7 @@ class _Kernels(FusionRules[str, str]):
 
 def _is_bias(layer: Any, step: Any, position: int) -> bool:
     """Whether an addition adds one constant per output channel of a layer."""
-    array, axes = array_of(source_of(step, position)), rank_of(layer.output(0))
+    array, axes = array_of(step.input_value(position)), rank_of(layer.output(0))
     if array is None or axes is None or array.ndim > axes:
         return False
     channels = row_of(layer).channels % max(axes, 1)
@@ -238,7 +235,7 @@ def moves(node: Any) -> bool:
     """Whether an op yields the same on quantized as on float values."""
     if not has_role(node, Role.MOVING) or not is_float(node.output(0)):
         return False
-    sources = [i.get_source_output() for i in node.inputs()]
+    sources = node.input_values()
     if has_role(node, Role.CONCATENATION):
         return not any(map(is_constant, sources)) and all(map(is_float, sources))
     return not is_constant(sources[0]) and all(map(is_constant, sources[1:]))

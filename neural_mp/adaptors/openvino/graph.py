@@ -9,7 +9,6 @@ from neural_mp.adaptors.openvino.graph_edit import (
     SIXTEEN_BITS,
     constants_read,
     name_of,
-    source_of,
     tensor_of,
     type_of,
 )
@@ -58,14 +57,14 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
     for part, op in structure.parts.items():
         moved = op in structure.agnostic_ops
         ops.append(Op(part, type_of(structure.nodes[op]), (op,), quantize_agnostic=moved))
-    outputs = {tensor_of(source_of(result, 0)) for result in model.program.get_results()}
+    outputs = {tensor_of(result.input_value(0)) for result in model.program.get_results()}
     return OpGraph(ops, model.signature.input_tensors, sorted(outputs & set(structure.tensors)))
 
 
 def _quantized_inputs(node: Any) -> tuple[str, ...]:
     """Return the inputs that an integer kernel reads quantized; empty for the first one only."""
     if is_product(node):
-        return tuple(dict.fromkeys(tensor_of(source_of(node, index)) for index in range(2)))
+        return tuple(dict.fromkeys(map(tensor_of, node.input_values())))
     return joined_inputs(node)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,26 @@ def type_of(node: Any) -> str:
     return str(node.get_type_name())
 
 
-def source_of(node: Any, position: int) -> Any:
-    """Return the output that an input of a node reads."""
-    return node.input(position).get_source_output()
+def readers_of(output: Any) -> list[Any]:
+    """Return the nodes that read a result."""
+    return [port.get_node() for port in output.get_target_inputs()]
+
+
+def redirect(ports: Iterable[Any], node: Any) -> None:
+    """Let inputs of nodes read the first result of another node."""
+    for port in ports:
+        port.replace_source_output(node.output(0))
+
+
+def named(name: str, node: Any) -> Any:
+    """Return a new node with a name."""
+    node.set_friendly_name(name)
+    return node
 
 
 def weight_of(node: Any) -> Any:
     """Return the output that a layer reads as its weight, or a table as its rows."""
-    return source_of(node, row_of(node).weight)
+    return node.input_value(row_of(node).weight)
 
 
 def tensor_of(output: Any) -> str:
@@ -71,7 +83,7 @@ def is_constant(output: Any, depth: int = 4) -> bool:
         return True
     if not depth or type_of(node) not in _FOLDED:
         return False
-    return all(is_constant(port.get_source_output(), depth - 1) for port in node.inputs())
+    return all(is_constant(value, depth - 1) for value in node.input_values())
 
 
 def _reshaped(node: Any, array: Array, *_: Array) -> Array:
@@ -93,14 +105,14 @@ _FOLDED: Mapping[str, Callable[..., Array]] = {
 
 def nodes_before(node: Any, ends: Role) -> Iterator[Any]:
     """Yield the nodes that a node is computed from, but none before those of a role."""
-    waiting, visited = [port.get_source_output().get_node() for port in node.inputs()], set[str]()
+    waiting, visited = [value.get_node() for value in node.input_values()], set[str]()
     while waiting:
         source = waiting.pop()
         if name_of(source) not in visited:
             visited.add(name_of(source))
             yield source
             if not has_role(source, ends):
-                waiting += [port.get_source_output().get_node() for port in source.inputs()]
+                waiting += [value.get_node() for value in source.input_values()]
 
 
 def array_of(output: Any) -> Array | None:
@@ -110,9 +122,8 @@ def array_of(output: Any) -> Array | None:
         return in_own_type(node.get_data(), node.get_element_type())
     if not is_constant(output):
         return None
-    inputs = [array_of(i.get_source_output()) for i in node.inputs()]
-    arrays = [np.asarray(array) for array in inputs if array is not None]
-    return _FOLDED[type_of(node)](node, *arrays) if len(arrays) == len(inputs) else None
+    arrays = [array_of(value) for value in node.input_values()]
+    return None if any(a is None for a in arrays) else _FOLDED[type_of(node)](node, *arrays)
 
 
 def graphs_in(model: Any) -> Iterator[Any]:
@@ -130,8 +141,8 @@ def graphs_in(model: Any) -> Iterator[Any]:
 
 def constants_read(node: Any) -> Iterator[Any]:
     """Yield the Constant nodes that a node reads, also behind ops on constants."""
-    for port in node.inputs():
-        yield from _constants_behind(port.get_source_output())
+    for value in node.input_values():
+        yield from _constants_behind(value)
 
 
 def _constants_behind(output: Any) -> Iterator[Any]:
@@ -140,8 +151,7 @@ def _constants_behind(output: Any) -> Iterator[Any]:
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
         yield node
-    for port in node.inputs():
-        yield from _constants_behind(port.get_source_output())
+    yield from constants_read(node)
 
 
 def op_nodes(model: Any) -> Iterator[Any]:
@@ -172,7 +182,7 @@ def give_stable_names(model: Any, types: Collection[str]) -> None:
         if made_up or name in assigned:
             stem = type_of(node)
             # The set of readers has no order.
-            readers = [i.get_node() for o in node.outputs() for i in o.get_target_inputs()]
+            readers = [reader for output in node.outputs() for reader in readers_of(output)]
             named = [name_of(reader) for reader in readers if not has_role(reader, Role.RESULT)]
             if named:
                 stem = f"{min(named)}/{stem}"

@@ -43,7 +43,8 @@ from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     is_float,
-    source_of,
+    named,
+    redirect,
     weight_of,
 )
 from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
@@ -139,20 +140,17 @@ def set_input_group(program: Any, sizes: Collection[int]) -> None:
 
 def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: QuantSpec) -> Any:
     """Return a constant with its decompression, in place of a weight [outputs, inputs]."""
-    codes = _constant(weight.full_groups(), spec)
-    codes.set_friendly_name(stored_name)
-    steps = ops.convert(codes, "f32")
-    steps.set_friendly_name(f"{name}/float")
+    codes = named(stored_name, _constant(weight.full_groups(), spec))
+    steps = named(f"{name}/float", ops.convert(codes, "f32"))
     if spec.scheme is Scheme.ASYMMETRIC:
         zeros = _constant(weight.zero_points[..., None], spec)
-        steps = ops.subtract(steps, ops.convert(zeros, "f32"))
-        steps.set_friendly_name(f"{name}/steps")
-    scaled = ops.multiply(steps, ops.constant(weight.scales[..., None]))
-    shape = ops.constant(np.array(weight.codes.shape, np.int64))
-    result = ops.reshape(scaled, shape, False)
-    scaled.set_friendly_name(f"{name}/grouped")
-    result.set_friendly_name(name)
-    return result
+        steps = named(f"{name}/steps", ops.subtract(steps, ops.convert(zeros, "f32")))
+    scaled = named(f"{name}/grouped", ops.multiply(steps, ops.constant(weight.scales[..., None])))
+    return named(name, _reshaped(scaled, weight.codes.shape))
+
+
+def _reshaped(node: Any, shape: tuple[int, ...]) -> Any:
+    return ops.reshape(node, ops.constant(np.array(shape, np.int64)), False)
 
 
 def _constant(codes: Array, spec: QuantSpec) -> Any:
@@ -173,9 +171,9 @@ def is_table(node: Any) -> bool:
     """Whether an op reads rows of a constant float32 table, e.g. an embedding."""
     if not has_role(node, Role.TABLE) or not is_constant(weight_of(node)):
         return False
-    axis = array_of(source_of(node, 2))
+    axis = array_of(node.input_value(2))
     at_start = axis is not None and not np.any(axis)
-    computed = not is_constant(source_of(node, 1))
+    computed = not is_constant(node.input_value(1))
     is_matrix = len(weight_of(node).get_partial_shape()) == 2
     return at_start and computed and is_matrix and is_float(weight_of(node))
 
@@ -198,7 +196,7 @@ def put_matrix(node: Any, weight: Any) -> None:
     """Replace the weight of a product or a table by a node with the shape of `matrix_of`."""
     if has_role(node, Role.PRODUCT):
         node.set_attribute("transpose_b", True)
-    node.input(row_of(node).weight).replace_source_output(weight.output(0))
+    redirect([node.input(row_of(node).weight)], weight)
 
 
 def layer_weight(stem: str, node: Any, spec: QuantSpec) -> Any:
@@ -215,13 +213,9 @@ def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: Quant
     axes = tuple(axis for axis in range(weight.ndim) if axis not in channels)
     limit = weight_qmax(spec)
     scales = weight_scales(weight, axes, limit)
-    stored = ops.constant(round_to_int8(weight, scales, limit))
-    stored.set_friendly_name(f"{stem}{STORED}")
-    widened = ops.convert(stored, "f32")
-    widened.set_friendly_name(f"{stem}/float")
-    result = ops.multiply(widened, ops.constant(scales))
-    result.set_friendly_name(stem)
-    return result
+    stored = named(f"{stem}{STORED}", ops.constant(round_to_int8(weight, scales, limit)))
+    widened = named(f"{stem}/float", ops.convert(stored, "f32"))
+    return named(stem, ops.multiply(widened, ops.constant(scales)))
 
 
 def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
@@ -230,11 +224,8 @@ def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
     A Reshape ends it: when OpenVINO infers shapes, a reshaped input gets sizes of the weight, and
     two readers of the multiplication would make the plugin restore the weight to floats.
     """
-    scaled = dequantized(stem, matrix[:, None], (0,), spec)
-    scaled.set_friendly_name(f"{stem}/scaled")
-    result = ops.reshape(scaled, ops.constant(np.array(matrix.shape, np.int64)), False)
-    result.set_friendly_name(stem)
-    return result
+    scaled = named(f"{stem}/scaled", dequantized(stem, matrix[:, None], (0,), spec))
+    return named(stem, _reshaped(scaled, matrix.shape))
 
 
 def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
@@ -247,15 +238,13 @@ def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
     table, limit = np.asarray(array_of(weight_of(node)), np.float32), weight_qmax(spec)
     scales = weight_scales(table, (1,), limit)
     codes = round_to_int8(table, scales, limit).astype(np.int16) + _MIDDLE
-    stored = ops.constant(codes.astype(np.uint8))
-    stored.set_friendly_name(f"{stem}{STORED}")
-    indices, start = source_of(node, 1), ops.constant(np.int64(0))
+    stored = named(f"{stem}{STORED}", ops.constant(codes.astype(np.uint8)))
+    indices, start = node.input_value(1), ops.constant(np.int64(0))
     rows, steps = (ops.gather(values, indices, start) for values in (stored, ops.constant(scales)))
     widened = ops.convert(rows, "f32")
     centred = ops.subtract(widened, ops.constant(np.float32(_MIDDLE)))
-    nodes = [rows, steps, widened, centred]
-    for op, part in zip(nodes, ("rows", "scales", "float", "steps"), strict=True):
-        op.set_friendly_name(f"{stem}/{part}")
+    parts = {"rows": rows, "scales": steps, "float": widened, "steps": centred}
+    nodes = [named(f"{stem}/{part}", node) for part, node in parts.items()]
     return [*nodes, ops.multiply(centred, steps)]
 
 

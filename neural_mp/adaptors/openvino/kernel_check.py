@@ -21,10 +21,12 @@ from neural_mp.adaptors.openvino.graph_edit import (
     is_constant,
     is_float,
     name_of,
+    named,
     nodes_before,
     op_nodes,
     outputs_of,
     rank_of,
+    redirect,
     tensor_of,
     type_of,
 )
@@ -72,7 +74,7 @@ def op_cases(program: Any) -> dict[str, bytes]:
 
 def _key(node: Any) -> str:
     """Return a text that differs for nodes with different cases."""
-    sources = [port.get_source_output() for port in node.inputs()]
+    sources = node.input_values()
     tensors = [*map(tensor_of, sources)]
     repeated = [tensors.index(tensor) for tensor in tensors]
     constants = [np.asarray(array_of(o)).tobytes() if is_constant(o) else None for o in sources]
@@ -117,7 +119,7 @@ def fixed_shape(shape: Any) -> list[int]:
 
 
 def _is_compared(node: Any) -> bool:
-    sources = [i.get_source_output() for i in node.inputs()]
+    sources = node.input_values()
     computed = [output for output in sources if not is_constant(output)]
     # Arbitrary indices and sizes would not be valid.
     if not computed or not all(map(is_float, [*computed, *outputs_of(node)])):
@@ -134,7 +136,7 @@ def _alone(node: Any) -> Any | None:
     for position, port in enumerate(node.inputs()):
         output = port.get_source_output()
         if is_constant(output):
-            port.replace_source_output(_constant(output, position).output(0))
+            redirect([port], _constant(output, position))
             continue
         shape = output.get_partial_shape()
         if shape.rank.is_dynamic or np.prod(fixed_shape(shape)) > _MAX_ELEMENTS:
@@ -142,15 +144,13 @@ def _alone(node: Any) -> Any | None:
         tensor = tensor_of(output)
         if tensor not in inputs:
             inputs[tensor] = ops.parameter(shape, np.float32, name=f"x{len(inputs)}")
-        port.replace_source_output(inputs[tensor].output(0))
+        redirect([port], inputs[tensor])
     node.set_friendly_name("op")
     node.validate_and_infer_types()
     results = []
     for position, output in enumerate(outputs_of(node)):
         output.set_names({f"y{position}"})
-        result = ops.result(output)
-        result.set_friendly_name(f"y{position}")
-        results.append(result)
+        results.append(named(f"y{position}", ops.result(output)))
     return ov.Model(results, [*inputs.values()], "op")
 
 
@@ -159,6 +159,4 @@ def _constant(output: Any, position: int) -> Any:
     values = np.asarray(array_of(output))
     if is_float(output) and values.size > 1:
         values = np.linspace(0.5, 1.5, values.size, dtype=np.float32).reshape(values.shape)
-    constant = ops.constant(values, output.get_element_type())
-    constant.set_friendly_name(f"c{position}")
-    return constant
+    return named(f"c{position}", ops.constant(values, output.get_element_type()))

@@ -18,8 +18,10 @@ from neural_mp.adaptors.openvino.graph_edit import (
     is_constant,
     is_float,
     name_of,
+    named,
     rank_of,
-    source_of,
+    readers_of,
+    redirect,
     tensor_of,
     weight_of,
 )
@@ -75,7 +77,7 @@ def _scales_channels(node: Any) -> bool:
     """Whether an op multiplies the last axis by a constant, as the scales of norms do."""
     if not has_role(node, Role.SCALING):
         return False
-    arrays = [array_of(source_of(node, position)) for position in range(2)]
+    arrays = map(array_of, node.input_values())
     constants = [array for array in arrays if array is not None]
     if len(constants) != 1 or rank_of(node.output(0)) is None or not is_float(node.output(0)):
         return False
@@ -85,20 +87,20 @@ def _scales_channels(node: Any) -> bool:
 
 def _addition(graph: GraphStructure, name: str) -> Any | None:
     """Return the op that adds a constant to an op's only read result; None if there is none."""
-    readers = list(graph.nodes[name].output(0).get_target_inputs())
-    node = readers[0].get_node() if len(readers) == 1 else None
+    readers = readers_of(graph.nodes[name].output(0))
+    node = readers[0] if len(readers) == 1 else None
     if node is None or not has_role(node, Role.SUM) or name_of(node) not in graph.nodes:
         return None
-    return node if any(map(is_constant, (source_of(node, 0), source_of(node, 1)))) else None
+    return node if any(map(is_constant, node.input_values())) else None
 
 
 def _constant(node: Any) -> Array:
     """Return the constant that an op reads next to a computed tensor."""
-    return np.asarray(array_of(source_of(node, _constant_position(node))), np.float32)
+    return np.asarray(array_of(node.input_value(_constant_position(node))), np.float32)
 
 
 def _constant_position(node: Any) -> int:
-    return next(i for i in range(node.get_input_size()) if is_constant(source_of(node, i)))
+    return next(i for i in range(node.get_input_size()) if is_constant(node.input_value(i)))
 
 
 def _weight(node: Any) -> Array:
@@ -121,7 +123,7 @@ def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale])
 def _change(graph: GraphStructure, name: str, layer: LayerParams, change: LayerRescale) -> None:
     node = graph.nodes[name]
     index = _constant_position(node) if _scales_channels(node) else row_of(node).weight
-    shape = list(source_of(node, index).get_shape())
+    shape = list(node.input_value(index).get_shape())
     weight = change.weight(layer)
     _put(node, index, weight.reshape(shape), f"{name}/corrected/weight")
     channels = weight.shape[layer.outputs]
@@ -143,18 +145,14 @@ def _by_channel(bias: Array, node: Any) -> Array:
 
 
 def _put(node: Any, position: int, values: Array, name: str) -> None:
-    constant = ops.constant(np.ascontiguousarray(values, np.float32))
-    constant.set_friendly_name(name)
-    node.input(position).replace_source_output(constant.output(0))
+    constant = named(name, ops.constant(np.ascontiguousarray(values, np.float32)))
+    redirect([node.input(position)], constant)
 
 
 def _add_bias(node: Any, bias: Array) -> None:
     readers = list(node.output(0).get_target_inputs())
-    constant = ops.constant(_by_channel(bias, node))
-    added = ops.add(node, constant)
-    added.set_friendly_name(f"{name_of(node)}/corrected/bias")
-    for reader in readers:
-        reader.replace_source_output(added.output(0))
+    added = ops.add(node, ops.constant(_by_channel(bias, node)))
+    redirect(readers, named(f"{name_of(node)}/corrected/bias", added))
 
 
 def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
@@ -162,7 +160,7 @@ def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
     structure = model.structure
     return {
         name: StoredLayer(
-            partial(matrix_of, node), None if is_table(node) else tensor_of(source_of(node, 0))
+            partial(matrix_of, node), None if is_table(node) else tensor_of(node.input_value(0))
         )
         for name, node in structure.nodes.items()
         if is_table(node) or (name in structure.fusion_groups and has_role(node, Role.PRODUCT))

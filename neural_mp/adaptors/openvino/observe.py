@@ -24,7 +24,7 @@ from neural_mp.adaptors.common.op_outputs import (
 )
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.graph import build_graph
-from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, tensor_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, readers_of, tensor_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import row_of
 from neural_mp.adaptors.openvino.runtime import Runner, ops
@@ -117,7 +117,7 @@ def _with_outputs(program: Any, tensors: Sequence[str]) -> Any:
 
 def _channel_axis(output: Any) -> int:
     """Return the axis of channels by the writer and the readers; the last unless one differs."""
-    neighbours = [output.get_node(), *(port.get_node() for port in output.get_target_inputs())]
+    neighbours = [output.get_node(), *readers_of(output)]
     return max(row_of(node).channels for node in neighbours)
 
 

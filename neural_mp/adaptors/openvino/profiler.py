@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_mp.adaptors.openvino.convert import QUANTIZED
 from neural_mp.adaptors.openvino.fusion import has_weight, is_product
-from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of
+from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, readers_of
 from neural_mp.adaptors.openvino.integer_weights import STORED
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import (
@@ -148,8 +148,8 @@ def _written_in(node: Any) -> Precision | None:
 
 
 def _only_reader(model: OpenVinoModel, op: str) -> str | None:
-    readers = list(model.structure.nodes[op].output(0).get_target_inputs())
-    return name_of(readers[0].get_node()) if len(readers) == 1 else None
+    readers = readers_of(model.structure.nodes[op].output(0))
+    return name_of(readers[0]) if len(readers) == 1 else None
 
 
 def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:

@@ -23,7 +23,8 @@ from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     name_of,
-    source_of,
+    named,
+    redirect,
     type_of,
 )
 from neural_mp.adaptors.openvino.integer_weights import product_weight
@@ -59,7 +60,7 @@ def obstacle(node: Any) -> str | None:
         return "OpenVINO has integer kernels of LSTM and GRU over sequences only"
     if resets_product(node):
         return "the integer kernel of GRU applies the reset gate to the state"
-    if _starts_from_input(source_of(node, recurrence_of(node).states[0])):
+    if _starts_from_input(node.input_value(recurrence_of(node).states[0])):
         return "its initial state is given: the kernel would clip it to the range of later states"
     return sequence_obstacle(node)
 
@@ -72,9 +73,9 @@ def sequence_obstacle(node: Any) -> str | None:
     activations = tuple(attributes.get("activations") or form.activations)
     if attributes.get("clip") or activations != form.activations:
         return "the integer kernel has neither clipping nor other activations"
-    if not all(is_constant(source_of(node, position)) for position in (*form.weights, form.bias)):
+    if not all(is_constant(node.input_value(position)) for position in (*form.weights, form.bias)):
         return "the weights are not constant"
-    if is_constant(source_of(node, 0)):
+    if is_constant(node.input_value(0)):
         return "its input is constant"
     if not _has_whole_sequences(node, form):
         return "the integer kernel runs sequences of one length"
@@ -90,8 +91,8 @@ def _starts_from_input(state: Any) -> bool:
 
 def _has_whole_sequences(node: Any, form: Recurrence) -> bool:
     """Whether every sequence is as long as the input; lengths may be those of the shape."""
-    length = source_of(node, 0).get_partial_shape()[1]
-    lengths = array_of(source_of(node, form.lengths))
+    length = node.input_value(0).get_partial_shape()[1]
+    lengths = array_of(node.input_value(form.lengths))
     if length.is_dynamic:
         return lengths is None
     return lengths is None or bool((lengths == length.get_length()).all())
@@ -114,10 +115,8 @@ def split_directions(program: Any) -> bool:
         for index, output in enumerate(node.outputs()):
             readers = list(output.get_target_inputs())
             joined = ops.concat([direction.output(index) for direction in directions], 1)
-            joined.set_friendly_name(name_of(node) + (f"/{index}" if index else ""))
             joined.output(0).set_names(output.get_names())
-            for reader in readers:
-                reader.replace_source_output(joined.output(0))
+            redirect(readers, named(name_of(node) + (f"/{index}" if index else ""), joined))
     return has_split
 
 
@@ -131,9 +130,9 @@ def _in_both_directions(
     """
     attributes, build = node.get_attributes(), _BUILDERS[type_of(node)]
     positions = range(node.get_input_size())
-    sources = [[source_of(node, position)] * len(_WAYS) for position in positions]
+    sources = [[node.input_value(position)] * len(_WAYS) for position in positions]
     for position in (*form.states, *form.weights, form.bias):
-        source, axis = source_of(node, position), int(position in form.states)
+        source, axis = node.input_value(position), int(position in form.states)
         key = name_of(source.get_node()), source.get_index(), axis
         if key not in splits:
             splits[key] = _parts_of(source, axis)
@@ -141,8 +140,8 @@ def _in_both_directions(
     options = {key: attributes[key] for key in _OPTIONS if key in attributes}
     directions = []
     for direction, *inputs in zip(_WAYS, *sources, strict=True):
-        directions.append(build(*inputs, attributes["hidden_size"], direction, **options))
-        directions[-1].set_friendly_name(f"{name_of(node)}/{direction}")
+        op = build(*inputs, attributes["hidden_size"], direction, **options)
+        directions.append(named(f"{name_of(node)}/{direction}", op))
     return directions
 
 
@@ -168,7 +167,7 @@ def _parts_of(output: Any, axis: int) -> list[Any]:
         parts = np.split(np.asarray(array_of(output)), len(_WAYS), axis)
         return [ops.constant(np.ascontiguousarray(p), node.get_element_type()) for p in parts]
     if type_of(node) == "Convert" and is_constant(output):
-        parts = _parts_of(source_of(node, 0), axis)
+        parts = _parts_of(node.input_value(0), axis)
         return [ops.convert(part, output.get_element_type()) for part in parts]
     return list(ops.split(output, np.int64(axis), len(_WAYS)).outputs())
 
@@ -181,7 +180,7 @@ def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
     widths: dict[str, int] = {}
     reserved = set()
     for node in nodes:
-        width = int(source_of(node, recurrence_of(node).weights[0]).get_shape()[2])
+        width = int(node.input_value(recurrence_of(node).weights[0]).get_shape()[2])
         attributes = node.get_attributes()
         kind = type_of(node), attributes["direction"], attributes["hidden_size"]
         while (*kind, width) in reserved:
@@ -205,8 +204,7 @@ def quantize_sequence(
     """
     names = []
     for position, part, inserted in _quantized_parts(node, span, state, limit, width):
-        inserted.set_friendly_name(f"{name_of(node)}/{part}")
-        node.input(position).replace_source_output(inserted.output(0))
+        redirect([node.input(position)], named(f"{name_of(node)}/{part}", inserted))
         names.append(name_of(inserted))
     return names
 
@@ -216,16 +214,15 @@ def _quantized_parts(
 ) -> Iterator[tuple[int, str, Any]]:
     """Yield position, name and node of what a sequence reads in INT8."""
     form, own = recurrence_of(node), QuantParams.signed(span)
-    weights = [np.asarray(array_of(source_of(node, index)), np.float32) for index in form.weights]
-    source, extra = source_of(node, 0), width - weights[0].shape[2]
+    weights = [np.asarray(array_of(node.input_value(index)), np.float32) for index in form.weights]
+    source, extra = node.input_value(0), width - weights[0].shape[2]
     if extra:
         padded = ops.pad(
             source, np.zeros(3, int), np.array([0, 0, extra]), "constant", np.float32(0)
         )
-        padded.set_friendly_name(f"{name_of(node)}/padded")
-        source = padded.output(0)
+        source = named(f"{name_of(node)}/padded", padded).output(0)
     yield 0, "input", _quantized(source, own, state)
-    first = source_of(node, form.states[0])
+    first = node.input_value(form.states[0])
     if not is_constant(first):  # the plugin takes a constant state in float
         yield form.states[0], "state", _quantized(first, state, state)
     factor = np.float32(own.scale / state.scale)
@@ -276,7 +273,7 @@ def stepwise_obstacle(node: Any) -> str | None:
 def stepwise_inputs(node: Any) -> tuple[int, int]:
     """Return the numbers of inputs and of states of a GRU, the inputs of its products."""
     position = recurrence_of(node).weights[0]
-    return int(source_of(node, position).get_shape()[2]), int(node.get_attributes()["hidden_size"])
+    return int(node.input_value(position).get_shape()[2]), int(node.get_attributes()["hidden_size"])
 
 
 def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any]]:
@@ -289,12 +286,12 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
     """
     form = recurrence_of(node)
     weight, recurrent, bias = (
-        np.asarray(array_of(source_of(node, position)))[0]
+        np.asarray(array_of(node.input_value(position)))[0]
         for position in (*form.weights, form.bias)
     )
     size = recurrent.shape[1]
     input_weight = product_weight(f"{stem}/input", weight, spec)
-    product = ops.matmul(source_of(node, 0), input_weight, False, True)
+    product = ops.matmul(node.input_value(0), input_weight, False, True)
     projection = ops.add(product, _row(bias[: _GATES * size]))
     state_bias = np.pad(bias[_GATES * size :], (2 * size, 0))
     body = _step(product_weight(f"{stem}/recurrent", recurrent, spec), state_bias, size)
@@ -305,7 +302,7 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
     forward = node.get_attributes()["direction"] == "forward"
     ends = (0, 1, 1, -1, 1) if forward else (-1, -1, 1, 0, 1)  # start, stride, size, end, axis
     iterator.set_sliced_input(step, projection.output(0), *ends)
-    iterator.set_merged_input(state, source_of(node, form.states[0]), following)
+    iterator.set_merged_input(state, node.input_value(form.states[0]), following)
     every = iterator.get_concatenated_slices(following, *ends)
     last = iterator.get_iter_value(following, -1)
     parts = {"product": product, "read": projection, "steps": iterator}

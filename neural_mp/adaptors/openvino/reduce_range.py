@@ -15,7 +15,8 @@ from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     constants_read,
     name_of,
-    source_of,
+    named,
+    redirect,
     weight_of,
 )
 from neural_mp.adaptors.openvino.integer_weights import ALONE
@@ -71,9 +72,9 @@ def _quantized_factors(program: Any) -> Iterator[Any]:
     for node in program.get_ordered_ops():
         if not is_product(node):
             continue
-        factor = source_of(node, 1).get_node()
+        factor = node.input_value(1).get_node()
         while moves(factor):
-            factor = source_of(factor, 0).get_node()
+            factor = factor.input_value(0).get_node()
         if has_role(factor, Role.QUANTIZATION) and factor.get_attributes()["levels"] == LEVELS + 1:
             yield factor
 
@@ -88,8 +89,7 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
     limit = WEIGHT_LIMITS[REDUCED_RANGE]
     for constant in saturating(_weights(program)):
         halved = np.clip(np.rint(np.asarray(constant.get_data()) / 2), -limit, limit)
-        smaller = ops.constant(halved.astype(np.int8))
-        smaller.set_friendly_name(f"{name_of(constant)}{REDUCED}")
+        smaller = named(f"{name_of(constant)}{REDUCED}", ops.constant(halved.astype(np.int8)))
         readers = list(constant.output(0).get_target_inputs())
         for reader in readers:
             reader.replace_source_output(smaller.output(0))
@@ -103,13 +103,11 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
 
 def _halve_levels(factor: Any) -> None:
     """Round a tensor to every second level, for which the plugin has no integer kernels."""
-    low, high = (np.asarray(array_of(source_of(factor, index))) for index in (1, 2))
+    low, high = (np.asarray(array_of(factor.input_value(index))) for index in (1, 2))
     high = high - (high - low) / LEVELS
     half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (LEVELS + 1) // 2)
     readers = list(factor.output(0).get_target_inputs())
-    half.set_friendly_name(f"{name_of(factor)}{REDUCED}")
-    for reader in readers:
-        reader.replace_source_output(half.output(0))
+    redirect(readers, named(f"{name_of(factor)}{REDUCED}", half))
 
 
 def _double(convert: Any) -> None:
@@ -118,12 +116,12 @@ def _double(convert: Any) -> None:
     for reader in list(convert.output(0).get_target_inputs()):
         node, index = reader.get_node(), 1 - reader.get_index()
         is_scaling = has_role(node, Role.SCALING)
-        scales = array_of(source_of(node, index)) if is_scaling else None
+        scales = array_of(node.input_value(index)) if is_scaling else None
         if scales is not None:
             doubled = ops.constant(scales * np.float32(2))
             node.input(index).replace_source_output(doubled.output(0))
             continue
         if inserted is None:
-            inserted = ops.multiply(convert, ops.constant(np.float32(2)))
-            inserted.set_friendly_name(f"{name_of(convert)}/doubled")
+            doubled = ops.multiply(convert, ops.constant(np.float32(2)))
+            inserted = named(f"{name_of(convert)}/doubled", doubled)
         reader.replace_source_output(inserted.output(0))
