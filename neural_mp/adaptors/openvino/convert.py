@@ -22,12 +22,12 @@ from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import GraphStructure, is_product, quantized_sums, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     name_of,
-    named,
     nodes_before,
     rank_of,
-    redirect,
+    redirect_inputs,
     tensor_of,
     type_of,
 )
@@ -212,7 +212,7 @@ class _Writer:
                 continue
             readers = list(node.output(0).get_target_inputs())
             bounded = ops.clamp(node, -_FLOAT_BOUND, _FLOAT_BOUND)
-            redirect(readers, named(f"{name}{BOUNDED}", bounded))
+            redirect_inputs(readers, give_name(f"{name}{BOUNDED}", bounded))
             self.owners[f"{name}{BOUNDED}"] = name
 
     def separate(self, rejected: Collection[str]) -> None:
@@ -237,9 +237,9 @@ class _Writer:
             for index, port in enumerate((*(inputs if is_next else ()), *written)):
                 output = port.get_source_output()
                 least = ops.convert(ops.constant(-np.inf, _F32), output.get_element_type())
-                barrier = named(f"{name}{SEPARATED}{index}", ops.maximum(output, least))
+                barrier = give_name(f"{name}{SEPARATED}{index}", ops.maximum(output, least))
                 self.owners[name_of(barrier)] = name
-                redirect([port], barrier)
+                redirect_inputs([port], barrier)
 
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""
@@ -260,7 +260,7 @@ class _Writer:
             low, high = _limits_by_channel(span, rank_of(output) or 0)
         stored = ops.fake_quantize(output, low, high, low, high, _LEVELS)
         self.owners[f"{tensor}{QUANTIZED}"] = self.structure.parts.get(tensor, tensor)
-        self._stored[tensor] = named(f"{tensor}{QUANTIZED}", stored)
+        self._stored[tensor] = give_name(f"{tensor}{QUANTIZED}", stored)
         return stored
 
     def cast_to_16_bits(self) -> None:

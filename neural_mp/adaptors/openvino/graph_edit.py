@@ -36,14 +36,14 @@ def readers_of(output: Any) -> list[Any]:
     return [port.get_node() for port in output.get_target_inputs()]
 
 
-def redirect(ports: Iterable[Any], node: Any) -> None:
-    """Let inputs of nodes read the first result of another node."""
+def redirect_inputs(ports: Iterable[Any], node: Any) -> None:
+    """Connect inputs of nodes to the first result of another node."""
     for port in ports:
         port.replace_source_output(node.output(0))
 
 
-def named(name: str, node: Any) -> Any:
-    """Return a new node with a name."""
+def give_name(name: str, node: Any) -> Any:
+    """Set the name of a new node, and return the node."""
     node.set_friendly_name(name)
     return node
 
@@ -86,7 +86,7 @@ def is_constant(output: Any, depth: int = 4) -> bool:
     return all(is_constant(value, depth - 1) for value in node.input_values())
 
 
-def _reshaped(node: Any, array: Array, *_: Array) -> Array:
+def _fold_reshape(node: Any, array: Array, *_: Array) -> Array:
     return array.reshape(list(node.output(0).get_shape()))
 
 
@@ -95,11 +95,11 @@ _FOLDED: Mapping[str, Callable[..., Array]] = {
     "Broadcast": lambda node, x, *_: np.broadcast_to(x, list(node.output(0).get_shape())),
     "Convert": lambda node, x: x.astype(dtype_of(node.output(0).get_element_type())),
     "Multiply": lambda _, x, y: x * y,
-    "Reshape": _reshaped,
-    "Squeeze": _reshaped,
+    "Reshape": _fold_reshape,
+    "Squeeze": _fold_reshape,
     "Subtract": lambda _, x, y: x - y,
     "Transpose": lambda _, x, order: x.transpose([int(axis) for axis in order] or None),
-    "Unsqueeze": _reshaped,
+    "Unsqueeze": _fold_reshape,
 }
 
 

@@ -41,10 +41,10 @@ from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.adaptors.common.runtime_probe import probe_results, try_each, version_of
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     is_float,
-    named,
-    redirect,
+    redirect_inputs,
     weight_of,
 )
 from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
@@ -140,16 +140,18 @@ def set_input_group(program: Any, sizes: Collection[int]) -> None:
 
 def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: QuantSpec) -> Any:
     """Return a constant with its decompression, in place of a weight [outputs, inputs]."""
-    codes = named(stored_name, _constant(weight.full_groups(), spec))
-    steps = named(f"{name}/float", ops.convert(codes, "f32"))
+    codes = give_name(stored_name, _constant(weight.full_groups(), spec))
+    steps = give_name(f"{name}/float", ops.convert(codes, "f32"))
     if spec.scheme is Scheme.ASYMMETRIC:
         zeros = _constant(weight.zero_points[..., None], spec)
-        steps = named(f"{name}/steps", ops.subtract(steps, ops.convert(zeros, "f32")))
-    scaled = named(f"{name}/grouped", ops.multiply(steps, ops.constant(weight.scales[..., None])))
-    return named(name, _reshaped(scaled, weight.codes.shape))
+        steps = give_name(f"{name}/steps", ops.subtract(steps, ops.convert(zeros, "f32")))
+    scaled = give_name(
+        f"{name}/grouped", ops.multiply(steps, ops.constant(weight.scales[..., None]))
+    )
+    return give_name(name, _add_reshape(scaled, weight.codes.shape))
 
 
-def _reshaped(node: Any, shape: tuple[int, ...]) -> Any:
+def _add_reshape(node: Any, shape: tuple[int, ...]) -> Any:
     return ops.reshape(node, ops.constant(np.array(shape, np.int64)), False)
 
 
@@ -196,7 +198,7 @@ def put_matrix(node: Any, weight: Any) -> None:
     """Replace the weight of a product or a table by a node with the shape of `matrix_of`."""
     if has_role(node, Role.PRODUCT):
         node.set_attribute("transpose_b", True)
-    redirect([node.input(row_of(node).weight)], weight)
+    redirect_inputs([node.input(row_of(node).weight)], weight)
 
 
 def layer_weight(stem: str, node: Any, spec: QuantSpec) -> Any:
@@ -213,9 +215,9 @@ def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: Quant
     axes = tuple(axis for axis in range(weight.ndim) if axis not in channels)
     limit = weight_qmax(spec)
     scales = weight_scales(weight, axes, limit)
-    stored = named(f"{stem}{STORED}", ops.constant(round_to_int8(weight, scales, limit)))
-    widened = named(f"{stem}/float", ops.convert(stored, "f32"))
-    return named(stem, ops.multiply(widened, ops.constant(scales)))
+    stored = give_name(f"{stem}{STORED}", ops.constant(round_to_int8(weight, scales, limit)))
+    widened = give_name(f"{stem}/float", ops.convert(stored, "f32"))
+    return give_name(stem, ops.multiply(widened, ops.constant(scales)))
 
 
 def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
@@ -224,8 +226,8 @@ def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
     A Reshape ends it: when OpenVINO infers shapes, a reshaped input gets sizes of the weight, and
     two readers of the multiplication would make the plugin restore the weight to floats.
     """
-    scaled = named(f"{stem}/scaled", dequantized(stem, matrix[:, None], (0,), spec))
-    return named(stem, _reshaped(scaled, matrix.shape))
+    scaled = give_name(f"{stem}/scaled", dequantized(stem, matrix[:, None], (0,), spec))
+    return give_name(stem, _add_reshape(scaled, matrix.shape))
 
 
 def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
@@ -238,13 +240,13 @@ def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
     table, limit = np.asarray(array_of(weight_of(node)), np.float32), weight_qmax(spec)
     scales = weight_scales(table, (1,), limit)
     codes = round_to_int8(table, scales, limit).astype(np.int16) + _MIDDLE
-    stored = named(f"{stem}{STORED}", ops.constant(codes.astype(np.uint8)))
+    stored = give_name(f"{stem}{STORED}", ops.constant(codes.astype(np.uint8)))
     indices, start = node.input_value(1), ops.constant(np.int64(0))
     rows, steps = (ops.gather(values, indices, start) for values in (stored, ops.constant(scales)))
     widened = ops.convert(rows, "f32")
     centred = ops.subtract(widened, ops.constant(np.float32(_MIDDLE)))
     parts = {"rows": rows, "scales": steps, "float": widened, "steps": centred}
-    nodes = [named(f"{stem}/{part}", node) for part, node in parts.items()]
+    nodes = [give_name(f"{stem}/{part}", node) for part, node in parts.items()]
     return [*nodes, ops.multiply(centred, steps)]
 
 

@@ -18,15 +18,15 @@ from neural_mp.adaptors.common.runtime_probe import deviations, version_of
 from neural_mp.adaptors.openvino.fusion import moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     is_float,
     name_of,
-    named,
     nodes_before,
     op_nodes,
     outputs_of,
     rank_of,
-    redirect,
+    redirect_inputs,
     tensor_of,
     type_of,
 )
@@ -136,7 +136,7 @@ def _alone(node: Any) -> Any | None:
     for position, port in enumerate(node.inputs()):
         output = port.get_source_output()
         if is_constant(output):
-            redirect([port], _constant(output, position))
+            redirect_inputs([port], _constant(output, position))
             continue
         shape = output.get_partial_shape()
         if shape.rank.is_dynamic or np.prod(fixed_shape(shape)) > _MAX_ELEMENTS:
@@ -144,13 +144,13 @@ def _alone(node: Any) -> Any | None:
         tensor = tensor_of(output)
         if tensor not in inputs:
             inputs[tensor] = ops.parameter(shape, np.float32, name=f"x{len(inputs)}")
-        redirect([port], inputs[tensor])
+        redirect_inputs([port], inputs[tensor])
     node.set_friendly_name("op")
     node.validate_and_infer_types()
     results = []
     for position, output in enumerate(outputs_of(node)):
         output.set_names({f"y{position}"})
-        results.append(named(f"y{position}", ops.result(output)))
+        results.append(give_name(f"y{position}", ops.result(output)))
     return ov.Model(results, [*inputs.values()], "op")
 
 
@@ -159,4 +159,4 @@ def _constant(output: Any, position: int) -> Any:
     values = np.asarray(array_of(output))
     if is_float(output) and values.size > 1:
         values = np.linspace(0.5, 1.5, values.size, dtype=np.float32).reshape(values.shape)
-    return named(f"c{position}", ops.constant(values, output.get_element_type()))
+    return give_name(f"c{position}", ops.constant(values, output.get_element_type()))

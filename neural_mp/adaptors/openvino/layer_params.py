@@ -15,13 +15,13 @@ from neural_mp.adaptors.common.optional import StoredLayer
 from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     is_float,
     name_of,
-    named,
     rank_of,
     readers_of,
-    redirect,
+    redirect_inputs,
     tensor_of,
     weight_of,
 )
@@ -145,14 +145,14 @@ def _by_channel(bias: Array, node: Any) -> Array:
 
 
 def _put(node: Any, position: int, values: Array, name: str) -> None:
-    constant = named(name, ops.constant(np.ascontiguousarray(values, np.float32)))
-    redirect([node.input(position)], constant)
+    constant = give_name(name, ops.constant(np.ascontiguousarray(values, np.float32)))
+    redirect_inputs([node.input(position)], constant)
 
 
 def _add_bias(node: Any, bias: Array) -> None:
     readers = list(node.output(0).get_target_inputs())
     added = ops.add(node, ops.constant(_by_channel(bias, node)))
-    redirect(readers, named(f"{name_of(node)}/corrected/bias", added))
+    redirect_inputs(readers, give_name(f"{name_of(node)}/corrected/bias", added))
 
 
 def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:

@@ -17,12 +17,12 @@ from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.openvino.fusion import GraphStructure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     is_float,
     name_of,
-    named,
     readers_of,
-    redirect,
+    redirect_inputs,
 )
 from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.runtime import CPU, compile_for_bf16, core, dtype_of, ops, ov
@@ -73,7 +73,7 @@ def _store(port: Any, name: str) -> None:
     if array is None:
         return
     values = cast_saturating(np.asarray(array, np.float32), dtype_of(ov.Type.bf16))
-    redirect([port], named(name, ops.convert(ops.constant(values, ov.Type.bf16), "f32")))
+    redirect_inputs([port], give_name(name, ops.convert(ops.constant(values, ov.Type.bf16), "f32")))
 
 
 class _Precisions:

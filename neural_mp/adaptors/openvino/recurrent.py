@@ -21,10 +21,10 @@ from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, w
 from neural_mp.adaptors.common.ranges import LEVELS
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     name_of,
-    named,
-    redirect,
+    redirect_inputs,
     type_of,
 )
 from neural_mp.adaptors.openvino.integer_weights import product_weight
@@ -116,7 +116,9 @@ def split_directions(program: Any) -> bool:
             readers = list(output.get_target_inputs())
             joined = ops.concat([direction.output(index) for direction in directions], 1)
             joined.output(0).set_names(output.get_names())
-            redirect(readers, named(name_of(node) + (f"/{index}" if index else ""), joined))
+            redirect_inputs(
+                readers, give_name(name_of(node) + (f"/{index}" if index else ""), joined)
+            )
     return has_split
 
 
@@ -141,7 +143,7 @@ def _in_both_directions(
     directions = []
     for direction, *inputs in zip(_WAYS, *sources, strict=True):
         op = build(*inputs, attributes["hidden_size"], direction, **options)
-        directions.append(named(f"{name_of(node)}/{direction}", op))
+        directions.append(give_name(f"{name_of(node)}/{direction}", op))
     return directions
 
 
@@ -204,7 +206,7 @@ def quantize_sequence(
     """
     names = []
     for position, part, inserted in _quantized_parts(node, span, state, limit, width):
-        redirect([node.input(position)], named(f"{name_of(node)}/{part}", inserted))
+        redirect_inputs([node.input(position)], give_name(f"{name_of(node)}/{part}", inserted))
         names.append(name_of(inserted))
     return names
 
@@ -220,7 +222,7 @@ def _quantized_parts(
         padded = ops.pad(
             source, np.zeros(3, int), np.array([0, 0, extra]), "constant", np.float32(0)
         )
-        source = named(f"{name_of(node)}/padded", padded).output(0)
+        source = give_name(f"{name_of(node)}/padded", padded).output(0)
     yield 0, "input", _quantized(source, own, state)
     first = node.input_value(form.states[0])
     if not is_constant(first):  # the plugin takes a constant state in float

@@ -14,9 +14,9 @@ from neural_mp.adaptors.openvino.fusion import is_product, moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     constants_read,
+    give_name,
     name_of,
-    named,
-    redirect,
+    redirect_inputs,
     weight_of,
 )
 from neural_mp.adaptors.openvino.integer_weights import ALONE
@@ -89,7 +89,7 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
     limit = WEIGHT_LIMITS[REDUCED_RANGE]
     for constant in saturating(_weights(program)):
         halved = np.clip(np.rint(np.asarray(constant.get_data()) / 2), -limit, limit)
-        smaller = named(f"{name_of(constant)}{REDUCED}", ops.constant(halved.astype(np.int8)))
+        smaller = give_name(f"{name_of(constant)}{REDUCED}", ops.constant(halved.astype(np.int8)))
         readers = list(constant.output(0).get_target_inputs())
         for reader in readers:
             reader.replace_source_output(smaller.output(0))
@@ -107,7 +107,7 @@ def _halve_levels(factor: Any) -> None:
     high = high - (high - low) / LEVELS
     half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (LEVELS + 1) // 2)
     readers = list(factor.output(0).get_target_inputs())
-    redirect(readers, named(f"{name_of(factor)}{REDUCED}", half))
+    redirect_inputs(readers, give_name(f"{name_of(factor)}{REDUCED}", half))
 
 
 def _double(convert: Any) -> None:
@@ -123,5 +123,5 @@ def _double(convert: Any) -> None:
             continue
         if inserted is None:
             doubled = ops.multiply(convert, ops.constant(np.float32(2)))
-            inserted = named(f"{name_of(convert)}/doubled", doubled)
+            inserted = give_name(f"{name_of(convert)}/doubled", doubled)
         reader.replace_source_output(inserted.output(0))

@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.adaptors.common.group_specs import input_group
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight
-from neural_mp.adaptors.openvino.graph_edit import name_of, named, redirect, tensor_of
+from neural_mp.adaptors.openvino.graph_edit import give_name, name_of, redirect_inputs, tensor_of
 from neural_mp.adaptors.openvino.integer_weights import (
     ALONE,
     STORED,
@@ -80,7 +80,7 @@ class WeightWriter:
             if config.activation is None:
                 put_matrix(node, product_weight(stem, matrix_of(node), spec))
                 continue
-            redirect([node.input(1)], layer_weight(stem, node, spec))
+            redirect_inputs([node.input(1)], layer_weight(stem, node, spec))
 
     def group(self) -> None:
         """Replace the weights that the plan stores in groups."""
@@ -107,9 +107,9 @@ class WeightWriter:
             for output, result in zip(node.outputs(), results, strict=True):
                 readers = list(output.get_target_inputs())
                 result.output(0).set_names(output.get_names())
-                redirect(readers, named(tensor_of(output), result))
+                redirect_inputs(readers, give_name(tensor_of(output), result))
 
     def _scale_inputs(self, name: str, node: Any, factors: Array) -> None:
         scaled = ops.multiply(node.input_value(0), ops.constant(factors))
-        redirect([node.input(0)], named(f"{name}{SCALED}", scaled))
+        redirect_inputs([node.input(0)], give_name(f"{name}{SCALED}", scaled))
         self.owners[f"{name}{SCALED}"] = name
