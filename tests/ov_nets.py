@@ -12,7 +12,8 @@ import pytest
 from onnx_nets import as_onnx
 from torch import nn
 
-from neural_mp.adaptors.openvino import low_bits
+from neural_mp.adaptors.openvino import integer_weights
+from neural_mp.adaptors.openvino.ops import Role
 from neural_mp.adaptors.openvino.runtime import Runner, ov
 
 
@@ -37,12 +38,12 @@ def run(model: Any, *inputs: np.ndarray) -> list[np.ndarray]:
 
 def require_low_bits() -> None:
     """Skip a test where OpenVINO has no kernel for 4-bit weights as stored on this CPU."""
-    offered = low_bits.low_bit_specs(low_bits.PRODUCT, 64, 64)
+    offered = integer_weights.low_bit_specs(Role.PRODUCT, 64, 64)
     if isinstance(offered, str):
         pytest.skip(offered)
 
 
 def require_by_channel() -> None:
     """Skip a test where OpenVINO restores INT8 weights beside float inputs to floats here."""
-    if low_bits.by_channel_spec(64, 64) is None:
+    if integer_weights.by_channel_spec(64, 64) is None:
         pytest.skip("this CPU has no kernel for INT8 weights as stored beside float inputs")

@@ -13,8 +13,6 @@ from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.openvino import (
-    fusions,
-    layer_inputs,
     layer_params,
     loading,
     observe,
@@ -25,10 +23,10 @@ from neural_mp.adaptors.openvino import (
 from neural_mp.adaptors.openvino.capabilities import kernels
 from neural_mp.adaptors.openvino.convert import convert_graph
 from neural_mp.adaptors.openvino.graph import build_graph
-from neural_mp.adaptors.openvino.graph_edit import graphs_in, type_of
+from neural_mp.adaptors.openvino.graph_edit import graphs_in
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel, renamed, with_streams
-from neural_mp.adaptors.openvino.op_types import TYPES
+from neural_mp.adaptors.openvino.ops import Role, has_role, types_by_kind
 from neural_mp.core.hardware import Hardware
 
 
@@ -38,20 +36,22 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     framework = "openvino"
     title = "OpenVINO"
     packages = ("openvino",)
-    op_kinds = TYPES
+    op_kinds = types_by_kind()
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
     corrections = optional.Corrections(
         layer_params.layer_params, layer_params.with_layer_params, values=observe.values
     )
-    layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
+    layer_inputs = optional.LayerInputs(layer_params.stored_layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_range
     )
     single_file = optional.SingleFile((".xml",), storage.save_file)
-    unoptimized_run = optional.UnoptimizedRun(fusions.outputs, fusions.first_deviating)
+    unoptimized_run = optional.UnoptimizedRun(
+        observe.unoptimized_outputs, observe.first_deviating_op
+    )
 
     read = staticmethod(loading.load)
     graph = staticmethod(build_graph)
@@ -88,7 +88,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     def weight_bytes(self, model: OpenVinoModel) -> int:
         """Return the size of the constants in bytes."""
         nodes = (node for graph in graphs_in(model.runs) for node in graph.get_ops())
-        constants = (node for node in nodes if type_of(node) == "Constant")
+        constants = (node for node in nodes if has_role(node, Role.CONSTANT))
         return sum(int(np.asarray(node.get_data()).nbytes) for node in constants)
 
     def fingerprint(self, model: OpenVinoModel) -> str:

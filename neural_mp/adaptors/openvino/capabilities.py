@@ -27,42 +27,35 @@ from neural_mp.adaptors.common.capabilities import (
     table_obstacle,
 )
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.openvino.fusion import LAYERS, has_one_position, is_product
+from neural_mp.adaptors.openvino.fusion import has_one_position, is_product
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     is_float,
     outputs_of,
     rank_of,
-    source_of,
-    type_of,
+    readers_of,
+    weight_of,
 )
-from neural_mp.adaptors.openvino.low_bits import (
-    PRODUCT,
-    TABLE,
+from neural_mp.adaptors.openvino.integer_weights import (
     by_channel_spec,
     is_table,
     low_bit_specs,
     matrix_sizes,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import RECURRENT, SEQUENCES, obstacle
-from neural_mp.adaptors.openvino.reduce_range import kernel_of
-from neural_mp.adaptors.openvino.stepwise_gru import (
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
+from neural_mp.adaptors.openvino.recurrent import (
+    obstacle,
     resets_product,
     stepwise_inputs,
     stepwise_obstacle,
 )
-from neural_mp.core.int8_accumulation import (
-    REDUCED_WEIGHT,
-    Int8Accumulation,
-    weight_quant_spec,
-)
+from neural_mp.adaptors.openvino.reduce_range import kernel_of
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 
-#: Ops that run a graph of their own or keep a state.
-_RUN_GRAPHS = frozenset({"If", "Loop", "TensorIterator", "ReadValue", "Assign"})
 #: Ops in FP16 types run in FP32 on rounded values while the model is compiled for FP32.
 _EMULATED = frozenset({Precision.FP16})
 #: Weights of a convolution over one position below which INT8 gains nothing: in float, they still
@@ -102,66 +95,67 @@ def _integer_kernel(
         if name in structure.agnostic_ops:
             return AGNOSTIC
         return _reason(node)
-    if type_of(node) in SEQUENCES:
-        spec = weight_quant_spec(accumulation[kernel_of(node)])
+    if has_role(node, Role.JOINING):
+        return IntegerKernel(algorithms=RANGE_ALGORITHMS)
+    if is_product(node):
+        return _kernel_of_product(node, accumulation)
+    if has_role(node, Role.LAYER):
+        reason = _obstacle_of_layer(node)
+        if reason is not None:
+            return reason
+    spec = weight_quant_spec(accumulation[kernel_of(node)])
+    if not has_role(node, Role.PRODUCT):
         return IntegerKernel(
             spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=_RESTORED
         )
-    if is_product(node):
-        return _kernel_of_product(node, accumulation)
-    if type_of(node) not in LAYERS:
-        return IntegerKernel(algorithms=RANGE_ALGORITHMS)
-    weight = array_of(source_of(node, 1))
+    sizes, scaled = matrix_sizes(node), _is_scaled(node)
+    low_bits = _SCALED if scaled else low_bit_specs(Role.PRODUCT, *sizes)
+    alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
+    if not isinstance(low_bits, str):
+        alternatives += (*corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
+    return IntegerKernel(
+        spec,
+        RANGE_ALGORITHMS,
+        weight_alone=None if scaled else by_channel_spec(*sizes),
+        other_weights=alternatives,
+        low_bits=low_bits,
+        low_bit_corrections=ZERO_POINT_CORRECTIONS,
+    )
+
+
+def _obstacle_of_layer(node: Any) -> str | None:
+    """Return the reason why a layer has no integer kernel; None if it has one."""
+    weight = array_of(weight_of(node))
     if weight is None or not is_usable(weight):
         return UNUSABLE_WEIGHT
-    if type_of(node) == "MatMul" and node.get_attributes()["transpose_a"]:
-        return TRANSPOSED_INPUT
-    if type_of(node) == "MatMul" and weight.ndim != 2:
-        return "the weight must be a matrix for the integer kernel"
-    if type_of(node) == "GroupConvolution" and weight.ndim == 6 and weight.shape[2] == 1:
-        return "the integer kernels by channel have at most two spatial axes"
-    if (
-        type_of(node) != "MatMul"
-        and has_one_position(source_of(node, 0))
-        and weight.size < _LEAST_WEIGHTS
-    ):
-        return "so few products over one position gain no time from INT8"
+    if has_role(node, Role.PRODUCT):
+        if node.get_attributes()["transpose_a"]:
+            return TRANSPOSED_INPUT
+        if weight.ndim != 2:
+            return "the weight must be a matrix for the integer kernel"
+    else:
+        if row_of(node).is_grouped and weight.ndim == 6 and weight.shape[2] == 1:
+            return "the integer kernels by channel have at most two spatial axes"
+        if has_one_position(node.input_value(0)) and weight.size < _LEAST_WEIGHTS:
+            return "so few products over one position gain no time from INT8"
     if (rank_of(node.output(0)) or 0) < 2:
         return "the integer kernel needs at least two axes"
-    spec = weight_quant_spec(accumulation[kernel_of(node)])
-    if type_of(node) == PRODUCT:
-        sizes, scaled = matrix_sizes(node), _is_scaled(node)
-        low_bits = _SCALED if scaled else low_bit_specs(PRODUCT, *sizes)
-        alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
-        if not isinstance(low_bits, str):
-            alternatives += (*corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
-        return IntegerKernel(
-            spec,
-            RANGE_ALGORITHMS,
-            weight_alone=None if scaled else by_channel_spec(*sizes),
-            other_weights=alternatives,
-            low_bits=low_bits,
-            low_bit_corrections=ZERO_POINT_CORRECTIONS,
-        )
-    return IntegerKernel(
-        spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=_RESTORED
-    )
+    return None
 
 
 def _is_scaled(node: Any) -> bool:
     """Whether a multiplication by a constant reads the result of a product."""
-    readers = [port.get_node() for port in node.output(0).get_target_inputs()]
     return any(
-        type_of(reader) == "Multiply" and any(is_constant(source_of(reader, i)) for i in range(2))
-        for reader in readers
+        has_role(reader, Role.SCALING) and any(map(is_constant, reader.input_values()))
+        for reader in readers_of(node.output(0))
     )
 
 
 def _kernel_of_table(node: Any) -> IntegerKernel | str:
     """Return the kernel that reads rows in bytes, and in groups that the rows fill."""
-    table = np.asarray(array_of(source_of(node, 0)))
+    table = np.asarray(array_of(weight_of(node)))
     reason = table_obstacle(table)
-    return reason or replace(table_in_bytes(), low_bits=low_bit_specs(TABLE, *table.shape))
+    return reason or replace(table_in_bytes(), low_bits=low_bit_specs(Role.TABLE, *table.shape))
 
 
 def _kernel_of_steps(node: Any) -> IntegerKernel | str:
@@ -185,28 +179,18 @@ def _kernel_of_product(node: Any, accumulation: KernelAccumulation) -> IntegerKe
 
 
 def _reason(node: Any) -> str:
-    if type_of(node) in RECURRENT:
+    if has_role(node, Role.RECURRENT):
         return obstacle(node) or NO_INTEGER_KERNEL
-    if type_of(node) not in LAYERS:
+    if not has_role(node, Role.LAYER):
         return NO_INTEGER_KERNEL
     if not is_float(node.output(0)):
         return NO_FLOATS
-    if is_constant(source_of(node, 0)):
+    if is_constant(node.input_value(0)):
         return CONSTANT_INPUT
-    return BOTH_FACTORS_COMPUTED if type_of(node) == "MatMul" else COMPUTED_WEIGHT
+    return BOTH_FACTORS_COMPUTED if has_role(node, Role.PRODUCT) else COMPUTED_WEIGHT
 
 
 def _missing_16_bits(node: Any) -> dict[Precision, str]:
-    reason = _obstacle_16_bits(node)
+    floats = all(map(is_float, outputs_of(node)))
+    reason = row_of(node).fixed_types if floats else NO_FLOATS
     return dict.fromkeys(SIXTEEN_BITS, reason) if reason is not None else {}
-
-
-def _obstacle_16_bits(node: Any) -> str | None:
-    """Return the reason why an op cannot run in 16 bits; None if it can."""
-    if not all(map(is_float, outputs_of(node))):
-        return NO_FLOATS
-    if type_of(node) in _RUN_GRAPHS:
-        return "it has states or a graph of its own, whose types are fixed"
-    if type_of(node) == "Convert":
-        return "it sets the type itself"
-    return None

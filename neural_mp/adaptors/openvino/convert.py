@@ -19,29 +19,23 @@ from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.openvino.fusion import (
-    CONVOLUTIONS,
-    LAYERS,
-    GraphStructure,
-    is_product,
-    quantized_sums,
-    structure,
-)
+from neural_mp.adaptors.openvino.fusion import GraphStructure, is_product, quantized_sums, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     name_of,
     nodes_before,
     rank_of,
-    source_of,
+    redirect_inputs,
     tensor_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.int8_weights import WEIGHT
-from neural_mp.adaptors.openvino.low_bits import set_input_group
+from neural_mp.adaptors.openvino.integer_weights import WEIGHT, set_input_group
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.precision_hint import runs_by_hint, set_hint
-from neural_mp.adaptors.openvino.recurrent import SEQUENCES, input_widths, quantize_sequence
+from neural_mp.adaptors.openvino.recurrent import input_widths, quantize_sequence
 from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
 from neural_mp.adaptors.openvino.weights import WeightWriter
 from neural_mp.core.int8_accumulation import weight_qmax
@@ -115,7 +109,7 @@ def _factors(graph: GraphStructure, plan: ResolvedPlan) -> tuple[frozenset[str],
         if is_product(node) and plan.effective.get(name) is Precision.INT8
     ]
     first, second = (
-        frozenset(plan.flow.scale_owner[tensor_of(source_of(node, index))] for node in products)
+        frozenset(plan.flow.scale_owner[tensor_of(node.input_value(index))] for node in products)
         for index in range(2)
     )
     return first, second
@@ -155,13 +149,13 @@ class _Writer:
     def quantize_tensors(self) -> None:
         """Insert a FakeQuantize for each quantized tensor and redirect its readers."""
         flow = self.plan.flow
-        moved = self.structure.agnostic_ops
+        moved, nodes = self.structure.agnostic_ops, self.structure.nodes
         for tensor, root in flow.scale_owner.items():
             output = self.structure.tensors[tensor]
             written = tensor in flow.int8_outputs
             # INT8 moves through these ops with the scale of what they read.
             op = self.structure.parts.get(tensor, tensor)
-            if written and op in moved and type_of(self.structure.nodes[op]) != "Concat":
+            if written and op in moved and not has_role(nodes[op], Role.CONCATENATION):
                 continue
             # The state within the kernel of a sequence is quantized, its result is float.
             if self._recurs(op) and all(
@@ -179,7 +173,7 @@ class _Writer:
             # Outputs of the model read quantized values, too: a kernel has a single result.
             stored = self._fake_quantize(tensor, output, root)
             for port in readers:
-                if written or type_of(port.get_node()) != "Result":
+                if written or not has_role(port.get_node(), Role.RESULT):
                     port.replace_source_output(stored.output(0))
             if not written and not is_term:
                 self.quantized += 1
@@ -196,7 +190,7 @@ class _Writer:
         }
         widths = input_widths(layers.values())
         for name, node in layers.items():
-            tensor = tensor_of(source_of(node, 0)).removesuffix(QUANTIZED)
+            tensor = tensor_of(node.input_value(0)).removesuffix(QUANTIZED)
             if tensor not in self.plan.flow.int8_outputs:
                 node.input(0).replace_source_output(self._stored[tensor].input_value(0))
             span = self.ranges[self.plan.flow.scale_owner[tensor]]
@@ -212,16 +206,14 @@ class _Writer:
         part of the kernel.
         """
         for name, node in self.structure.nodes.items():
-            if type_of(node) not in CONVOLUTIONS or f"{name}{WEIGHT}" not in self.owners:
+            if not has_role(node, Role.CONVOLUTION) or f"{name}{WEIGHT}" not in self.owners:
                 continue
             if name in self.plan.flow.int8_outputs or self._is_within(name):
                 continue
             readers = list(node.output(0).get_target_inputs())
             bounded = ops.clamp(node, -_FLOAT_BOUND, _FLOAT_BOUND)
-            bounded.set_friendly_name(f"{name}{BOUNDED}")
+            redirect_inputs(readers, give_name(f"{name}{BOUNDED}", bounded))
             self.owners[f"{name}{BOUNDED}"] = name
-            for port in readers:
-                port.replace_source_output(bounded.output(0))
 
     def separate(self, rejected: Collection[str]) -> None:
         """Insert a Maximum without effect between ops and the integer kernels next to them.
@@ -231,9 +223,9 @@ class _Writer:
         """
         for name in rejected:
             node = self.structure.nodes[name]
-            sources = nodes_before(node, (*LAYERS, "FakeQuantize"))
+            sources = nodes_before(node, Role.LAYER | Role.QUANTIZATION)
             is_next = any(
-                type_of(source) == "FakeQuantize" or f"{name_of(source)}{WEIGHT}" in self.owners
+                has_role(source, Role.QUANTIZATION) or f"{name_of(source)}{WEIGHT}" in self.owners
                 for source in sources
             )
             inputs = [port for port in node.inputs() if not is_constant(port.get_source_output())]
@@ -245,10 +237,9 @@ class _Writer:
             for index, port in enumerate((*(inputs if is_next else ()), *written)):
                 output = port.get_source_output()
                 least = ops.convert(ops.constant(-np.inf, _F32), output.get_element_type())
-                barrier = ops.maximum(output, least)
-                barrier.set_friendly_name(f"{name}{SEPARATED}{index}")
+                barrier = give_name(f"{name}{SEPARATED}{index}", ops.maximum(output, least))
                 self.owners[name_of(barrier)] = name
-                port.replace_source_output(barrier.output(0))
+                redirect_inputs([port], barrier)
 
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""
@@ -259,8 +250,8 @@ class _Writer:
         return (QuantParams.signed if signed else QuantParams.of)(span)
 
     def _recurs(self, op: str) -> bool:
-        heads = self.structure.fusion_groups
-        return op in heads and type_of(self.structure.nodes[op]) in SEQUENCES
+        heads, nodes = self.structure.fusion_groups, self.structure.nodes
+        return op in heads and has_role(nodes[op], Role.SEQUENCE)
 
     def _fake_quantize(self, tensor: str, output: Any, root: str) -> Any:
         span, params = self.ranges[root], self._params(root)
@@ -268,9 +259,8 @@ class _Writer:
         if isinstance(span, ChannelRange):
             low, high = _limits_by_channel(span, rank_of(output) or 0)
         stored = ops.fake_quantize(output, low, high, low, high, _LEVELS)
-        stored.set_friendly_name(f"{tensor}{QUANTIZED}")
         self.owners[f"{tensor}{QUANTIZED}"] = self.structure.parts.get(tensor, tensor)
-        self._stored[tensor] = stored
+        self._stored[tensor] = give_name(f"{tensor}{QUANTIZED}", stored)
         return stored
 
     def cast_to_16_bits(self) -> None:
@@ -293,7 +283,7 @@ class _Writer:
                     self._stored[tensor].validate_and_infer_types()
             for output in node.outputs():
                 for port in output.get_target_inputs():
-                    if type_of(port.get_node()) == "Result":
+                    if has_role(port.get_node(), Role.RESULT):
                         self._cast_inputs(port.get_node(), _F32)
 
     def _cast_inputs(self, node: Any, kind: Any) -> None:

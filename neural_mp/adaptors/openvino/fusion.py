@@ -16,57 +16,19 @@ from neural_mp.adaptors.openvino.graph_edit import (
     op_nodes,
     outputs_of,
     rank_of,
-    source_of,
+    readers_of,
     tensor_of,
     type_of,
+    weight_of,
 )
-from neural_mp.adaptors.openvino.recurrent import SEQUENCES, has_integer_kernel
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
+from neural_mp.adaptors.openvino.recurrent import has_integer_kernel
 
 FusionGroup = fusion.FusionGroup[str, str]
 Step = fusion.Step[str, str]
 
-#: Layers with a constant weight as second input.
-CONVOLUTIONS = ("Convolution", "GroupConvolution")
-LAYERS = (*CONVOLUTIONS, "MatMul")
 #: The axis of channels, and the fewest axes of a picture.
 _CHANNELS, _LEAST_AXES = 1, 4
-#: Ops with an integer kernel that pays off between INT8 ops only.
-JOINERS = ("Add", "AvgPool", "Multiply", "ReduceMean")
-#: Activations that the plugin fuses into layers.
-ACTIVATIONS = frozenset(
-    {
-        "Relu",
-        "Clamp",
-        "Sigmoid",
-        "Swish",
-        "HSwish",
-        "HSigmoid",
-        "Gelu",
-        "Tanh",
-        "Elu",
-        "PRelu",
-        "Mish",
-        "SoftPlus",
-        "Abs",
-    }
-)
-#: Ops that only move or select values; INT8 passes through them.
-_AGNOSTIC = frozenset(
-    {
-        "MaxPool",
-        "Reshape",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Split",
-        "VariadicSplit",
-        "StridedSlice",
-        "Concat",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "ShuffleChannels",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -92,8 +54,8 @@ class GraphStructure:
 
     def read_by(self, name: str) -> list[str]:
         """Return the tensors that an op reads, without constants, one per input."""
-        sources = (i.get_source_output() for i in self.nodes[name].inputs())
-        return [tensor for output in sources if (tensor := tensor_of(output)) in self.tensors]
+        tensors = map(tensor_of, self.nodes[name].input_values())
+        return [tensor for tensor in tensors if tensor in self.tensors]
 
 
 def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
@@ -123,17 +85,16 @@ def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
 
 def has_weight(node: Any) -> bool:
     """Whether an op is a layer with a constant weight and a computed input."""
-    if type_of(node) not in LAYERS:
+    if not has_role(node, Role.LAYER):
         return False
-    return is_constant(source_of(node, 1)) and not is_constant(source_of(node, 0))
+    return is_constant(weight_of(node)) and not is_constant(node.input_value(0))
 
 
 def is_product(node: Any) -> bool:
     """Whether an op is a product of two computed matrices, as in attention."""
-    if type_of(node) != "MatMul":
+    if not has_role(node, Role.PRODUCT):
         return False
-    factors = [source_of(node, position) for position in range(2)]
-    return all(is_float(output) and not is_constant(output) for output in factors)
+    return all(is_float(output) and not is_constant(output) for output in node.input_values())
 
 
 def _heads(node: Any) -> bool:
@@ -150,17 +111,17 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
     The factor of a product that has one value per channel, as in squeeze-and-excitation, stays in
     float.
     """
-    if type_of(node) not in JOINERS:
+    if not has_role(node, Role.JOINING):
         return ()
-    sources = [i.get_source_output() for i in node.inputs()]
+    sources = node.input_values()
     # The plugin has INT8 kernels of these ops for tensors with channels only.
     if (rank_of(sources[0]) or 0) < _LEAST_AXES:
         return ()
-    if type_of(node) == "ReduceMean":
+    if has_role(node, Role.MEAN):
         return (tensor_of(sources[0]),) if _averages_positions(node) else ()
     if any(map(is_constant, sources)):
         return ()
-    if type_of(node) == "Multiply":
+    if has_role(node, Role.SCALING):
         per_channel = [output for output in sources if has_one_position(output)]
         remaining = [output for output in sources if output not in per_channel]
         return (tensor_of(remaining[0]),) if len(per_channel) == len(remaining) == 1 else ()
@@ -171,7 +132,7 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
 
 def _averages_positions(node: Any) -> bool:
     """Whether a mean is over the axes of positions, all of them after that of channels."""
-    axes, rank = array_of(source_of(node, 1)), rank_of(source_of(node, 0)) or 0
+    axes, rank = array_of(node.input_value(1)), rank_of(node.input_value(0)) or 0
     return axes is not None and {int(a) % rank for a in axes.ravel()} == {
         *range(_CHANNELS + 1, rank)
     }
@@ -190,11 +151,10 @@ def _follows_convolution(output: Any) -> bool:
     node = output.get_node()
     if len(output.get_target_inputs()) != 1:
         return False
-    if type_of(node) == "Add":
-        layers = [i.get_source_output() for i in node.inputs()]
-        computed = [layer for layer in layers if not is_constant(layer)]
+    if has_role(node, Role.SUM):
+        computed = [layer for layer in node.input_values() if not is_constant(layer)]
         return len(computed) == 1 and _follows_convolution(computed[0])
-    return type_of(node) in CONVOLUTIONS and has_weight(node)
+    return has_role(node, Role.CONVOLUTION) and has_weight(node)
 
 
 def quantized_sums(
@@ -213,7 +173,7 @@ def quantized_sums(
     """
     sums, rules = list[str](), _Kernels(structure.nodes)
     for name in layers:
-        if type_of(structure.nodes[name]) not in CONVOLUTIONS:
+        if not has_role(structure.nodes[name], Role.CONVOLUTION):
             continue
         group = find_fusion_groups([name], rules)[name]
         if group.residual_sum and any(member in quantized for member in group.members):
@@ -228,22 +188,19 @@ class _Kernels(FusionRules[str, str]):
     nodes: Mapping[str, Any]
 
     def bias(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail)
-        if step is None or type_of(step) != "Add" or not has_weight(self.nodes[group.head]):
+        step = self._only_reader(group.tail, Role.SUM)
+        if step is None or not has_weight(self.nodes[group.head]):
             return None
-        constants = [i for i in range(2) if is_constant(source_of(step, i))]
+        constants = [i for i in range(2) if is_constant(step.input_value(i))]
         if len(constants) != 1 or not _is_bias(self.nodes[group.head], step, constants[0]):
             return None
-        return Step(BIAS, (name_of(step),), tensor_of(source_of(step, constants[0])))
+        return Step(BIAS, (name_of(step),), tensor_of(step.input_value(constants[0])))
 
     def residual_sum(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail)
-        if step is None or type_of(step) != "Add":
+        step = self._only_reader(group.tail, Role.SUM)
+        if step is None or not has_role(self.nodes[group.head], Role.CONVOLUTION):
             return None
-        if type_of(self.nodes[group.head]) not in CONVOLUTIONS:
-            return None
-        operands = [source_of(step, i) for i in range(2)]
-        operands = [output for output in operands if name_of(output.get_node()) != group.tail]
+        operands = [o for o in step.input_values() if name_of(o.get_node()) != group.tail]
         if len(operands) != 1 or is_constant(operands[0]) or not is_float(operands[0]):
             return None
         if rank_of(operands[0]) != rank_of(step.output(0)):
@@ -251,33 +208,34 @@ class _Kernels(FusionRules[str, str]):
         return Step(SUM, (name_of(step),), tensor_of(operands[0]))
 
     def activation(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail)
-        if step is None or type_of(step) not in ACTIVATIONS:
-            return None
-        if type_of(self.nodes[group.head]) in SEQUENCES:
+        step = self._only_reader(group.tail, Role.ACTIVATION)
+        if step is None or has_role(self.nodes[group.head], Role.SEQUENCE):
             return None
         return Step(type_of(step), (name_of(step),))
 
-    def _only_reader(self, name: str) -> Any | None:
-        readers = [i.get_node() for i in self.nodes[name].output(0).get_target_inputs()]
-        return self.nodes.get(name_of(readers[0])) if len(readers) == 1 else None
+    def _only_reader(self, name: str, role: Role) -> Any | None:
+        """Return the only reader of an op's result if it has a role."""
+        readers = readers_of(self.nodes[name].output(0))
+        if len(readers) != 1 or not has_role(readers[0], role):
+            return None
+        return self.nodes.get(name_of(readers[0]))
 
 
 def _is_bias(layer: Any, step: Any, position: int) -> bool:
     """Whether an addition adds one constant per output channel of a layer."""
-    array, axes = array_of(source_of(step, position)), rank_of(layer.output(0))
+    array, axes = array_of(step.input_value(position)), rank_of(layer.output(0))
     if array is None or axes is None or array.ndim > axes:
         return False
-    channels = axes - 1 if type_of(layer) == "MatMul" else 1
+    channels = row_of(layer).channels % max(axes, 1)
     sizes = (1,) * (axes - array.ndim) + array.shape
     return all(size == 1 for axis, size in enumerate(sizes) if axis != channels)
 
 
 def moves(node: Any) -> bool:
     """Whether an op yields the same on quantized as on float values."""
-    if type_of(node) not in _AGNOSTIC or not is_float(node.output(0)):
+    if not has_role(node, Role.MOVING) or not is_float(node.output(0)):
         return False
-    sources = [i.get_source_output() for i in node.inputs()]
-    if type_of(node) == "Concat":
+    sources = node.input_values()
+    if has_role(node, Role.CONCATENATION):
         return not any(map(is_constant, sources)) and all(map(is_float, sources))
     return not is_constant(sources[0]) and all(map(is_constant, sources[1:]))

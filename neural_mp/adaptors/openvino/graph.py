@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from neural_mp.adaptors.openvino.fusion import JOINERS, has_weight, is_product, joined_inputs
+from neural_mp.adaptors.openvino.fusion import has_weight, is_product, joined_inputs
 from neural_mp.adaptors.openvino.graph_edit import (
     SIXTEEN_BITS,
     constants_read,
     name_of,
-    source_of,
     tensor_of,
     type_of,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import SEQUENCES
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
@@ -43,8 +42,8 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 tuple(dict.fromkeys(structure.read_by(name))),
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
-                writes_int8=type_of(node) in SEQUENCES and name in structure.fusion_groups,
-                joins_int8=type_of(node) in JOINERS and name in structure.fusion_groups,
+                writes_int8=has_role(node, Role.SEQUENCE) and name in structure.fusion_groups,
+                joins_int8=has_role(node, Role.JOINING) and name in structure.fusion_groups,
                 quantized_inputs=_quantized_inputs(node) if name in structure.fusion_groups else (),
                 channel_scales=_is_depthwise(node),
                 quantizes_terms=name in sums,
@@ -58,14 +57,14 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
     for part, op in structure.parts.items():
         moved = op in structure.agnostic_ops
         ops.append(Op(part, type_of(structure.nodes[op]), (op,), quantize_agnostic=moved))
-    outputs = {tensor_of(source_of(result, 0)) for result in model.program.get_results()}
+    outputs = {tensor_of(result.input_value(0)) for result in model.program.get_results()}
     return OpGraph(ops, model.signature.input_tensors, sorted(outputs & set(structure.tensors)))
 
 
 def _quantized_inputs(node: Any) -> tuple[str, ...]:
     """Return the inputs that an integer kernel reads quantized; empty for the first one only."""
     if is_product(node):
-        return tuple(dict.fromkeys(tensor_of(source_of(node, index)) for index in range(2)))
+        return tuple(dict.fromkeys(map(tensor_of, node.input_values())))
     return joined_inputs(node)
 
 

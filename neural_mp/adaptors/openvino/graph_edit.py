@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import dtype_of, in_own_type, ov
 from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import Array
@@ -16,8 +17,6 @@ from neural_mp.util.pytree import Array
 #: The floating-point element types that plans decide on.
 FLOAT = ov.Type.f32
 SIXTEEN_BITS = {ov.Type.bf16: Precision.BF16, ov.Type.f16: Precision.FP16}
-#: Node types that are no ops of a plan.
-BOUNDARIES = frozenset({"Parameter", "Result", "Constant", "Assign"})
 #: Names that OpenVINO makes up from the type and a counter of the process.
 _COUNTED_RE = re.compile(r"^(?P<type>[A-Za-z]\w*?)_\d+$")
 
@@ -32,9 +31,26 @@ def type_of(node: Any) -> str:
     return str(node.get_type_name())
 
 
-def source_of(node: Any, position: int) -> Any:
-    """Return the output that an input of a node reads."""
-    return node.input(position).get_source_output()
+def readers_of(output: Any) -> list[Any]:
+    """Return the nodes that read a result."""
+    return [port.get_node() for port in output.get_target_inputs()]
+
+
+def redirect_inputs(ports: Iterable[Any], node: Any) -> None:
+    """Connect inputs of nodes to the first result of another node."""
+    for port in ports:
+        port.replace_source_output(node.output(0))
+
+
+def give_name(name: str, node: Any) -> Any:
+    """Set the name of a new node, and return the node."""
+    node.set_friendly_name(name)
+    return node
+
+
+def weight_of(node: Any) -> Any:
+    """Return the output that a layer reads as its weight, or a table as its rows."""
+    return node.input_value(row_of(node).weight)
 
 
 def tensor_of(output: Any) -> str:
@@ -63,54 +79,51 @@ def rank_of(output: Any) -> int | None:
 def is_constant(output: Any, depth: int = 4) -> bool:
     """Whether a result is a constant, seen through at most `depth` ops on constants."""
     node = output.get_node()
-    if type_of(node) == "Constant":
+    if has_role(node, Role.CONSTANT):
         return True
-    if not depth or type_of(node) not in _FOLDABLE:
+    if not depth or type_of(node) not in _FOLDED:
         return False
-    return all(is_constant(port.get_source_output(), depth - 1) for port in node.inputs())
+    return all(is_constant(value, depth - 1) for value in node.input_values())
 
 
-#: Ops between a constant and its reader in the graphs of the frontends.
-_FOLDABLE = frozenset(
-    {"Convert", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Multiply", "Subtract", "Broadcast"}
-)
+def _fold_reshape(node: Any, array: Array, *_: Array) -> Array:
+    return array.reshape(list(node.output(0).get_shape()))
 
 
-def nodes_before(node: Any, ends: Container[str]) -> Iterator[Any]:
-    """Yield the nodes that a node is computed from, but none before those of some types."""
-    waiting, visited = [port.get_source_output().get_node() for port in node.inputs()], set[str]()
+#: Op between a constant and its reader in the graphs of the frontends → its value in numpy.
+_FOLDED: Mapping[str, Callable[..., Array]] = {
+    "Broadcast": lambda node, x, *_: np.broadcast_to(x, list(node.output(0).get_shape())),
+    "Convert": lambda node, x: x.astype(dtype_of(node.output(0).get_element_type())),
+    "Multiply": lambda _, x, y: x * y,
+    "Reshape": _fold_reshape,
+    "Squeeze": _fold_reshape,
+    "Subtract": lambda _, x, y: x - y,
+    "Transpose": lambda _, x, order: x.transpose([int(axis) for axis in order] or None),
+    "Unsqueeze": _fold_reshape,
+}
+
+
+def nodes_before(node: Any, ends: Role) -> Iterator[Any]:
+    """Yield the nodes that a node is computed from, but none before those of a role."""
+    waiting, visited = [value.get_node() for value in node.input_values()], set[str]()
     while waiting:
         source = waiting.pop()
         if name_of(source) not in visited:
             visited.add(name_of(source))
             yield source
-            if type_of(source) not in ends:
-                waiting += [port.get_source_output().get_node() for port in source.inputs()]
+            if not has_role(source, ends):
+                waiting += [value.get_node() for value in source.input_values()]
 
 
 def array_of(output: Any) -> Array | None:
     """Return the value of a constant result in numpy; None for a computed one."""
     node = output.get_node()
-    if type_of(node) == "Constant":
+    if has_role(node, Role.CONSTANT):
         return in_own_type(node.get_data(), node.get_element_type())
     if not is_constant(output):
         return None
-    inputs = [array_of(i.get_source_output()) for i in node.inputs()]
-    arrays = [np.asarray(array) for array in inputs if array is not None]
-    return _folded(node, arrays) if len(arrays) == len(inputs) else None
-
-
-def _folded(node: Any, given: list[Array]) -> Array | None:
-    """Return the value of an op on constants."""
-    kind, (first, *rest) = type_of(node), given
-    if kind == "Convert":
-        return first.astype(dtype_of(node.output(0).get_element_type()))
-    if kind in ("Reshape", "Squeeze", "Unsqueeze", "Broadcast"):
-        shape = list(node.output(0).get_shape())
-        return np.broadcast_to(first, shape) if kind == "Broadcast" else first.reshape(shape)
-    if kind == "Transpose":
-        return first.transpose([int(axis) for axis in rest[0]] or None)
-    return first * rest[0] if kind == "Multiply" else first - rest[0]
+    arrays = [array_of(value) for value in node.input_values()]
+    return None if any(a is None for a in arrays) else _FOLDED[type_of(node)](node, *arrays)
 
 
 def graphs_in(model: Any) -> Iterator[Any]:
@@ -128,25 +141,24 @@ def graphs_in(model: Any) -> Iterator[Any]:
 
 def constants_read(node: Any) -> Iterator[Any]:
     """Yield the Constant nodes that a node reads, also behind ops on constants."""
-    for port in node.inputs():
-        yield from _constants_behind(port.get_source_output())
+    for value in node.input_values():
+        yield from _constants_behind(value)
 
 
 def _constants_behind(output: Any) -> Iterator[Any]:
     if not is_constant(output):
         return
     node = output.get_node()
-    if type_of(node) == "Constant":
+    if has_role(node, Role.CONSTANT):
         yield node
-    for port in node.inputs():
-        yield from _constants_behind(port.get_source_output())
+    yield from constants_read(node)
 
 
 def op_nodes(model: Any) -> Iterator[Any]:
     """Yield the nodes of a graph in execution order, except boundaries and ops on constants."""
     for node in model.get_ordered_ops():
         computed = bool(node.outputs()) and not is_constant(node.output(0))
-        if type_of(node) not in BOUNDARIES and computed:
+        if not has_role(node, Role.BOUNDARY) and computed:
             yield node
 
 
@@ -170,8 +182,8 @@ def give_stable_names(model: Any, types: Collection[str]) -> None:
         if made_up or name in assigned:
             stem = type_of(node)
             # The set of readers has no order.
-            readers = [i.get_node() for o in node.outputs() for i in o.get_target_inputs()]
-            named = [name_of(reader) for reader in readers if type_of(reader) != "Result"]
+            readers = [reader for output in node.outputs() for reader in readers_of(output)]
+            named = [name_of(reader) for reader in readers if not has_role(reader, Role.RESULT)]
             if named:
                 stem = f"{min(named)}/{stem}"
             name = unique_name(stem if made_up else name, reserved | assigned)
@@ -188,7 +200,7 @@ def rename(model: Any, names: Mapping[str, str]) -> None:
         reader, _, kind = name.rpartition("/")
         if name not in names:
             # Signatures refer to inputs and outputs by the names of their nodes.
-            if reader not in new_names or type_of(node) in ("Parameter", "Result"):
+            if reader not in new_names or has_role(node, Role.INPUT | Role.RESULT):
                 continue
             new_names[name] = unique_name(f"{new_names[reader]}/{kind}", reserved)
         reserved.add(new_names[name])

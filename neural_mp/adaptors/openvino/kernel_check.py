@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from neural_mp.adaptors.common.runtime_probe import deviations, version_of
-from neural_mp.adaptors.openvino.fusion import LAYERS, moves
+from neural_mp.adaptors.openvino.fusion import moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     is_float,
     name_of,
@@ -25,9 +26,11 @@ from neural_mp.adaptors.openvino.graph_edit import (
     op_nodes,
     outputs_of,
     rank_of,
+    redirect_inputs,
     tensor_of,
     type_of,
 )
+from neural_mp.adaptors.openvino.ops import Check, Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import from_bytes, ops, ov, to_bytes
 
 #: Must change with the cases or the probe.
@@ -36,43 +39,6 @@ _PROBE = "neural_mp.adaptors.openvino.kernel_check_probe"
 #: Places in the runtime information of a case: whether its op moves quantized values, and the types
 #: of the layers before.
 MOVES, FOLLOWS = ("neural_mp", "moves"), ("neural_mp", "follows")
-#: Ops that transformations move scales past, or whose kernels store bytes. Ops that compute value
-#: by value are compared if they broadcast over axes.
-_COMPARED = frozenset(
-    {
-        "AvgPool",
-        "MaxPool",
-        "Gather",
-        "Reshape",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Split",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceMean",
-        "ReduceSum",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceProd",
-        "VariadicSplit",
-        "StridedSlice",
-        "Slice",
-        "Pad",
-        "Interpolate",
-        "Concat",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "Broadcast",
-        "Tile",
-        "MVN",
-        "NormalizeL2",
-        "ShuffleChannels",
-        "BatchToSpace",
-        "SpaceToBatch",
-    }
-)
-_ELEMENTWISE = frozenset({"Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum"})
 #: Sizes of free axes: the first axis, and the others in turn.
 _FREE_SIZES = (2, 16, 13)
 #: Maximum number of elements of an input.
@@ -108,7 +74,7 @@ def op_cases(program: Any) -> dict[str, bytes]:
 
 def _key(node: Any) -> str:
     """Return a text that differs for nodes with different cases."""
-    sources = [port.get_source_output() for port in node.inputs()]
+    sources = node.input_values()
     tensors = [*map(tensor_of, sources)]
     repeated = [tensors.index(tensor) for tensor in tensors]
     constants = [np.asarray(array_of(o)).tobytes() if is_constant(o) else None for o in sources]
@@ -121,7 +87,8 @@ def _key(node: Any) -> str:
 
 def _layers_before(node: Any) -> str:
     """Return the types of the layers whose scales may move to a node."""
-    return " ".join(sorted({*map(type_of, nodes_before(node, LAYERS))} & {*LAYERS}))
+    layers = (source for source in nodes_before(node, Role.LAYER) if has_role(source, Role.LAYER))
+    return " ".join(sorted({*map(type_of, layers)}))
 
 
 def _case(copied: Any, name: str) -> bytes | None:
@@ -152,14 +119,15 @@ def fixed_shape(shape: Any) -> list[int]:
 
 
 def _is_compared(node: Any) -> bool:
-    sources = [i.get_source_output() for i in node.inputs()]
+    sources = node.input_values()
     computed = [output for output in sources if not is_constant(output)]
     # Arbitrary indices and sizes would not be valid.
     if not computed or not all(map(is_float, [*computed, *outputs_of(node)])):
         return False
-    if type_of(node) in _ELEMENTWISE:
+    check = row_of(node).check
+    if check is Check.BROADCASTING:
         return len({rank_of(output) for output in computed}) > 1
-    return type_of(node) in _COMPARED
+    return check is Check.ALWAYS
 
 
 def _alone(node: Any) -> Any | None:
@@ -168,7 +136,7 @@ def _alone(node: Any) -> Any | None:
     for position, port in enumerate(node.inputs()):
         output = port.get_source_output()
         if is_constant(output):
-            port.replace_source_output(_constant(output, position).output(0))
+            redirect_inputs([port], _constant(output, position))
             continue
         shape = output.get_partial_shape()
         if shape.rank.is_dynamic or np.prod(fixed_shape(shape)) > _MAX_ELEMENTS:
@@ -176,15 +144,13 @@ def _alone(node: Any) -> Any | None:
         tensor = tensor_of(output)
         if tensor not in inputs:
             inputs[tensor] = ops.parameter(shape, np.float32, name=f"x{len(inputs)}")
-        port.replace_source_output(inputs[tensor].output(0))
+        redirect_inputs([port], inputs[tensor])
     node.set_friendly_name("op")
     node.validate_and_infer_types()
     results = []
     for position, output in enumerate(outputs_of(node)):
         output.set_names({f"y{position}"})
-        result = ops.result(output)
-        result.set_friendly_name(f"y{position}")
-        results.append(result)
+        results.append(give_name(f"y{position}", ops.result(output)))
     return ov.Model(results, [*inputs.values()], "op")
 
 
@@ -193,6 +159,4 @@ def _constant(output: Any, position: int) -> Any:
     values = np.asarray(array_of(output))
     if is_float(output) and values.size > 1:
         values = np.linspace(0.5, 1.5, values.size, dtype=np.float32).reshape(values.shape)
-    constant = ops.constant(values, output.get_element_type())
-    constant.set_friendly_name(f"c{position}")
-    return constant
+    return give_name(f"c{position}", ops.constant(values, output.get_element_type()))

@@ -1,4 +1,4 @@
-"""Constants of layers, for rescaling by channel."""
+"""Constants of layers: for rescaling by channel, and with what they read, for noise."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.adaptors.common.optional import StoredLayer
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.weights.layer_windows import Window
-from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has_weight, structure
+from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     is_float,
     name_of,
     rank_of,
-    source_of,
-    type_of,
+    readers_of,
+    redirect_inputs,
+    tensor_of,
+    weight_of,
 )
+from neural_mp.adaptors.openvino.integer_weights import is_table, matrix_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.util.pytree import Array
 
@@ -47,15 +53,13 @@ def _layer(graph: GraphStructure, name: str, node: Any) -> LayerParams | None:
         return None
     result = name if group.bias is None else group.bias.ops[-1]
     weight = partial(_weight, node)
-    if type_of(node) == "MatMul":
+    if has_role(node, Role.PRODUCT):
         transposed = bool(node.get_attributes()["transpose_b"])
-        if node.get_attributes()["transpose_a"] or rank_of(source_of(node, 1)) != 2:
+        if node.get_attributes()["transpose_a"] or rank_of(weight_of(node)) != 2:
             return None
         outputs, inputs = (0, 1) if transposed else (1, 0)
         return LayerParams(result, weight, outputs, inputs)
-    groups = 1
-    if type_of(node) == "GroupConvolution":
-        groups = int(source_of(node, 1).get_shape()[0])
+    groups = int(weight_of(node).get_shape()[0]) if row_of(node).is_grouped else 1
     return LayerParams(result, weight, 0, 1, groups, 1 - axes, pooled=True, window=_window(node))
 
 
@@ -71,9 +75,9 @@ def _window(node: Any) -> Window:
 
 def _scales_channels(node: Any) -> bool:
     """Whether an op multiplies the last axis by a constant, as the scales of norms do."""
-    if type_of(node) != "Multiply":
+    if not has_role(node, Role.SCALING):
         return False
-    arrays = [array_of(source_of(node, position)) for position in range(2)]
+    arrays = map(array_of, node.input_values())
     constants = [array for array in arrays if array is not None]
     if len(constants) != 1 or rank_of(node.output(0)) is None or not is_float(node.output(0)):
         return False
@@ -83,28 +87,26 @@ def _scales_channels(node: Any) -> bool:
 
 def _addition(graph: GraphStructure, name: str) -> Any | None:
     """Return the op that adds a constant to an op's only read result; None if there is none."""
-    readers = list(graph.nodes[name].output(0).get_target_inputs())
-    node = readers[0].get_node() if len(readers) == 1 else None
-    if node is None or type_of(node) != "Add" or name_of(node) not in graph.nodes:
+    readers = readers_of(graph.nodes[name].output(0))
+    node = readers[0] if len(readers) == 1 else None
+    if node is None or not has_role(node, Role.SUM) or name_of(node) not in graph.nodes:
         return None
-    return node if any(map(is_constant, (source_of(node, 0), source_of(node, 1)))) else None
+    return node if any(map(is_constant, node.input_values())) else None
 
 
 def _constant(node: Any) -> Array:
     """Return the constant that an op reads next to a computed tensor."""
-    return np.asarray(array_of(source_of(node, _constant_position(node))), np.float32)
+    return np.asarray(array_of(node.input_value(_constant_position(node))), np.float32)
 
 
 def _constant_position(node: Any) -> int:
-    return next(i for i in range(node.get_input_size()) if is_constant(source_of(node, i)))
+    return next(i for i in range(node.get_input_size()) if is_constant(node.input_value(i)))
 
 
 def _weight(node: Any) -> Array:
     """Return the weight of a layer; [groups · outputs, inputs, …] for grouped convolutions."""
-    array = np.asarray(array_of(source_of(node, 1)), np.float32)
-    if type_of(node) == "GroupConvolution":
-        return array.reshape(-1, *array.shape[2:])
-    return array
+    array = np.asarray(array_of(weight_of(node)), np.float32)
+    return array.reshape(-1, *array.shape[2:]) if row_of(node).is_grouped else array
 
 
 def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
@@ -120,8 +122,8 @@ def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale])
 
 def _change(graph: GraphStructure, name: str, layer: LayerParams, change: LayerRescale) -> None:
     node = graph.nodes[name]
-    index = _constant_position(node) if _scales_channels(node) else 1
-    shape = list(source_of(node, index).get_shape())
+    index = _constant_position(node) if _scales_channels(node) else row_of(node).weight
+    shape = list(node.input_value(index).get_shape())
     weight = change.weight(layer)
     _put(node, index, weight.reshape(shape), f"{name}/corrected/weight")
     channels = weight.shape[layer.outputs]
@@ -137,21 +139,29 @@ def _change(graph: GraphStructure, name: str, layer: LayerParams, change: LayerR
 
 def _by_channel(bias: Array, node: Any) -> Array:
     """Return a bias in the shape that an addition to the layer's result needs."""
-    axes = rank_of(node.output(0)) or 1
-    shape = [1, -1] + [1] * (axes - 2) if type_of(node) in CONVOLUTIONS else [1] * (axes - 1) + [-1]
+    shape = [1] * (rank_of(node.output(0)) or 1)
+    shape[row_of(node).channels] = -1
     return np.asarray(bias.reshape(shape), np.float32)
 
 
 def _put(node: Any, position: int, values: Array, name: str) -> None:
-    constant = ops.constant(np.ascontiguousarray(values, np.float32))
-    constant.set_friendly_name(name)
-    node.input(position).replace_source_output(constant.output(0))
+    constant = give_name(name, ops.constant(np.ascontiguousarray(values, np.float32)))
+    redirect_inputs([node.input(position)], constant)
 
 
 def _add_bias(node: Any, bias: Array) -> None:
     readers = list(node.output(0).get_target_inputs())
-    constant = ops.constant(_by_channel(bias, node))
-    added = ops.add(node, constant)
-    added.set_friendly_name(f"{name_of(node)}/corrected/bias")
-    for reader in readers:
-        reader.replace_source_output(added.output(0))
+    added = ops.add(node, ops.constant(_by_channel(bias, node)))
+    redirect_inputs(readers, give_name(f"{name_of(node)}/corrected/bias", added))
+
+
+def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
+    """Return op → its weight and the tensor that it reads."""
+    structure = model.structure
+    return {
+        name: StoredLayer(
+            partial(matrix_of, node), None if is_table(node) else tensor_of(node.input_value(0))
+        )
+        for name, node in structure.nodes.items()
+        if is_table(node) or (name in structure.fusion_groups and has_role(node, Role.PRODUCT))
+    }

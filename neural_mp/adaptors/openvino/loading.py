@@ -13,9 +13,9 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import RECURRENT, has_integer_kernel, split_directions
+from neural_mp.adaptors.openvino.ops import Role, has_role
+from neural_mp.adaptors.openvino.recurrent import has_integer_kernel, is_stepwise, split_directions
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
-from neural_mp.adaptors.openvino.stepwise_gru import is_stepwise
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
 from neural_mp.util.pytree import Structure
@@ -161,8 +161,10 @@ def _try(model: OpenVinoModel) -> None:
 
 def _left_alone(program: Any) -> tuple[str, ...]:
     """Return a note about recurrent layers without an integer kernel."""
-    nodes = (node for node in op_nodes(program) if not has_integer_kernel(node))
-    kinds = (type_of(node) for node in nodes if not is_stepwise(node))
-    why = "no plan quantizes it in OpenVINO"
-    recurrent = (kind for kind in kinds if kind in RECURRENT)
-    return stays_in_fp32(recurrent, "", why, "FP32 or 16 bits")
+    recurrent = (node for node in op_nodes(program) if has_role(node, Role.RECURRENT))
+    types = (
+        type_of(node)
+        for node in recurrent
+        if not has_integer_kernel(node) and not is_stepwise(node)
+    )
+    return stays_in_fp32(types, "", "no plan quantizes it in OpenVINO", "FP32 or 16 bits")

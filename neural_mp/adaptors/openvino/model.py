@@ -11,11 +11,10 @@ import numpy as np
 
 from neural_mp.adaptors.common.graph_model import GraphModel, Run
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of, rename
 from neural_mp.adaptors.openvino.kernel_check import rejected_ops
-from neural_mp.adaptors.openvino.runtime import from_bytes, to_bytes
+from neural_mp.adaptors.openvino.runtime import ShapedRunner, from_bytes, to_bytes
 
 
 @dataclass(frozen=True, eq=False)

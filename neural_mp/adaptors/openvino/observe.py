@@ -1,4 +1,7 @@
-"""Tensors of a run: calibration statistics, results of ops and the first NaN or Inf."""
+"""Tensors of a run: calibration statistics, results of ops and the first NaN or Inf.
+
+Runs without the low-precision transformations of OpenVINO show what these change.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.example_inputs import in_parts
+from neural_mp.adaptors.common.fusion_check import first_different
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
     OutputLocation,
@@ -19,10 +23,10 @@ from neural_mp.adaptors.common.op_outputs import (
     results_graph,
 )
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS
 from neural_mp.adaptors.openvino.graph import build_graph
-from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, tensor_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, readers_of, tensor_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import row_of
 from neural_mp.adaptors.openvino.runtime import Runner, ops
 from neural_mp.core.graph import OpGraph
 
@@ -30,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 #: Maximum bytes fetched per run, which bounds the memory of a part of a batch.
 _FETCHED_BYTES = 32 << 20
-#: Ops with channels on axis 1; for all others, the last axis is assumed.
-_CHANNELS_SECOND = (*CONVOLUTIONS, "AvgPool", "MaxPool", "ConvolutionBackpropData")
 
 
 def watch(
@@ -43,7 +45,7 @@ def watch(
     """
     outputs = model.structure.tensors
     for name, array in values(model, batches, tensors):
-        summary = summarized(array, 1 if _channels_second(outputs[name]) else -1)
+        summary = summarized(array, _channel_axis(outputs[name]))
         if summary is not None:
             yield name, summary
 
@@ -113,9 +115,10 @@ def _with_outputs(program: Any, tensors: Sequence[str]) -> Any:
     return copied
 
 
-def _channels_second(output: Any) -> bool:
-    neighbours = [port.get_node() for port in output.get_target_inputs()] + [output.get_node()]
-    return any(type_of(node) in _CHANNELS_SECOND for node in neighbours)
+def _channel_axis(output: Any) -> int:
+    """Return the axis of channels by the writer and the readers; the last unless one differs."""
+    neighbours = [output.get_node(), *readers_of(output)]
+    return max(row_of(node).channels for node in neighbours)
 
 
 def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:
@@ -176,3 +179,19 @@ def _value(output: OutputLocation, array: Array) -> OpOutput | None:
 def _place(model: OpenVinoModel, op: str) -> OutputLocation:
     output = model.results.get(op)
     return output or OutputLocation(op, type_of(model.structure.tensors[op].get_node()))
+
+
+def unoptimized_outputs(model: OpenVinoModel, inputs: Any) -> list[Any]:
+    """Return the outputs of a run without integer kernels."""
+    feeds = model.feeds(model.signature.bind(inputs))
+    return model.in_order(Runner(model.runs, low_precision=False)(feeds))
+
+
+def first_deviating_op(model: OpenVinoModel, inputs: Any) -> str | None:
+    """Return the first op whose result depends on the transformations."""
+    names = list(model.results)
+    unfused, fused = (
+        op_outputs(model, names, low_precision=low_precision)(inputs)
+        for low_precision in (False, True)
+    )
+    return first_different(names, unfused, fused)

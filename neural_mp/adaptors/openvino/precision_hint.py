@@ -15,7 +15,16 @@ import numpy as np
 
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.openvino.fusion import GraphStructure
-from neural_mp.adaptors.openvino.graph_edit import array_of, is_constant, is_float, name_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    give_name,
+    is_constant,
+    is_float,
+    name_of,
+    readers_of,
+    redirect_inputs,
+)
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.runtime import CPU, compile_for_bf16, core, dtype_of, ops, ov
 from neural_mp.core.precision import Precision
 
@@ -58,15 +67,13 @@ def set_hint(program: Any, structure: GraphStructure, effective: Mapping[str, Pr
                 _store(port, f"{name}{_STORED}{index}")
 
 
-def _store(given: Any, name: str) -> None:
-    output = given.get_source_output()
+def _store(port: Any, name: str) -> None:
+    output = port.get_source_output()
     array = array_of(output) if is_float(output) and is_constant(output) else None
     if array is None:
         return
     values = cast_saturating(np.asarray(array, np.float32), dtype_of(ov.Type.bf16))
-    stored = ops.convert(ops.constant(values, ov.Type.bf16), "f32")
-    stored.set_friendly_name(name)
-    given.replace_source_output(stored.output(0))
+    redirect_inputs([port], give_name(name, ops.convert(ops.constant(values, ov.Type.bf16), "f32")))
 
 
 class _Precisions:
@@ -80,7 +87,7 @@ class _Precisions:
 
     def read(self, node: Any) -> Iterator[Precision | None]:
         """Yield the precisions of the float tensors that a node reads; None for quantized ones."""
-        for output in (port.get_source_output() for port in node.inputs()):
+        for output in node.input_values():
             if is_constant(output) or not is_float(output):
                 continue
             source = output.get_node()
@@ -91,14 +98,14 @@ class _Precisions:
     def readers(self, node: Any) -> Iterator[Precision | None]:
         """Yield the precisions of the ops that read a node's results; None for quantizations."""
         for output in node.outputs():
-            for reader in (port.get_node() for port in output.get_target_inputs()):
+            for reader in readers_of(output):
                 yield None if self._quantizes(reader) else self.of(name_of(reader))
 
     def _is_inserted(self, node: Any) -> bool:
         return name_of(node) not in self._nodes and node.get_input_size() > 0
 
     def _quantizes(self, node: Any) -> bool:
-        return self._is_inserted(node) and type_of(node) == "FakeQuantize"
+        return self._is_inserted(node) and has_role(node, Role.QUANTIZATION)
 
 
 @lru_cache(maxsize=1)

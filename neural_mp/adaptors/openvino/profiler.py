@@ -9,9 +9,16 @@ from typing import Any
 
 from neural_mp.adaptors.openvino.convert import QUANTIZED
 from neural_mp.adaptors.openvino.fusion import has_weight, is_product
-from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
-from neural_mp.adaptors.openvino.int8_weights import STORED
+from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, readers_of
+from neural_mp.adaptors.openvino.integer_weights import STORED
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import (
+    CONVERSION_KERNELS,
+    LAYER_KERNELS,
+    PRODUCT_KERNELS,
+    Role,
+    has_role,
+)
 from neural_mp.adaptors.openvino.reduce_range import REDUCED
 from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
 from neural_mp.adaptors.openvino.weights import SCALED
@@ -27,16 +34,10 @@ _PRECISIONS = {
 _BYTES = ("u8", "i8", "u4", "i4")
 #: Suffixes that the plugin adds to names of ops in INT8 graphs.
 _ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original", REDUCED, STORED)
-#: Kernels of matrix products.
-_PRODUCTS = frozenset({"FullyConnected", "MatMul"})
-#: Kernels of layers with a weight.
-_LAYERS = _PRODUCTS | {"Convolution"}
 #: Element types of bytes that no plan quantized: conditions and integers.
 _OWN_BYTES = (ov.Type.boolean, ov.Type.u8, ov.Type.i8)
 #: Average microseconds, per number of runs, from which single runs are told apart.
 _LEAST_AVERAGES = 10
-#: Kernels that convert between variants of a tensor.
-_CONVERSIONS = frozenset({"Reorder", "Convert", "FakeQuantize"})
 
 
 def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[float]]:
@@ -92,24 +93,24 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     traces: dict[str, list[TracedKernel]] = {}
     products: set[str] = set()
     for kernel in runner.kernels():
-        if kernel.microseconds is None or kernel.type in _CONVERSIONS:
+        if kernel.microseconds is None or kernel.type in CONVERSION_KERNELS:
             continue
         # Scaling of the inputs is not the product itself.
         own = tuple(name for name in kernel.ops if not name.endswith(SCALED))
         ran = list(dict.fromkeys(_ops_of(model, replace(kernel, ops=own))))
         if _is_integer(kernel) and ran:
-            ran = [(_layer_behind if kernel.type in _LAYERS else _joining)(model, ran)]
+            ran = [(_layer_behind if kernel.type in LAYER_KERNELS else _joining)(model, ran)]
         for op in ran:
             values = model.structure.nodes[op].input_values()[:1]
             quantized = all(value.get_element_type() not in _OWN_BYTES for value in values)
             traces.setdefault(op, []).append(_traced(kernel, quantized=quantized))
-        products.update(ran if kernel.type in _PRODUCTS else ())
+        products.update(ran if kernel.type in PRODUCT_KERNELS else ())
     for op in reversed(list(model.structure.nodes)):
         reader = _only_reader(model, op)
         if (
             op not in traces
             and reader in products
-            and type_of(model.structure.nodes[op]) == "MatMul"
+            and has_role(model.structure.nodes[op], Role.PRODUCT)
         ):
             traces[op] = traces[reader]
             products.add(op)
@@ -147,8 +148,8 @@ def _written_in(node: Any) -> Precision | None:
 
 
 def _only_reader(model: OpenVinoModel, op: str) -> str | None:
-    readers = list(model.structure.nodes[op].output(0).get_target_inputs())
-    return name_of(readers[0].get_node()) if len(readers) == 1 else None
+    readers = readers_of(model.structure.nodes[op].output(0))
+    return name_of(readers[0]) if len(readers) == 1 else None
 
 
 def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:

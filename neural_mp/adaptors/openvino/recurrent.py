@@ -1,91 +1,81 @@
-"""LSTM and GRU layers in the plugin's integer kernels.
+"""LSTM and GRU layers in the plugin's integer kernels, and GRU step by step.
 
 The kernels have one scale and zero point for the input and the hidden state, and one scale per row
 for both weights. So the input is scaled to the range of the hidden state by the output range of its
 FakeQuantize, and its weight by the inverse.
+
+The plugin has no integer kernel for a GRU with `linear_before_reset`. Its weights are stored in
+INT8 alone: one product covers the inputs of all steps, and the body of a TensorIterator multiplies
+the state of each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    give_name,
     is_constant,
     name_of,
-    source_of,
+    redirect_inputs,
     type_of,
 )
-from neural_mp.adaptors.openvino.runtime import ops
+from neural_mp.adaptors.openvino.integer_weights import product_weight
+from neural_mp.adaptors.openvino.ops import Recurrence, Role, has_role, row_of
+from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.observations import Range
+from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.util.pytree import Array
 
-#: Recurrent ops.
-RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence", "LSTMCell", "GRUCell", "RNNCell")
-#: Ops over sequences with an integer kernel.
-SEQUENCES = ("LSTMSequence", "GRUSequence")
-_LSTM, _GRU = SEQUENCES
 #: Step of the padding of inputs.
 _PADDING = 4
 _WAYS = ("forward", "reverse")
+#: Size of the state from which the kernels of a step cost less time than INT8 saves.
+_LEAST_STATE = 256
+_GATES = 3
 
 
-@dataclass(frozen=True)
-class _Form:
-    """A kind of sequence.
-
-    Attributes:
-        states: the positions of its states, the hidden one first.
-        lengths, weights, bias: further positions; the weight of the input comes first.
-        activations: those of the plugin's kernel.
-    """
-
-    states: tuple[int, ...]
-    lengths: int
-    weights: tuple[int, int]
-    bias: int
-    activations: tuple[str, ...]
-
-
-_FORMS: Mapping[str, _Form] = {
-    _LSTM: _Form((1, 2), 3, (4, 5), 6, ("sigmoid", "tanh", "tanh")),
-    _GRU: _Form((1,), 2, (3, 4), 5, ("sigmoid", "tanh")),
-    "RNNSequence": _Form((1,), 2, (3, 4), 5, ("tanh",)),
-}
+def recurrence_of(node: Any) -> Recurrence:
+    """Return the inputs of a recurrent op over sequences."""
+    recurrence = row_of(node).recurrence
+    assert recurrence is not None
+    return recurrence
 
 
 def has_integer_kernel(node: Any) -> bool:
     """Whether an op is a sequence with an integer kernel."""
-    return type_of(node) in SEQUENCES and obstacle(node) is None
+    return has_role(node, Role.SEQUENCE) and obstacle(node) is None
 
 
 def obstacle(node: Any) -> str | None:
     """Return the reason why a recurrent op has no integer kernel; None if it has one."""
-    if type_of(node) not in SEQUENCES:
+    if not has_role(node, Role.SEQUENCE):
         return "OpenVINO has integer kernels of LSTM and GRU over sequences only"
-    if node.get_attributes().get("linear_before_reset"):
+    if resets_product(node):
         return "the integer kernel of GRU applies the reset gate to the state"
-    if _starts_from_input(source_of(node, _FORMS[type_of(node)].states[0])):
+    if _starts_from_input(node.input_value(recurrence_of(node).states[0])):
         return "its initial state is given: the kernel would clip it to the range of later states"
     return sequence_obstacle(node)
 
 
 def sequence_obstacle(node: Any) -> str | None:
     """Return the reason why no other form replaces a sequence; None if one can."""
-    form, attributes = _FORMS[type_of(node)], node.get_attributes()
+    form, attributes = recurrence_of(node), node.get_attributes()
     if attributes["direction"] not in _WAYS:
         return "the integer kernel runs in a single direction"
     activations = tuple(attributes.get("activations") or form.activations)
     if attributes.get("clip") or activations != form.activations:
         return "the integer kernel has neither clipping nor other activations"
-    if not all(is_constant(source_of(node, position)) for position in (*form.weights, form.bias)):
+    if not all(is_constant(node.input_value(position)) for position in (*form.weights, form.bias)):
         return "the weights are not constant"
-    if is_constant(source_of(node, 0)):
+    if is_constant(node.input_value(0)):
         return "its input is constant"
     if not _has_whole_sequences(node, form):
         return "the integer kernel runs sequences of one length"
@@ -96,13 +86,13 @@ def _starts_from_input(state: Any) -> bool:
     """Whether an initial state is computed from an input of the model."""
     while state.get_node().get_input_size():
         state = state.get_node().input_value(0)
-    return type_of(state.get_node()) == "Parameter"
+    return has_role(state.get_node(), Role.INPUT)
 
 
-def _has_whole_sequences(node: Any, form: _Form) -> bool:
+def _has_whole_sequences(node: Any, form: Recurrence) -> bool:
     """Whether every sequence is as long as the input; lengths may be those of the shape."""
-    length = source_of(node, 0).get_partial_shape()[1]
-    lengths = array_of(source_of(node, form.lengths))
+    length = node.input_value(0).get_partial_shape()[1]
+    lengths = array_of(node.input_value(form.lengths))
     if length.is_dynamic:
         return lengths is None
     return lengths is None or bool((lengths == length.get_length()).all())
@@ -117,7 +107,7 @@ def split_directions(program: Any) -> bool:
     splits: dict[tuple[str, int, int], list[Any]] = {}
     has_split = False
     for node in program.get_ordered_ops():
-        form = _FORMS.get(type_of(node))
+        form = row_of(node).recurrence
         if form is None or node.get_attributes()["direction"] in _WAYS:
             continue
         has_split = True
@@ -125,15 +115,15 @@ def split_directions(program: Any) -> bool:
         for index, output in enumerate(node.outputs()):
             readers = list(output.get_target_inputs())
             joined = ops.concat([direction.output(index) for direction in directions], 1)
-            joined.set_friendly_name(name_of(node) + (f"/{index}" if index else ""))
             joined.output(0).set_names(output.get_names())
-            for reader in readers:
-                reader.replace_source_output(joined.output(0))
+            redirect_inputs(
+                readers, give_name(name_of(node) + (f"/{index}" if index else ""), joined)
+            )
     return has_split
 
 
 def _in_both_directions(
-    node: Any, form: _Form, splits: dict[tuple[str, int, int], list[Any]]
+    node: Any, form: Recurrence, splits: dict[tuple[str, int, int], list[Any]]
 ) -> list[Any]:
     """Return an op for each direction of a bidirectional one.
 
@@ -142,9 +132,9 @@ def _in_both_directions(
     """
     attributes, build = node.get_attributes(), _BUILDERS[type_of(node)]
     positions = range(node.get_input_size())
-    sources = [[source_of(node, position)] * len(_WAYS) for position in positions]
+    sources = [[node.input_value(position)] * len(_WAYS) for position in positions]
     for position in (*form.states, *form.weights, form.bias):
-        source, axis = source_of(node, position), int(position in form.states)
+        source, axis = node.input_value(position), int(position in form.states)
         key = name_of(source.get_node()), source.get_index(), axis
         if key not in splits:
             splits[key] = _parts_of(source, axis)
@@ -152,14 +142,14 @@ def _in_both_directions(
     options = {key: attributes[key] for key in _OPTIONS if key in attributes}
     directions = []
     for direction, *inputs in zip(_WAYS, *sources, strict=True):
-        directions.append(build(*inputs, attributes["hidden_size"], direction, **options))
-        directions[-1].set_friendly_name(f"{name_of(node)}/{direction}")
+        op = build(*inputs, attributes["hidden_size"], direction, **options)
+        directions.append(give_name(f"{name_of(node)}/{direction}", op))
     return directions
 
 
 _BUILDERS: Mapping[str, Any] = {
-    _LSTM: ops.lstm_sequence,
-    _GRU: ops.gru_sequence,
+    "LSTMSequence": ops.lstm_sequence,
+    "GRUSequence": ops.gru_sequence,
     "RNNSequence": ops.rnn_sequence,
 }
 #: Further attributes, named as the arguments of the builders.
@@ -175,11 +165,11 @@ _OPTIONS = (
 def _parts_of(output: Any, axis: int) -> list[Any]:
     """Return the parts of a state, weight or bias for each direction, in the type that it has."""
     node = output.get_node()
-    if type_of(node) == "Constant":
+    if has_role(node, Role.CONSTANT):
         parts = np.split(np.asarray(array_of(output)), len(_WAYS), axis)
         return [ops.constant(np.ascontiguousarray(p), node.get_element_type()) for p in parts]
     if type_of(node) == "Convert" and is_constant(output):
-        parts = _parts_of(source_of(node, 0), axis)
+        parts = _parts_of(node.input_value(0), axis)
         return [ops.convert(part, output.get_element_type()) for part in parts]
     return list(ops.split(output, np.int64(axis), len(_WAYS)).outputs())
 
@@ -192,7 +182,7 @@ def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
     widths: dict[str, int] = {}
     reserved = set()
     for node in nodes:
-        width = int(source_of(node, _FORMS[type_of(node)].weights[0]).get_shape()[2])
+        width = int(node.input_value(recurrence_of(node).weights[0]).get_shape()[2])
         attributes = node.get_attributes()
         kind = type_of(node), attributes["direction"], attributes["hidden_size"]
         while (*kind, width) in reserved:
@@ -216,8 +206,7 @@ def quantize_sequence(
     """
     names = []
     for position, part, inserted in _quantized_parts(node, span, state, limit, width):
-        inserted.set_friendly_name(f"{name_of(node)}/{part}")
-        node.input(position).replace_source_output(inserted.output(0))
+        redirect_inputs([node.input(position)], give_name(f"{name_of(node)}/{part}", inserted))
         names.append(name_of(inserted))
     return names
 
@@ -226,23 +215,22 @@ def _quantized_parts(
     node: Any, span: Range, state: QuantParams, limit: int, width: int
 ) -> Iterator[tuple[int, str, Any]]:
     """Yield position, name and node of what a sequence reads in INT8."""
-    form, own = _FORMS[type_of(node)], QuantParams.signed(span)
-    weights = [np.asarray(array_of(source_of(node, index)), np.float32) for index in form.weights]
-    source, extra = source_of(node, 0), width - weights[0].shape[2]
+    form, own = recurrence_of(node), QuantParams.signed(span)
+    weights = [np.asarray(array_of(node.input_value(index)), np.float32) for index in form.weights]
+    source, extra = node.input_value(0), width - weights[0].shape[2]
     if extra:
         padded = ops.pad(
             source, np.zeros(3, int), np.array([0, 0, extra]), "constant", np.float32(0)
         )
-        padded.set_friendly_name(f"{name_of(node)}/padded")
-        source = padded.output(0)
+        source = give_name(f"{name_of(node)}/padded", padded).output(0)
     yield 0, "input", _quantized(source, own, state)
-    first = source_of(node, form.states[0])
+    first = node.input_value(form.states[0])
     if not is_constant(first):  # the plugin takes a constant state in float
         yield form.states[0], "state", _quantized(first, state, state)
     factor = np.float32(own.scale / state.scale)
     weights[0] = np.pad(weights[0] * factor, [(0, 0), (0, 0), (0, extra)])
     scales = np.maximum(*(weight_scales(weight, (2,), limit) for weight in weights))
-    if type_of(node) == _LSTM:
+    if type_of(node) == "LSTMSequence":
         # The plugin swaps the rows of the first two gates for its kernel, but not their scales.
         first_two = scales.reshape(-1, 4, scales.shape[1] // 4, 1)[:, :2]
         first_two[:] = first_two.max(1, keepdims=True)
@@ -255,3 +243,93 @@ def _quantized_parts(
 def _quantized(output: Any, given: QuantParams, target: QuantParams) -> Any:
     bounds = (given.low, given.high, target.low, target.high)
     return ops.fake_quantize(output, *map(np.float32, bounds), STEPS + 1)
+
+
+def is_stepwise(node: Any) -> bool:
+    """Whether an op is a GRU whose weights can be stored in INT8, step by step."""
+    return resets_product(node) and stepwise_obstacle(node) is None
+
+
+def resets_product(node: Any) -> bool:
+    """Whether an op is a GRU whose reset gate applies to the product with the state."""
+    is_sequence = has_role(node, Role.SEQUENCE)
+    return is_sequence and bool(node.get_attributes().get("linear_before_reset"))
+
+
+def stepwise_obstacle(node: Any) -> str | None:
+    """Return the reason why a GRU cannot run in such steps; None if it can."""
+    reason = sequence_obstacle(node)
+    if reason is not None:
+        return reason
+    inputs, state = stepwise_inputs(node)
+    if inputs < min(GROUP_SIZES):
+        return f"INT8 weights alone require at least {min(GROUP_SIZES)} inputs, got {inputs}"
+    if state < _LEAST_STATE:
+        return (
+            f"OpenVINO has no integer kernel of GRU with linear_before_reset, and INT8 weights in "
+            f"single steps gain no time below {_LEAST_STATE} units, got {state}"
+        )
+    return None
+
+
+def stepwise_inputs(node: Any) -> tuple[int, int]:
+    """Return the numbers of inputs and of states of a GRU, the inputs of its products."""
+    position = recurrence_of(node).weights[0]
+    return int(node.input_value(position).get_shape()[2]), int(node.get_attributes()["hidden_size"])
+
+
+def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any]]:
+    """Return inserted nodes, and nodes with the results of a GRU: of all steps, and of the last.
+
+    Args:
+        stem: the start of the names of nodes.
+        node: the GRU, in one direction.
+        spec: the quantization of its weights.
+    """
+    form = recurrence_of(node)
+    weight, recurrent, bias = (
+        np.asarray(array_of(node.input_value(position)))[0]
+        for position in (*form.weights, form.bias)
+    )
+    size = recurrent.shape[1]
+    input_weight = product_weight(f"{stem}/input", weight, spec)
+    product = ops.matmul(node.input_value(0), input_weight, False, True)
+    projection = ops.add(product, _row(bias[: _GATES * size]))
+    state_bias = np.pad(bias[_GATES * size :], (2 * size, 0))
+    body = _step(product_weight(f"{stem}/recurrent", recurrent, spec), state_bias, size)
+    iterator = ops.tensor_iterator()
+    iterator.set_body(body)
+    state, step = body.get_parameters()
+    (following,) = (result.output(0) for result in body.get_results())
+    forward = node.get_attributes()["direction"] == "forward"
+    ends = (0, 1, 1, -1, 1) if forward else (-1, -1, 1, 0, 1)  # start, stride, size, end, axis
+    iterator.set_sliced_input(step, projection.output(0), *ends)
+    iterator.set_merged_input(state, node.input_value(form.states[0]), following)
+    every = iterator.get_concatenated_slices(following, *ends)
+    last = iterator.get_iter_value(following, -1)
+    parts = {"product": product, "read": projection, "steps": iterator}
+    for part, op in parts.items():
+        op.set_friendly_name(f"{stem}/{part}")
+    same = ops.constant(np.array([0, 0, size]))
+    return [input_weight, *parts.values()], [
+        ops.unsqueeze(every, ops.constant(np.array([1]))),
+        ops.reshape(last, same, True),
+    ]
+
+
+def _step(weight: Any, bias: Array, size: int) -> Any:
+    """Return the graph of one step: state and read gates → the next state."""
+    state = ops.parameter([-1, 1, size], np.float32, name="state")
+    projection = ops.parameter([-1, 1, _GATES * size], np.float32, name="read")
+    own = ops.add(ops.matmul(state, weight, False, True), _row(bias))
+    axis = np.int64(2)
+    read_gates, own_gates = (ops.split(term, axis, _GATES).outputs() for term in (projection, own))
+    update, reset = (ops.sigmoid(ops.add(read_gates[i], own_gates[i])) for i in range(2))
+    candidate = ops.tanh(ops.add(read_gates[2], ops.multiply(reset, own_gates[2])))
+    # (1 − update) · candidate + update · state, with one multiplication.
+    following = ops.add(candidate, ops.multiply(update, ops.subtract(state, candidate)))
+    return ov.Model([ops.result(following)], [state, projection], "step")
+
+
+def _row(values: Array) -> Any:
+    return ops.constant(np.asarray(values, np.float32)[None, None])

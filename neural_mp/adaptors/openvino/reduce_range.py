@@ -10,17 +10,18 @@ import numpy as np
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.common.ranges import STEPS
-from neural_mp.adaptors.openvino.fusion import LAYERS, is_product, moves
+from neural_mp.adaptors.openvino.fusion import is_product, moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     constants_read,
+    give_name,
     name_of,
-    source_of,
-    type_of,
+    redirect_inputs,
+    weight_of,
 )
-from neural_mp.adaptors.openvino.int8_weights import ALONE
+from neural_mp.adaptors.openvino.integer_weights import ALONE
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import SEQUENCES
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
@@ -30,13 +31,13 @@ REDUCED = "/reduced"
 
 def kernel_of(node: Any) -> KernelKind:
     """Return the kind of integer kernel of a layer."""
-    if type_of(node) in ("MatMul", *SEQUENCES):
-        return KernelKind.DENSE
-    if type_of(node) == "Convolution":
-        return KernelKind.CONVOLUTION
-    shape = source_of(node, 1).get_partial_shape()  # [groups, outputs, inputs, …]
+    row = row_of(node)
+    assert row.kernel is not None
+    if not row.is_grouped:
+        return row.kernel
+    shape = weight_of(node).get_partial_shape()  # [groups, outputs, inputs, …]
     single = len(shape) == 5 and all(size.is_static and len(size) == 1 for size in shape[1:3])
-    return KernelKind.DEPTHWISE if single else KernelKind.CONVOLUTION
+    return KernelKind.DEPTHWISE if single else row.kernel
 
 
 def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
@@ -46,7 +47,7 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
     is quantized for other readers.
     """
     for node in program.get_ordered_ops():
-        if type_of(node) not in (*LAYERS, *SEQUENCES):
+        if row_of(node).kernel is None:
             continue
         constants = {
             name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8
@@ -54,7 +55,7 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
         if any(f"{ALONE}/" in name for name in constants):
             continue
         integers = [np.asarray(constant.get_data()) for constant in constants.values()]
-        if type_of(node) in SEQUENCES and integers:  # its weights have the same scales
+        if has_role(node, Role.SEQUENCE) and integers:  # its weights have the same scales
             integers = [np.concatenate([array.ravel() for array in integers])] * len(constants)
         for constant, array in zip(constants.values(), integers, strict=True):
             yield IntegerWeight(constant, kernel_of(node), array)
@@ -71,10 +72,10 @@ def _quantized_factors(program: Any) -> Iterator[Any]:
     for node in program.get_ordered_ops():
         if not is_product(node):
             continue
-        factor = source_of(node, 1).get_node()
+        factor = node.input_value(1).get_node()
         while moves(factor):
-            factor = source_of(factor, 0).get_node()
-        if type_of(factor) == "FakeQuantize" and factor.get_attributes()["levels"] == STEPS + 1:
+            factor = factor.input_value(0).get_node()
+        if has_role(factor, Role.QUANTIZATION) and factor.get_attributes()["levels"] == STEPS + 1:
             yield factor
 
 
@@ -88,8 +89,7 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
     limit = WEIGHT_LIMITS[REDUCED_RANGE]
     for constant in saturating(_weights(program)):
         halved = np.clip(np.rint(np.asarray(constant.get_data()) / 2), -limit, limit)
-        smaller = ops.constant(halved.astype(np.int8))
-        smaller.set_friendly_name(f"{name_of(constant)}{REDUCED}")
+        smaller = give_name(f"{name_of(constant)}{REDUCED}", ops.constant(halved.astype(np.int8)))
         readers = list(constant.output(0).get_target_inputs())
         for reader in readers:
             reader.replace_source_output(smaller.output(0))
@@ -103,13 +103,11 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
 
 def _halve_levels(factor: Any) -> None:
     """Round a tensor to every second level, for which the plugin has no integer kernels."""
-    low, high = (np.asarray(array_of(source_of(factor, index))) for index in (1, 2))
+    low, high = (np.asarray(array_of(factor.input_value(index))) for index in (1, 2))
     high = high - (high - low) / STEPS
     half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (STEPS + 1) // 2)
     readers = list(factor.output(0).get_target_inputs())
-    half.set_friendly_name(f"{name_of(factor)}{REDUCED}")
-    for reader in readers:
-        reader.replace_source_output(half.output(0))
+    redirect_inputs(readers, give_name(f"{name_of(factor)}{REDUCED}", half))
 
 
 def _double(convert: Any) -> None:
@@ -117,12 +115,13 @@ def _double(convert: Any) -> None:
     inserted = None
     for reader in list(convert.output(0).get_target_inputs()):
         node, index = reader.get_node(), 1 - reader.get_index()
-        scales = array_of(source_of(node, index)) if type_of(node) == "Multiply" else None
+        is_scaling = has_role(node, Role.SCALING)
+        scales = array_of(node.input_value(index)) if is_scaling else None
         if scales is not None:
             doubled = ops.constant(scales * np.float32(2))
             node.input(index).replace_source_output(doubled.output(0))
             continue
         if inserted is None:
-            inserted = ops.multiply(convert, ops.constant(np.float32(2)))
-            inserted.set_friendly_name(f"{name_of(convert)}/doubled")
+            doubled = ops.multiply(convert, ops.constant(np.float32(2)))
+            inserted = give_name(f"{name_of(convert)}/doubled", doubled)
         reader.replace_source_output(inserted.output(0))

@@ -22,6 +22,7 @@ from neural_mp.adaptors.common.signature import Signature
 from neural_mp.adaptors.openvino.file_checks import check_xml, weights_file
 from neural_mp.adaptors.openvino.graph_edit import name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.runtime import core, ov
 from neural_mp.errors import ModelLoadError, one_line
 from neural_mp.util.validators import MOST_STREAMS, boolean, integer_between, optional, record
@@ -104,7 +105,7 @@ def digest(program: Any) -> str:
     running = hashlib.sha256()
     constants: dict[str, str] = {}
     for node in sorted(program.get_ops(), key=name_of):
-        if type_of(node) == "Constant":
+        if has_role(node, Role.CONSTANT):
             continue
         inputs = [_identity(port.get_source_output(), constants) for port in node.inputs()]
         attributes = sorted((key, str(value)) for key, value in node.get_attributes().items())
@@ -115,7 +116,7 @@ def digest(program: Any) -> str:
 def _identity(output: Any, constants: dict[str, str]) -> tuple[str, int]:
     """Return the name of a computed result, or the digest of a constant, whose name may vary."""
     node = output.get_node()
-    if type_of(node) != "Constant":
+    if not has_role(node, Role.CONSTANT):
         return name_of(node), output.get_index()
     name = name_of(node)
     if name not in constants:

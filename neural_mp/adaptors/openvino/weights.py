@@ -13,24 +13,22 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     input_group,
 )
 from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight
-from neural_mp.adaptors.openvino.graph_edit import name_of, tensor_of
-from neural_mp.adaptors.openvino.int8_weights import (
+from neural_mp.adaptors.openvino.graph_edit import give_name, name_of, redirect_inputs, tensor_of
+from neural_mp.adaptors.openvino.integer_weights import (
     ALONE,
     STORED,
     WEIGHT,
-    layer_weight,
-    product_weight,
-    rows_of_table,
-)
-from neural_mp.adaptors.openvino.low_bits import (
     grouped_weight,
     is_table,
+    layer_weight,
     matrix_of,
     matrix_sizes,
+    product_weight,
     put_matrix,
+    rows_of_table,
 )
+from neural_mp.adaptors.openvino.recurrent import resets_product, steps_of, stepwise_inputs
 from neural_mp.adaptors.openvino.runtime import ops
-from neural_mp.adaptors.openvino.stepwise_gru import resets_product, steps_of, stepwise_inputs
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
@@ -86,7 +84,7 @@ class WeightWriter:
             if config.activation is None:
                 put_matrix(node, product_weight(stem, matrix_of(node), spec))
                 continue
-            node.input(1).replace_source_output(layer_weight(stem, node, spec).output(0))
+            redirect_inputs([node.input(1)], layer_weight(stem, node, spec))
 
     def group(self) -> None:
         """Replace the weights that the plan stores in groups."""
@@ -112,13 +110,10 @@ class WeightWriter:
             self.owners.update(dict.fromkeys(map(name_of, nodes), name))
             for output, result in zip(node.outputs(), results, strict=True):
                 readers = list(output.get_target_inputs())
-                result.set_friendly_name(tensor_of(output))
                 result.output(0).set_names(output.get_names())
-                for port in readers:
-                    port.replace_source_output(result.output(0))
+                redirect_inputs(readers, give_name(tensor_of(output), result))
 
     def _scale_inputs(self, name: str, node: Any, factors: Array) -> None:
         scaled = ops.multiply(node.input_value(0), ops.constant(factors))
-        scaled.set_friendly_name(f"{name}{SCALED}")
-        node.input(0).replace_source_output(scaled.output(0))
+        redirect_inputs([node.input(0)], give_name(f"{name}{SCALED}", scaled))
         self.owners[f"{name}{SCALED}"] = name

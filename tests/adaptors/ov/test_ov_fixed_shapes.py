@@ -11,10 +11,9 @@ import torch
 
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
-from neural_mp.adaptors.openvino import fixed_shapes
+from neural_mp.adaptors.openvino import runtime
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
-from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
-from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+from neural_mp.adaptors.openvino.runtime import Runner, ShapedRunner, ops, ov
 from neural_mp.core.hardware import detect
 from neural_mp.errors import ConversionError
 
@@ -38,7 +37,7 @@ def compiled(monkeypatch):
             shapes.append(None if shape.is_dynamic else tuple(shape.to_shape()))
             super().__init__(model, **options)
 
-    monkeypatch.setattr(fixed_shapes, "Runner", Noted)
+    monkeypatch.setattr(runtime, "Runner", Noted)
     return shapes
 
 

@@ -14,7 +14,7 @@ from neural_mp import convert_with_plan
 from neural_mp.adaptors.common.sensitivity.layer_noise import layer_noise
 from neural_mp.adaptors.common.weights.grouped_weight import rounded_inputs
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.openvino import low_bits
+from neural_mp.adaptors.openvino import integer_weights
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.enums import Approach
@@ -136,12 +136,12 @@ def test_the_noise_of_a_weight_includes_its_rounded_inputs(net):
 
 
 def test_few_inputs_and_single_outputs_stay_out():
-    assert low_bits.by_channel_spec(8, 31) is None
-    assert low_bits.by_channel_spec(1, 96) is None
+    assert integer_weights.by_channel_spec(8, 31) is None
+    assert integer_weights.by_channel_spec(1, 96) is None
 
 
 def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
-    monkeypatch.setattr(low_bits, "probe_results", lambda module, version: frozenset())
+    monkeypatch.setattr(integer_weights, "probe_results", lambda module, version: frozenset())
     adaptor = OpenVinoAdaptor()
     capabilities = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
     assert Approach.WEIGHT_ONLY not in capabilities["up"].approaches

@@ -19,8 +19,9 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     rounded_inputs,
 )
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.openvino import low_bits
+from neural_mp.adaptors.openvino import integer_weights
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
+from neural_mp.adaptors.openvino.ops import Role
 from neural_mp.adaptors.openvino.runtime import Runner
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -101,7 +102,7 @@ def test_kernels_read_the_weights_as_stored(converted):
 
 
 def test_the_model_names_the_group_of_its_inputs_in_its_file(converted, tmp_path):
-    assert converted.model.get_rt_info(list(low_bits.INPUT_GROUP)).astype(str) == "32"
+    assert converted.model.get_rt_info(list(integer_weights.INPUT_GROUP)).astype(str) == "32"
     converted.save(tmp_path)
     text = (tmp_path / "model.xml").read_text(encoding="utf-8")
     assert 'DYNAMIC_QUANTIZATION_GROUP_SIZE value="32"' in text
@@ -128,7 +129,7 @@ def test_reasons_name_inputs_that_no_group_divides(net):
 
 
 def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
-    monkeypatch.setattr(low_bits, "probe_results", lambda module, version: frozenset())
+    monkeypatch.setattr(integer_weights, "probe_results", lambda module, version: frozenset())
     adaptor = OpenVinoAdaptor()
     capability = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities["up"]
     assert "multiplies 4-bit weights as stored" in str(capability.refusal(Precision.INT4))
@@ -136,7 +137,7 @@ def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
 
 
 def test_a_layer_with_one_output_stays_out():
-    reason = low_bits.low_bit_specs(low_bits.PRODUCT, 1, 96)
+    reason = integer_weights.low_bit_specs(Role.PRODUCT, 1, 96)
     assert reason == "weights in groups require at least 2 outputs, got 1"
 
 
