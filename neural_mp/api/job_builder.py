@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -21,14 +20,13 @@ from neural_mp.api.options import describe_settings, model_name
 from neural_mp.api.portability import hardware_for, idle_precisions, not_native, without_kernels
 from neural_mp.api.runtime_hint import HintSearch
 from neural_mp.api.runtime_options import RuntimeOptions
-from neural_mp.api.runtimes import check_runtime
 from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words, replaced_metric
 from neural_mp.api.workspace import cache_of, correction_options
-from neural_mp.config import Settings
+from neural_mp.config import Options, Settings
+from neural_mp.config.options import DEFAULT_PRECISIONS
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
-from neural_mp.core.precision import Precision, Precisions
-from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS
+from neural_mp.core.precision import Precision
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
@@ -38,61 +36,13 @@ from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, FirstBatch
 from neural_mp.tuning.calibration_batches import Calibration
-from neural_mp.tuning.criterion import AccuracyCriterion, check_min_speedup
+from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
-from neural_mp.tuning.listener import Listener, RunLog
+from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.tuning.size_limit import SizeLimit
-from neural_mp.util.text import with_article
-from neural_mp.util.validators import (
-    Validator,
-    boolean,
-    integer_between,
-    matching,
-    optional,
-    seed_number,
-    string,
-    validate_option,
-)
-
-if TYPE_CHECKING:
-    from neural_mp.api.mixed_precision import MixedPrecision
-
-
-def _instance_of(kind: type) -> Validator[Any]:
-    return matching(with_article(kind.__name__), lambda value: isinstance(value, kind))
-
-
-def _are_names(value: Any) -> bool:
-    names = value if isinstance(value, list | tuple) else [value]
-    return all(isinstance(name, str) for name in names)
-
-
-#: Option → validator, for options that need no further parsing.
-_OPTIONS: Mapping[str, Validator[Any]] = {
-    "strategy": string,
-    "framework": optional(string),
-    "random_seed": seed_number,
-    "rounding_steps": integer_between(1, MAX_ROUNDING_STEPS),
-    "sampling_size": integer_between(1),
-    "max_batches": optional(integer_between(1)),
-    "label_key": optional(string),
-    "resume": boolean,
-    "early_stopping": boolean,
-    "cache": boolean,
-    "hardware": optional(_instance_of(machine.Hardware)),
-    "target": string,
-    "listener": optional(_instance_of(Listener)),
-    "outputs": optional(matching("a name or names", _are_names)),
-    "eval_func": optional(matching("a function model → float", callable)),
-    "postprocess": optional(
-        matching("a function (predictions, labels) → (predictions, labels)", callable)
-    ),
-}
-#: Default precisions to search.
-DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
 
 @dataclass(frozen=True)
@@ -102,14 +52,17 @@ class JobBuilder:
     Attributes:
         options: options set in Python.
         settings: contents of the tuning file.
-        explicit: precisions set by the user; None if unset.
         log: receives warnings.
     """
 
-    options: MixedPrecision
+    options: Options
     settings: Settings
-    explicit: tuple[Precision, ...] | None
     log: RunLog
+
+    @property
+    def explicit(self) -> tuple[Precision, ...] | None:
+        """Precisions set by the user, in Python or in the file; None if unset."""
+        return self.options.precisions if self.options.is_set("precisions") else None
 
     def job(self) -> tuple[TuningJob, Path | None]:
         """Return the tuning job, and the folder for log files if one is set."""
@@ -188,7 +141,7 @@ class JobBuilder:
             amp=amp.words(),
             cache=cache_of(options, loaded),
             description=RunDescription(
-                model_name(options.model), describe_settings(options), hardware
+                model_name(options.model), describe_settings(options, self.settings), hardware
             ),
             runtimes=chosen.figures,
             alternatives=chosen.alternatives,
@@ -379,16 +332,7 @@ class JobBuilder:
         }
 
 
-def check_option(name: str, value: object) -> None:
-    """Check an option listed in `_OPTIONS`.
-
-    Raises:
-        ConfigurationError: the value is invalid.
-    """
-    validate_option(name, _OPTIONS[name], value)
-
-
-def check(options: MixedPrecision) -> None:
+def check(options: Options) -> None:
     """Check all options that can be checked before the model is loaded.
 
     Raises:
@@ -396,16 +340,8 @@ def check(options: MixedPrecision) -> None:
     """
     if options.model is None:
         raise ConfigurationError("model must be set; set converter.model, or model.name in YAML")
-    parse_objectives(options.objective)
-    check_min_speedup(options.min_speedup)
+    options.check()
     SizeLimit(options.max_bytes, options.max_bits)
-    Workload.parse(options.workload)
-    if options.approach is not None:
-        Approach.parse(options.approach, "approach")
-    Capture.parse(options.capture, "capture")
-    check_runtime(options.runtime)
-    for name in _OPTIONS:
-        check_option(name, getattr(options, name))
     workers = read_workers(options.workers)
     if workers.several:
         executor_named(workers.engine).check(workers)

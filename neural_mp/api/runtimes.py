@@ -29,7 +29,6 @@ from neural_mp.errors import (
     ConversionError,
     MissingFrameworkError,
     NeuralMPError,
-    did_you_mean,
     one_line,
 )
 from neural_mp.profiling import ratio, uncontended
@@ -48,19 +47,6 @@ _COMPARED, _CALIBRATED = 4, 2
 _TIMED_IN_INT8, _FIRST_ROUNDS = 2, 5
 
 Load = Callable[[], AnyModel]
-
-
-def check_runtime(name: object) -> str:
-    """Return a valid name of a runtime.
-
-    Raises:
-        ConfigurationError: the name is unknown.
-    """
-    names = (SOURCE_RUNTIME, AUTO_RUNTIME, *FRAMEWORKS, COMPILED_RUNTIME)
-    if not isinstance(name, str) or name not in names:
-        hint = did_you_mean(name, names) if isinstance(name, str) else ""
-        raise ConfigurationError(f"runtime must be one of {', '.join(names)}, got {name!r}{hint}")
-    return name
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.common.training_choices import LossChoice, OptimizerChoice
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel, LoadedModel
 from neural_mp.api import config_objects
 from neural_mp.api.quantization_aware import untrainable
-from neural_mp.config import Settings
+from neural_mp.config import Options, Settings
 from neural_mp.config.training import TRAIN
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import ResolvedPlan
 from neural_mp.training.loop import LEARNING_RATE, fit
 from neural_mp.tuning.job import TuningJob
 from neural_mp.util.user_calls import call_user
-
-if TYPE_CHECKING:
-    from neural_mp.api.mixed_precision import MixedPrecision
 
 #: Time limit of a training that begins at the limit, which ends after one step.
 _LEAST_SECONDS = 1e-3
@@ -61,7 +58,7 @@ class _FirstBatches:
         return islice(self.loader, self.most)
 
 
-def with_training(job: TuningJob, given: MixedPrecision, settings: Settings) -> TuningJob:
+def with_training(job: TuningJob, given: Options, settings: Settings) -> TuningJob:
     """Return the job with the training that the options or the tuning file request, if any.
 
     Raises:
@@ -92,7 +89,7 @@ def with_training(job: TuningJob, given: MixedPrecision, settings: Settings) -> 
 
 
 def _wanted(
-    given: MixedPrecision,
+    given: Options,
     settings: Settings,
     named_loss: Callable[[LossChoice], Callable[[Any, Any], Any]],
 ) -> _Wanted:
@@ -114,7 +111,7 @@ def _wanted(
 
 
 def _training(
-    given: MixedPrecision, setup: _Wanted, finished: Callable[[Any], Any]
+    given: Options, setup: _Wanted, finished: Callable[[Any], Any]
 ) -> Callable[[AnyTunableModel, ResolvedPlan, float], AnyModel]:
     """Return FP32 model, plan, seconds → the trained, converted model."""
 
@@ -132,7 +129,7 @@ def _training(
 
 
 def _fit(
-    given: MixedPrecision,
+    given: Options,
     setup: _Wanted,
     model: AnyTunableModel,
     plan: ResolvedPlan,

@@ -14,7 +14,8 @@ from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.api.input_data import TUNING_FILES
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.common import DataLoader
-from neural_mp.config import load_settings, settings_from
+from neural_mp.config import load_settings
+from neural_mp.config.options import criterion_in
 from neural_mp.data import OWN, build_dataloader
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.text import DEFAULT_LENGTH, context_length
@@ -77,10 +78,8 @@ def criterion_of(text: str, before: AccuracyCriterion) -> AccuracyCriterion:
     value: Any = amount.strip()
     with suppress(ValueError):  # a percentage, or a mistake that the validator names
         value = float(value)
-    content = {"tuning": {"accuracy_criterion": {kind: value}}}
-    criterion = settings_from(content, "--tolerance").tuning.criterion
     return replace(
-        criterion,
+        criterion_in({kind: value}, "--tolerance"),
         higher_is_better=before.higher_is_better,
         any_tolerance=before.any_tolerance,
         any_baseline=before.any_baseline,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.api.job_builder import DEFAULT_PRECISIONS
 from neural_mp.api.tuning_source import dataset_of
+from neural_mp.config.options import DEFAULT_PRECISIONS
 from neural_mp.core import hardware
 from neural_mp.core.precision import Precision
 from neural_mp.space import TuningSpace

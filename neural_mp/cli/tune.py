@@ -72,7 +72,9 @@ def tune(
         converter.model = model
     if target is not None:
         converter.target = target
-    converter.runtime = runtime or converter.runtime_of_file or AUTO_RUNTIME
+    converter.set_default("runtime", AUTO_RUNTIME)
+    if runtime is not None:
+        converter.runtime = runtime
     if objective is not None:
         converter.objective = objective
     if workers is not None:

@@ -215,7 +215,7 @@ def test_unknown_names_are_refused_with_a_suggestion(net, batches):
         MixedPrecision(model=net, runtime="openvin", eval_dataloader=batches)()
     with pytest.raises(ConfigurationError, match=r"model\.runtime"):
         settings_from({"model": {"name": "m", "runtime": "openvin"}})
-    assert settings_from({"model": {"name": "m", "runtime": "auto"}}).model.runtime == "auto"
+    assert settings_from({"model": {"name": "m", "runtime": "auto"}}).options.runtime == "auto"
 
 
 @pytest.mark.usefixtures("quick_runs")
