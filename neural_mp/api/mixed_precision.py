@@ -60,8 +60,8 @@ class MixedPrecision(Options):
         self._settings = settings
 
     def set_default(self, name: str, value: object) -> None:
-        """Set an option, unless the tuning file sets it."""
-        if not self._settings.options.is_set(name):
+        """Set an option, unless Python or the tuning file has set it."""
+        if not self.is_set(name):
             setattr(self, name, value)
 
     @ReraiseUserErrors()

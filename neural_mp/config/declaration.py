@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from neural_mp.config.source import KeyPath
-from neural_mp.util.validators import Validator, anything, optional, validate_option
+from neural_mp.util.validators import Validator, anything, one_of, optional, validate_option
 
 V_co = TypeVar("V_co", covariant=True)
 W_contra = TypeVar("W_contra", contravariant=True)
@@ -34,6 +34,7 @@ class Option:
         parse: value set in Python → value of the option; applied at once.
         flag: help of the flag of `neural-mp tune`; empty for an option without a flag.
         shown: whether reports list the option.
+        choices: the words that the option accepts in a tuning file; empty for other values.
         default_words: the default in tables, if it is not a value to write.
     """
 
@@ -50,13 +51,15 @@ class Option:
         in_inc_file: Validator[Any] | None = None,
         parse: Callable[[Any], Any] = anything,
         flag: str = "",
+        choices: Sequence[str] = (),
         shown: bool = False,
         default_words: str = "",
     ) -> None:
         self.default, self.help, self.flag, self.shown = default, help, flag, shown
         self.path: KeyPath = tuple(path.split(".")) if path else ()
         self.rule = optional(rule) if default is None else rule
-        self.in_file = in_file or rule
+        self.choices = choices
+        self.in_file: Validator[Any] = in_file or (one_of(choices) if choices else rule)
         self.in_inc_file = in_inc_file or self.in_file
         self.parse, self.default_words = parse, default_words
 

@@ -39,7 +39,6 @@ from neural_mp.util.validators import (
     checked,
     integer_between,
     matching,
-    one_of,
     seed_number,
     string,
     validate_option,
@@ -340,7 +339,7 @@ class Options:
         "`arm-dotprod`; see [another machine](guide.md#another-machine)",
         "target",
         rule=string,
-        in_file=one_of(machine.TARGETS),
+        choices=tuple(machine.TARGETS),
         flag="Target CPU: portable, avx2, avx512, vnni, amx, arm-dotprod; default: this one.",
         shown=True,
     )
