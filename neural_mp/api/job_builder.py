@@ -6,43 +6,167 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from neural_mp.adaptors.common.corrected_weights import CorrectionOptions
 from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
-from neural_mp.api.free_axes import for_all_sizes
-from neural_mp.api.loading import load_source, without_int8_if_no_data
-from neural_mp.api.measurement import measurement_of, streams_of
-from neural_mp.api.metric_direction import directed, metric_label, together
-from neural_mp.api.options import describe_settings, model_name
+from neural_mp.api.loading import for_all_sizes, load_source, without_int8_if_no_data
 from neural_mp.api.portability import hardware_for, idle_precisions, not_native, without_kernels
-from neural_mp.api.runtime_hint import HintSearch
-from neural_mp.api.runtime_options import RuntimeOptions
-from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words, replaced_metric
-from neural_mp.api.workspace import cache_of, correction_options
+from neural_mp.api.runtime_comparison import HintSearch
+from neural_mp.api.runtimes import RuntimeOptions
+from neural_mp.api.user_metrics import (
+    MetricSet,
+    directed,
+    gather_metrics,
+    metric_label,
+    metric_words,
+    replaced_metric,
+    together,
+)
 from neural_mp.config import Options, Settings
-from neural_mp.config.options import DEFAULT_PRECISIONS
+from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTIONS
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
 from neural_mp.core.precision import Precision
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
-from neural_mp.runs.fingerprint import in_detail
+from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, WEIGHTS_FOLDER, FileCache
+from neural_mp.runs.fingerprint import in_detail, machine_key
 from neural_mp.runs.history import History, compared_runtimes, storage_url
+from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, FirstBatch
 from neural_mp.tuning.calibration_batches import Calibration
-from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.objectives import Measurement, parse_objectives
+from neural_mp.tuning.objectives import Measurement, is_throughput, parse_objectives
 from neural_mp.tuning.size_limit import SizeLimit
+
+
+def model_name(model: object) -> str:
+    """Return the display name of a model: the file name, or the class of the object."""
+    if isinstance(model, str | Path):
+        return Path(model).name
+    return type(model).__name__
+
+
+def describe_settings(options: Options, file: Settings) -> dict[str, Setting]:
+    """Return option → value and source, for options that affect the run.
+
+    An option set to its default counts as not set.
+    """
+    settings = {}
+    for name, option in OPTIONS.items():
+        value = getattr(options, name)
+        if value != getattr(file.options, name):
+            origin = "Python"
+        elif value != option.default:
+            origin = "the file"
+        else:
+            origin = "default"
+        text = _in_words(value)
+        if text and option.shown:
+            settings[name] = Setting(text, origin)
+    return settings
+
+
+def _in_words(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, ExitPolicy):
+        limit = f"{value.timeout:g} s" if value.timeout else "no time limit"
+        return f"at most {value.max_trials} trials, {limit}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_in_words(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(_in_words(part) for part in value)
+    return str(value)
+
+
+def cache_of(options: Options, model: AnyModel) -> FileCache:
+    """Return the workspace's cache of measurements of a model on this machine."""
+    folder = _cache_folder(options)
+    if folder is None:
+        return NO_CACHE
+    return FileCache(folder, {"model": model.fingerprint, **machine_key(model.adaptor.packages)})
+
+
+def correction_options(options: Options) -> CorrectionOptions:
+    """Return the options of corrections of weights; finished blocks are kept in the cache."""
+    folder = _cache_folder(options)
+    learning = LearnOptions(options.rounding_steps, int(options.random_seed))
+    weights = None if folder is None else folder / WEIGHTS_FOLDER
+    return CorrectionOptions(learning, weights, bool(options.resume))
+
+
+def _cache_folder(options: Options) -> Path | None:
+    workspace = options.workspace
+    elsewhere = options.storage is not None and workspace == DEFAULT_WORKSPACE
+    if not options.cache or elsewhere or not isinstance(workspace, str | Path):
+        return None  # opening the history reports an invalid workspace
+    return Path(workspace) / CACHE_FOLDER
+
+
+def streams_of(settings: Settings, objective: str | Mapping[str, float]) -> int | None:
+    """Return the number of concurrent callers; None if latency is measured."""
+    if not is_throughput(objective):
+        return None
+    performance = settings.evaluation.performance
+    return performance.streams or performance.cores_per_instance or machine.detect().cores
+
+
+def measurement_of(
+    settings: Settings,
+    objective: str | Mapping[str, float],
+    min_speedup: Any,
+    model: AnyModel,
+    data: Batches | None,
+    workload: Workload | None = None,
+) -> Measurement:
+    """Return the measurement on the data of the tuning file, or else on the first batch of `data`.
+
+    Without data, the example inputs of the model are used.
+    """
+    performance = settings.evaluation.performance
+    loader = config_objects.loader(settings, config_objects.PERFORMANCE)
+    if loader is not None:
+        data = Batches(loader, "performance.dataloader").tried_on(model)
+    return Measurement(
+        data.first_inputs if data is not None else model.example_inputs(),
+        parse_objectives(objective),
+        performance.warmup,
+        performance.iteration,
+        threads=performance.cores_per_instance,
+        min_speedup=float(min_speedup),
+        streams=streams_of(settings, objective),
+        workload=None if workload is None else checked_workload(workload, model),
+    )
+
+
+def checked_workload(workload: Workload, model: AnyModel) -> Workload:
+    """Return a workload that fits the model.
+
+    Raises:
+        ConfigurationError: the layers of the model do not run alone, as those of a decoder do.
+    """
+    if not model.layer_shapes:
+        raise ConfigurationError(
+            "workload requires a decoder in PyTorch that is captured layer by layer, got another "
+            "model; set capture to 'layers', or remove the workload"
+        )
+    return workload
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from neural_mp.api.explain import write_log
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.api.trained_plans import with_training
+from neural_mp.api.quantization_aware import with_training
 from neural_mp.config import Options, Settings, load_settings, settings_from, trust_of
 from neural_mp.config.options import OPTIONS
 from neural_mp.errors import ConfigurationError

@@ -18,7 +18,6 @@ from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api.checkpoints import is_checkpoint, load_checkpoint
 from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
     FORMAT_VERSION,
@@ -30,6 +29,8 @@ from neural_mp.api.saved_model import (
     check_destination,
     check_suffix,
     digest_of_file,
+    is_checkpoint,
+    load_checkpoint,
     put_in_place,
     read_manifest,
     writing,
@@ -42,9 +43,8 @@ from neural_mp.io.trust import trusting
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict
-from neural_mp.runs.record import RunRecord
 from neural_mp.runs.record_schema import read_record_file, write_record
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import Report, RunRecord
 from neural_mp.space import EffectiveOp, planned_by_name
 from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
 from neural_mp.util.labels import without_key

@@ -14,7 +14,6 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.portability import hardware_for
-from neural_mp.api.workspace import WEIGHTS_FOLDER
 from neural_mp.config.options import OPTIONS
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Approach, Capture
@@ -23,7 +22,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.quant_spec import ROUNDING_STEPS
 from neural_mp.errors import PlanError
-from neural_mp.io.measurement_cache import CACHE_FOLDER
+from neural_mp.io.measurement_cache import CACHE_FOLDER, WEIGHTS_FOLDER
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import ResolvedPlan, planned_ops, without_non_finite
 from neural_mp.tuning.final_selection import compare_latency

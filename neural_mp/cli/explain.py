@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from neural_mp.core.graph import Op
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
-    from neural_mp.runs.record import RunRecord
+    from neural_mp.runs.report import RunRecord
     from neural_mp.runs.stage_noise import StageNoise
 
 EPILOG = epilog("explain model.onnx Softmax_7 --precision bf16")

@@ -14,7 +14,7 @@ from neural_mp.cli.output import Output
 from neural_mp.cli.stored_runs import read_run
 
 if TYPE_CHECKING:
-    from neural_mp.runs.record import RunRecord
+    from neural_mp.runs.report import RunRecord
 
 EPILOG = epilog(
     "report neural_mp_workspace",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from neural_mp.errors import HistoryError
 
 if TYPE_CHECKING:
-    from neural_mp.runs.record import RunRecord
+    from neural_mp.runs.report import RunRecord
 
 
 def read_run(

@@ -14,7 +14,6 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, one_line, without_passwords
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.record import RunEnd, RunRecord, RunStart
 from neural_mp.runs.record_schema import ending_to_dict, setup_to_dict
 from neural_mp.runs.registry import (
     chosen_run,
@@ -27,7 +26,7 @@ from neural_mp.runs.registry import (
     require_file,
     run_names,
 )
-from neural_mp.runs.report import RuntimeFigures
+from neural_mp.runs.report import RunEnd, RunRecord, RunStart, RuntimeFigures
 from neural_mp.runs.store import ENDING, MEASURED, SETUP, TRIAL, RunStore, accuracy_in
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import file_path, validate_option, without_nul

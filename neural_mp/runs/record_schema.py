@@ -18,16 +18,17 @@ from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import file_context, read_json
-from neural_mp.runs.record import (
+from neural_mp.runs.report import (
+    RUNTIME_FIGURES,
     Conversion,
     Machine,
     ProbeMeasurements,
+    Report,
     RunEnd,
     RunRecord,
     RunStart,
     Setting,
 )
-from neural_mp.runs.report import RUNTIME_FIGURES, Report
 from neural_mp.space import Capability
 from neural_mp.util.validators import (
     InvalidValueError,

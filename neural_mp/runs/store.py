@@ -14,16 +14,16 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, one_line
 from neural_mp.io.readers import compress_text, file_context, parse_json
-from neural_mp.runs.record import (
+from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
+from neural_mp.runs.report import (
     ELEMENTS,
     LAYER_ERRORS,
     TIMES,
     ProbeMeasurements,
     RunRecord,
+    RuntimeFigures,
     output_nsr_in,
 )
-from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
-from neural_mp.runs.report import RuntimeFigures
 from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
-from neural_mp.runs.record import Conversion
+from neural_mp.runs.report import Conversion
 
 
 def converted_tensors(graph: OpGraph, flow: QuantizationFlow) -> list[str]:

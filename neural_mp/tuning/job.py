@@ -13,8 +13,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.history import History
-from neural_mp.runs.record import Setting
-from neural_mp.runs.report import RuntimeFigures, RuntimeHint
+from neural_mp.runs.report import RuntimeFigures, RuntimeHint, Setting
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.calibration_batches import Calibration

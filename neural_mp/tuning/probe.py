@@ -21,7 +21,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.workload import FormTimes, Workload
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
-from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
+from neural_mp.runs.report import OUTPUT_NSR, TIMES, corrections_in
 from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe

@@ -22,8 +22,7 @@ from neural_mp.core.op_timings import (
 )
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.runs.record import Machine, RunEnd, RunStart
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import Machine, Report, RunEnd, RunStart
 from neural_mp.search.corrections import best_corrections, corrected_nsr
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.tuning.conversions import conversions_of

@@ -8,8 +8,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.observations import Observations
 from neural_mp.core.trial import Trial
 from neural_mp.profiling import Ratio
-from neural_mp.runs.record import RunRecord
-from neural_mp.runs.report import Report, count_ops, emulated_precisions
+from neural_mp.runs.report import Report, RunRecord, count_ops, emulated_precisions
 from neural_mp.space import ResolvedPlan, counted_reasons
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob

@@ -14,7 +14,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.record import (
+from neural_mp.runs.report import (
     NO_CORRECTION,
     ProbeMeasurements,
     RunRecord,

@@ -12,7 +12,7 @@ from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.runs.history import History
-from neural_mp.runs.record import ELEMENTS, LAYER_ERRORS
+from neural_mp.runs.report import ELEMENTS, LAYER_ERRORS
 from neural_mp.strategies.base import Search
 from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
 from neural_mp.tuning.deadline import Deadline, DeadlineExceededError

@@ -16,8 +16,7 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import DataError
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.record import ProbeMeasurements, RunRecord, RunStart
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import ProbeMeasurements, Report, RunRecord, RunStart
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.baseline import calibrated

@@ -17,7 +17,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.adaptors.transfer import transfer_file, transferred
 from neural_mp.api import runtimes
-from neural_mp.api.runtime_verification import compared
+from neural_mp.api.runtime_comparison import compared
 from neural_mp.config import settings_from
 from neural_mp.errors import ConfigurationError, ConversionError, MissingFrameworkError
 from neural_mp.runs.report import RuntimeFigures

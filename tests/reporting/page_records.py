@@ -14,16 +14,17 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import quantized_tensors
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.runs.record import (
+from neural_mp.runs.report import (
     Conversion,
     Machine,
     ProbeMeasurements,
+    Report,
     RunEnd,
     RunRecord,
     RunStart,
     Setting,
+    count_ops,
 )
-from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import Capability
 
 INT8, BF16 = OpConfig(Precision.INT8), OpConfig(Precision.BF16)

@@ -13,8 +13,8 @@ from neural_mp.core.op_timings import MAX_GAIN, OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.reporting.page import page_of
 from neural_mp.reporting.page.page_data import LETTERS
-from neural_mp.runs.record import RunRecord
 from neural_mp.runs.record_schema import record_from_dict, record_to_dict
+from neural_mp.runs.report import RunRecord
 
 FP32, INT8 = Precision.FP32, Precision.INT8
 

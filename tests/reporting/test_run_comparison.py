@@ -9,7 +9,7 @@ from test_page import HOSTILE, Reader
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32
 from neural_mp.reporting.page import comparison_page
-from neural_mp.runs.record import Setting
+from neural_mp.runs.report import Setting
 
 
 @pytest.fixture(scope="module")

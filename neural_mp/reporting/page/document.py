@@ -33,8 +33,7 @@ from neural_mp.reporting.page.trials_section import (
     trials_section,
 )
 from neural_mp.reporting.tables import before_and_after
-from neural_mp.runs.record import RunRecord
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import Report, RunRecord
 from neural_mp.util.html import Child, Element, element, markup, notebook_table, raw
 from neural_mp.util.validators import file_path, validate_option
 

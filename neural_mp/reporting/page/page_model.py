@@ -13,8 +13,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
-from neural_mp.runs.record import RunEnd, RunRecord
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import Report, RunEnd, RunRecord
 from neural_mp.tuning.sensitivity import Sensitivity, sensitivities
 
 

@@ -10,7 +10,7 @@ from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.summary import about, low_words, precision_bar, verdict
 from neural_mp.reporting.page.trials_chart import trials_chart
 from neural_mp.reporting.tables import before_and_after
-from neural_mp.runs.record import RunRecord
+from neural_mp.runs.report import RunRecord
 from neural_mp.space import why_int8
 from neural_mp.util.html import Child, Element, element, table
 from neural_mp.util.text import counted
