@@ -30,8 +30,7 @@ class MixedPrecision(Options):
     """Search for the fastest version of a model that meets an accuracy target.
 
     Set the attributes, then call the object (or `fit()`). Most options can also come from a YAML
-    file; attributes set in Python override the file. The attributes are those of
-    `neural_mp.config.Options`.
+    file; attributes set in Python override the file.
 
     Args:
         conf: a YAML file, a dict with the same content, or loaded `Settings`.

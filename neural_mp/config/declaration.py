@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from neural_mp.config.source import KeyPath
 from neural_mp.util.validators import Validator, anything, one_of, optional, validate_option
 
+_LINK_RE = re.compile(r"\[([^]]+)\]\([^)]+\)")
 V_co = TypeVar("V_co", covariant=True)
 W_contra = TypeVar("W_contra", contravariant=True)
 
@@ -76,6 +78,11 @@ class Option:
 
     def __set__(self, instance: object, value: object) -> None:
         vars(instance)[self.name] = self.parse(value)
+
+    @property
+    def plain_help(self) -> str:
+        """The meaning without links."""
+        return _LINK_RE.sub(r"\1", self.help)
 
     def check(self, value: object) -> Any:
         """Return a validated value.

@@ -152,8 +152,9 @@ class Options:
 
     model: Any = declare(
         None,
-        'an object of the framework, a path, or `"module:attribute"` of your own code (a function '
-        "or class is called)",
+        'an object of the framework, a path, or `"module:attribute"` of '
+        "[your own code](data_and_metrics.md#custom-components) (a function or class is called). "
+        "The name in a tuning file is only a label if Python or `--model` sets the model",
         "model.name",
         in_file=values.TEXT,
         flag="Model to tune; overrides model: name in the YAML.",
@@ -205,7 +206,8 @@ class Options:
     )
     strategy: str = declare(
         DEFAULT_STRATEGY,
-        "name of the search strategy; see [strategies.md](strategies.md)",
+        "name of the search [strategy](strategies.md); `strategy: basic` in a tuning file is a "
+        "short form",
         "tuning.strategy.name",
         rule=string,
         in_file=values.TEXT,
@@ -486,6 +488,10 @@ class Options:
     def __init__(self, **options: object) -> None:
         for name, value in options.items():
             setattr(self, name, value)
+
+    def __init_subclass__(cls) -> None:
+        meanings = "".join(f"\n        {name}: {o.plain_help}." for name, o in OPTIONS.items())
+        cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n\n    Attributes:{meanings}\n    "
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and not hasattr(type(self), name):

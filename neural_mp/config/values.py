@@ -29,9 +29,11 @@ from neural_mp.util.validators import (
     MOST_SECONDS,
     InvalidValueError,
     Validator,
+    described,
     invalid,
     is_finite,
     is_integer,
+    json_schema,
     matching,
     one_of,
     validate_at,
@@ -231,7 +233,13 @@ def section(needed: str = "", default_key: str = "", /, **keys: Validator[Any]) 
             raise invalid(f"the key {needed!r}", data)
         return _each_valid(data, keys)
 
-    return read
+    mapping = {
+        "type": "object",
+        "properties": {key: json_schema(validator) for key, validator in keys.items()},
+        "additionalProperties": False,
+        **({"required": [needed]} if needed else {}),
+    }
+    return described(read, **({"anyOf": [{"type": "string"}, mapping]} if default_key else mapping))
 
 
 def by_name(validator: Validator[Any]) -> Section:
@@ -242,7 +250,7 @@ def by_name(validator: Validator[Any]) -> Section:
             raise invalid("a mapping of names", value)
         return _each_valid(value, dict.fromkeys(value, validator))
 
-    return read
+    return described(read, type="object", additionalProperties=json_schema(validator))
 
 
 def one_named(kind: str, choices: Mapping[str, Section]) -> Section:
