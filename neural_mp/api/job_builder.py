@@ -43,7 +43,7 @@ from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, FirstBatch
-from neural_mp.tuning.calibration_batches import Calibration
+from neural_mp.tuning.calibration_batches import Calibration, sample_words
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named, read_workers
@@ -209,7 +209,7 @@ class JobBuilder:
             workload = Workload.parse(options.workload)
             return measurement_of(self.settings, *goals, model, data, workload)
 
-        samples, evaluator = int(options.sampling_size), self._evaluator(evaluation, metrics)
+        evaluator = self._evaluator(evaluation, metrics)
         fingerprint = partial(
             self._fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
         )
@@ -225,7 +225,7 @@ class JobBuilder:
             amp,
             strategy,
         )
-        sampled = None if calibration is None else Calibration(calibration, samples)
+        sampled = self._sampled(calibration)
         chosen = runtime.chosen(
             sampled,
             lambda: measured(loaded),
@@ -318,6 +318,12 @@ class JobBuilder:
         if loader is None:
             return evaluation, evaluation
         return evaluation, Batches(loader, "calib_dataloader", label_key=self.options.label_key)
+
+    def _sampled(self, calibration: Batches | None) -> Calibration | None:
+        if calibration is None:
+            return None
+        size, seed = self.options.sampling_size, self.options.calibration_seed
+        return Calibration(calibration, int(size), seed)
 
     def _loaded(
         self, calibration: Batches | None, labelled: bool
@@ -431,16 +437,18 @@ class JobBuilder:
         amp: AmpSettings,
     ) -> Mapping[str, str]:
         """Return the fingerprint of the run; `model` is that of the source."""
-        evaluation, runtime = evaluator.batches, self.options.runtime
-        streams = streams_of(self.settings, self.options.objective)
-        workload = Workload.parse(self.options.workload)
+        options, evaluation = self.options, evaluator.batches
+        runtime = options.runtime
+        streams = streams_of(self.settings, options.objective)
+        workload = Workload.parse(options.workload)
         return {
             "model": model,
             **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
             **({} if streams is None else {"throughput": f"{streams} streams"}),
             **({} if workload is None else {"workload": str(workload)}),
             "data": evaluation.fingerprint() if evaluation is not None else "none",
-            "calibration": f"{self.options.sampling_size} samples of "
+            "calibration": f"{sample_words(options.sampling_size, options.calibration_seed)} "
+            + "samples of "
             + (
                 "the same data"
                 if calibration is None or calibration is evaluation

@@ -319,6 +319,15 @@ class Options:
         in_file=values.SIZES,
         shown=True,
     )
+    calibration_seed: int | None = declare(
+        None,
+        "seed that draws the calibration samples from all of the data, as whole batches, instead "
+        "of reading the first ones; for data that is sorted, e.g. by class",
+        "quantization.calibration.seed",
+        rule=seed_number,
+        shown=True,
+        default_words="the first samples",
+    )
     max_batches: int | None = declare(
         None,
         "maximum number of evaluation batches; required for an infinite loader",

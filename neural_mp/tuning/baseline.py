@@ -19,7 +19,7 @@ from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record_schema import BASELINE_FIGURES
 from neural_mp.space import reached_by
-from neural_mp.tuning.calibration_batches import Calibration
+from neural_mp.tuning.calibration_batches import Calibration, sample_words
 from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.job import TuningJob
@@ -270,7 +270,7 @@ def calibrated(
     ):
         return _reached(job, stored, log)
 
-    cache = job.cache.scoped(space=job.space.digest, samples=str(data.samples))
+    cache = job.cache.scoped(space=job.space.digest, samples=sample_words(data.samples, data.seed))
     observations = _seen_earlier(cache, data, log, deadline)
     if observations is None:
         observations = _seen_now(job, cache, data, log, deadline, kept)
