@@ -67,6 +67,8 @@ def describe_settings(options: Options, file: Settings) -> dict[str, Setting]:
     """
     settings = {}
     for name, option in OPTIONS.items():
+        if not option.shown:
+            continue  # arrays, for example, do not compare
         value = getattr(options, name)
         if value != getattr(file.options, name):
             origin = "Python"
@@ -75,7 +77,7 @@ def describe_settings(options: Options, file: Settings) -> dict[str, Setting]:
         else:
             origin = "default"
         text = _in_words(value)
-        if text and option.shown:
+        if text:
             settings[name] = Setting(text, origin)
     return settings
 
