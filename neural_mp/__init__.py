@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from neural_mp.amp.options import AutoMixedPrecisionOptions
     from neural_mp.api.calibration import calibration
     from neural_mp.api.compare import compare
+    from neural_mp.api.foreign_configs import quantize_
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.optimized_model import OptimizedModel, load
     from neural_mp.api.replay import convert_with_plan
-    from neural_mp.api.torchao_configs import quantize_
     from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
@@ -45,7 +45,7 @@ _LAZY = {
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
-    "quantize_": "neural_mp.api.torchao_configs",
+    "quantize_": "neural_mp.api.foreign_configs",
     "trusting": "neural_mp.io.trust",
     "tune_many": "neural_mp.jobs",
 }

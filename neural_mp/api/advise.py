@@ -43,12 +43,12 @@ def advise_from_file(
     """
     settings = load_settings(conf, trust=trust)
     loader = config_objects.any_loader(settings, conf)
-    if model is None and settings.model.name is None:
+    if model is None and settings.options.model is None:
         raise ConfigurationError(
             f"{conf} must name a model, got none; add model.name, or give --model"
         )
     return advise(
-        _trained(config_objects.model(settings, model or settings.model.name)),
+        _trained(config_objects.model(settings, model or settings.options.model)),
         loader,
         load_user_object(loss) if loss is not None and ":" in loss else loss,
         precision,

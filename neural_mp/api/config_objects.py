@@ -32,7 +32,7 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
     from neural_mp.compat.inc.components import vocabulary
     from neural_mp.compat.inc.components.registries import FRAMEWORKS
 
-    framework = settings.model.framework  # a plug-in has the common entries
+    framework = settings.options.framework  # a plug-in has the common entries
     return vocabulary(framework if framework in FRAMEWORKS else None)
 
 
@@ -53,7 +53,7 @@ def model(settings: Settings, given: object) -> Any:
     Raises:
         ConfigurationError: the name cannot be imported, or the file names untrusted code.
     """
-    if given is None or given is not settings.model.name:
+    if given is None or given is not settings.options.model:
         return resolve_source(given)
     with _reading(settings, ("model", "name")):
         return resolve_source(given)
@@ -73,7 +73,7 @@ def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
     spec = {
         ACCURACY: settings.evaluation.dataloader,
         PERFORMANCE: settings.evaluation.performance.dataloader,
-        CALIBRATION: settings.calibration.dataloader,
+        CALIBRATION: settings.calibration_dataloader,
         TRAIN: None if settings.train is None else settings.train.dataloader,
     }[section]
     if spec is None:
@@ -144,7 +144,7 @@ def strategy(settings: Settings, name: str) -> Strategy:
     Raises:
         ConfigurationError: the name is unknown; a name from the file is reported with its key path.
     """
-    if name != settings.tuning.strategy:
+    if not settings.options.is_set("strategy") or name != settings.options.strategy:
         return strategy_named(name)
     with settings.source.at(("tuning", "strategy", "name")):
         return strategy_named(name)

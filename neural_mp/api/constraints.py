@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from neural_mp.adaptors.common.naming import source_op
-from neural_mp.api import torchao_configs, transformers_configs
+from neural_mp.api.foreign_configs import constraint_of
 from neural_mp.config import Settings, settings_from
 from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
@@ -172,8 +172,7 @@ def _parts(
 
 def _of_python(given: Limits) -> Constraints:
     """Parse the constraints set in Python by the rules of a tuning file."""
-    torchao = torchao_configs.constraint_of(given.model_wise)
-    whole = torchao or transformers_configs.constraint_of(given.model_wise)
+    whole = constraint_of(given.model_wise)
     by_name = {
         option: {name: _written(limit) for name, limit in _mapping(option, getattr(given, option))}
         for option in ("op_wise", "optype_wise")

@@ -6,93 +6,169 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectionOptions
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
-from neural_mp.api.free_axes import for_all_sizes
-from neural_mp.api.loading import load_source, without_int8_if_no_data
-from neural_mp.api.measurement import measurement_of, streams_of
-from neural_mp.api.metric_direction import directed, metric_label, together
-from neural_mp.api.options import describe_settings, model_name
+from neural_mp.api.loading import for_all_sizes, load_source, without_int8_if_no_data
 from neural_mp.api.portability import hardware_for, idle_precisions, not_native, without_kernels
-from neural_mp.api.runtime_hint import HintSearch
-from neural_mp.api.runtime_options import RuntimeOptions
-from neural_mp.api.runtimes import check_runtime
-from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words, replaced_metric
-from neural_mp.api.workspace import cache_of, correction_options
-from neural_mp.config import Settings
+from neural_mp.api.runtime_comparison import HintSearch
+from neural_mp.api.runtimes import RuntimeOptions
+from neural_mp.api.user_metrics import (
+    MetricSet,
+    directed,
+    gather_metrics,
+    metric_label,
+    metric_words,
+    replaced_metric,
+    together,
+)
+from neural_mp.config import Options, Settings
+from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTIONS
 from neural_mp.core import hardware as machine
-from neural_mp.core.criterion import AccuracyCriterion, check_min_speedup
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
-from neural_mp.core.precision import Precision, Precisions
-from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS
+from neural_mp.core.precision import Precision
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
-from neural_mp.runs.fingerprint import in_detail
+from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, WEIGHTS_FOLDER, FileCache
+from neural_mp.runs.fingerprint import in_detail, machine_key
 from neural_mp.runs.history import History, compared_runtimes, storage_url
+from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
-from neural_mp.tuning.evaluation.calibration_batches import Calibration
+from neural_mp.tuning.evaluation.calibration_batches import Calibration, sample_words
 from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
-from neural_mp.tuning.listener import Listener, RunLog
-from neural_mp.tuning.measurement.objectives import Measurement, parse_objectives
+from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.measurement.objectives import Measurement, is_throughput, parse_objectives
 from neural_mp.tuning.size_limit import SizeLimit
-from neural_mp.util.text import with_article
-from neural_mp.util.validators import (
-    Validator,
-    boolean,
-    integer_between,
-    matching,
-    optional,
-    seed_number,
-    string,
-    validate_option,
-)
-
-if TYPE_CHECKING:
-    from neural_mp.api.mixed_precision import MixedPrecision
 
 
-def _instance_of(kind: type) -> Validator[Any]:
-    return matching(with_article(kind.__name__), lambda value: isinstance(value, kind))
+def model_name(model: object) -> str:
+    """Return the display name of a model: the file name, or the class of the object."""
+    if isinstance(model, str | Path):
+        return Path(model).name
+    return type(model).__name__
 
 
-def _are_names(value: Any) -> bool:
-    names = value if isinstance(value, list | tuple) else [value]
-    return all(isinstance(name, str) for name in names)
+def describe_settings(options: Options, file: Settings) -> dict[str, Setting]:
+    """Return option → value and source, for options that affect the run.
+
+    An option set to its default counts as not set.
+    """
+    settings = {}
+    for name, option in OPTIONS.items():
+        if not option.shown:
+            continue  # arrays, for example, do not compare
+        value = getattr(options, name)
+        if value != getattr(file.options, name):
+            origin = "Python"
+        elif value != option.default:
+            origin = "the file"
+        else:
+            origin = "default"
+        text = _in_words(value)
+        if text:
+            settings[name] = Setting(text, origin)
+    return settings
 
 
-#: Option → validator, for options that need no further parsing.
-_OPTIONS: Mapping[str, Validator[Any]] = {
-    "strategy": string,
-    "framework": optional(string),
-    "random_seed": seed_number,
-    "rounding_steps": integer_between(1, MAX_ROUNDING_STEPS),
-    "sampling_size": integer_between(1),
-    "max_batches": optional(integer_between(1)),
-    "label_key": optional(string),
-    "resume": boolean,
-    "early_stopping": boolean,
-    "cache": boolean,
-    "hardware": optional(_instance_of(machine.Hardware)),
-    "target": string,
-    "listener": optional(_instance_of(Listener)),
-    "outputs": optional(matching("a name or names", _are_names)),
-    "eval_func": optional(matching("a function model → float", callable)),
-    "postprocess": optional(
-        matching("a function (predictions, labels) → (predictions, labels)", callable)
-    ),
-}
-#: Default precisions to search.
-DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
+def _in_words(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, ExitPolicy):
+        limit = f"{value.timeout:g} s" if value.timeout else "no time limit"
+        return f"at most {value.max_trials} trials, {limit}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_in_words(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(_in_words(part) for part in value)
+    return str(value)
+
+
+def cache_of(options: Options, model: AnyModel) -> FileCache:
+    """Return the workspace's cache of measurements of a model on this machine."""
+    folder = _cache_folder(options)
+    if folder is None:
+        return NO_CACHE
+    return FileCache(folder, {"model": model.fingerprint, **machine_key(model.adaptor.packages)})
+
+
+def correction_options(options: Options) -> CorrectionOptions:
+    """Return the options of corrections of weights; finished blocks are kept in the cache."""
+    folder = _cache_folder(options)
+    learning = LearnOptions(options.rounding_steps, int(options.random_seed))
+    weights = None if folder is None else folder / WEIGHTS_FOLDER
+    return CorrectionOptions(learning, weights, bool(options.resume))
+
+
+def _cache_folder(options: Options) -> Path | None:
+    workspace = options.workspace
+    elsewhere = options.storage is not None and workspace == DEFAULT_WORKSPACE
+    if not options.cache or elsewhere or not isinstance(workspace, str | Path):
+        return None  # opening the history reports an invalid workspace
+    return Path(workspace) / CACHE_FOLDER
+
+
+def streams_of(settings: Settings, objective: str | Mapping[str, float]) -> int | None:
+    """Return the number of concurrent callers; None if latency is measured."""
+    if not is_throughput(objective):
+        return None
+    performance = settings.evaluation.performance
+    return performance.streams or performance.cores_per_instance or machine.detect().cores
+
+
+def measurement_of(
+    settings: Settings,
+    objective: str | Mapping[str, float],
+    min_speedup: Any,
+    model: AnyModel,
+    data: Batches | None,
+    workload: Workload | None = None,
+) -> Measurement:
+    """Return the measurement on the data of the tuning file, or else on the first batch of `data`.
+
+    Without data, the example inputs of the model are used.
+    """
+    performance = settings.evaluation.performance
+    loader = config_objects.loader(settings, config_objects.PERFORMANCE)
+    if loader is not None:
+        data = Batches(loader, "performance.dataloader").tried_on(model)
+    return Measurement(
+        data.first_inputs if data is not None else model.example_inputs(),
+        parse_objectives(objective),
+        performance.warmup,
+        performance.iteration,
+        threads=performance.cores_per_instance,
+        min_speedup=float(min_speedup),
+        streams=streams_of(settings, objective),
+        workload=None if workload is None else checked_workload(workload, model),
+    )
+
+
+def checked_workload(workload: Workload, model: AnyModel) -> Workload:
+    """Return a workload that fits the model.
+
+    Raises:
+        ConfigurationError: the layers of the model do not run alone, as those of a decoder do.
+    """
+    if not model.layer_shapes:
+        raise ConfigurationError(
+            "workload requires a decoder in PyTorch that is captured layer by layer, got another "
+            "model; set capture to 'layers', or remove the workload"
+        )
+    return workload
 
 
 @dataclass(frozen=True)
@@ -102,14 +178,17 @@ class JobBuilder:
     Attributes:
         options: options set in Python.
         settings: contents of the tuning file.
-        explicit: precisions set by the user; None if unset.
         log: receives warnings.
     """
 
-    options: MixedPrecision
+    options: Options
     settings: Settings
-    explicit: tuple[Precision, ...] | None
     log: RunLog
+
+    @property
+    def explicit(self) -> tuple[Precision, ...] | None:
+        """Precisions set by the user, in Python or in the file; None if unset."""
+        return self.options.precisions if self.options.is_set("precisions") else None
 
     def job(self) -> tuple[TuningJob, Path | None]:
         """Return the tuning job, and the folder for log files if one is set."""
@@ -132,7 +211,7 @@ class JobBuilder:
             workload = Workload.parse(options.workload)
             return measurement_of(self.settings, *goals, model, data, workload)
 
-        samples, evaluator = int(options.sampling_size), self._evaluator(evaluation, metrics)
+        evaluator = self._evaluator(evaluation, metrics)
         fingerprint = partial(
             self._fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
         )
@@ -148,7 +227,7 @@ class JobBuilder:
             amp,
             strategy,
         )
-        sampled = None if calibration is None else Calibration(calibration, samples)
+        sampled = self._sampled(calibration)
         chosen = runtime.chosen(
             sampled,
             lambda: measured(loaded),
@@ -188,7 +267,7 @@ class JobBuilder:
             amp=amp.words(),
             cache=cache_of(options, loaded),
             description=RunDescription(
-                model_name(options.model), describe_settings(options), hardware
+                model_name(options.model), describe_settings(options, self.settings), hardware
             ),
             runtimes=chosen.figures,
             alternatives=chosen.alternatives,
@@ -241,6 +320,12 @@ class JobBuilder:
         if loader is None:
             return evaluation, evaluation
         return evaluation, Batches(loader, "calib_dataloader", label_key=self.options.label_key)
+
+    def _sampled(self, calibration: Batches | None) -> Calibration | None:
+        if calibration is None:
+            return None
+        size, seed = self.options.sampling_size, self.options.calibration_seed
+        return Calibration(calibration, int(size), seed)
 
     def _loaded(
         self, calibration: Batches | None, labelled: bool
@@ -354,16 +439,18 @@ class JobBuilder:
         amp: AmpSettings,
     ) -> Mapping[str, str]:
         """Return the fingerprint of the run; `model` is that of the source."""
-        evaluation, runtime = evaluator.batches, self.options.runtime
-        streams = streams_of(self.settings, self.options.objective)
-        workload = Workload.parse(self.options.workload)
+        options, evaluation = self.options, evaluator.batches
+        runtime = options.runtime
+        streams = streams_of(self.settings, options.objective)
+        workload = Workload.parse(options.workload)
         return {
             "model": model,
             **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
             **({} if streams is None else {"throughput": f"{streams} streams"}),
             **({} if workload is None else {"workload": str(workload)}),
             "data": evaluation.fingerprint() if evaluation is not None else "none",
-            "calibration": f"{self.options.sampling_size} samples of "
+            "calibration": f"{sample_words(options.sampling_size, options.calibration_seed)} "
+            + "samples of "
             + (
                 "the same data"
                 if calibration is None or calibration is evaluation
@@ -379,16 +466,7 @@ class JobBuilder:
         }
 
 
-def check_option(name: str, value: object) -> None:
-    """Check an option listed in `_OPTIONS`.
-
-    Raises:
-        ConfigurationError: the value is invalid.
-    """
-    validate_option(name, _OPTIONS[name], value)
-
-
-def check(options: MixedPrecision) -> None:
+def check(options: Options) -> None:
     """Check all options that can be checked before the model is loaded.
 
     Raises:
@@ -396,16 +474,8 @@ def check(options: MixedPrecision) -> None:
     """
     if options.model is None:
         raise ConfigurationError("model must be set; set converter.model, or model.name in YAML")
-    parse_objectives(options.objective)
-    check_min_speedup(options.min_speedup)
+    options.check()
     SizeLimit(options.max_bytes, options.max_bits)
-    Workload.parse(options.workload)
-    if options.approach is not None:
-        Approach.parse(options.approach, "approach")
-    Capture.parse(options.capture, "capture")
-    check_runtime(options.runtime)
-    for name in _OPTIONS:
-        check_option(name, getattr(options, name))
     workers = read_workers(options.workers)
     if workers.several:
         executor_named(workers.engine).check(workers)

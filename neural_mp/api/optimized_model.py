@@ -18,7 +18,6 @@ from neural_mp.adaptors.common.weights.checkpoint_formats import CheckpointForma
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api.checkpoints import is_checkpoint, load_checkpoint
 from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
     FORMAT_VERSION,
@@ -30,6 +29,8 @@ from neural_mp.api.saved_model import (
     check_destination,
     check_suffix,
     digest_of_file,
+    is_checkpoint,
+    load_checkpoint,
     put_in_place,
     read_manifest,
     writing,

@@ -14,21 +14,20 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.portability import hardware_for
-from neural_mp.api.workspace import WEIGHTS_FOLDER
+from neural_mp.config.options import OPTIONS
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Approach, Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, ROUNDING_STEPS
+from neural_mp.core.quant_spec import ROUNDING_STEPS
 from neural_mp.errors import PlanError
-from neural_mp.io.measurement_cache import CACHE_FOLDER
+from neural_mp.io.measurement_cache import CACHE_FOLDER, WEIGHTS_FOLDER
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import ResolvedPlan, planned_ops, without_non_finite
 from neural_mp.tuning.final_selection import compare_latency
 from neural_mp.tuning.measurement.objectives import Footprints, Measurement
 from neural_mp.util.memory import FREED
-from neural_mp.util.validators import integer_between, seed_number, validate_option
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,8 @@ def convert_with_plan(
             f"plan must be a PrecisionPlan or the path of a plan file, got a "
             f"{type(plan).__name__}; make a plan from op → configuration with PrecisionPlan({{…}})"
         )
-    validate_option("rounding_steps", integer_between(1, MAX_ROUNDING_STEPS), rounding_steps)
-    validate_option("random_seed", seed_number, random_seed)
+    OPTIONS["rounding_steps"].check(rounding_steps)
+    OPTIONS["random_seed"].check(random_seed)
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
     loaded = load_source(source, framework, inputs, capture=capture)

@@ -32,7 +32,7 @@ def init(
 ) -> None:
     """Write a commented tuning file for a model."""
     from neural_mp.api.saved_model import writing
-    from neural_mp.api.tuning_template import tuning_template
+    from neural_mp.api.tuning_source import tuning_template
     from neural_mp.config import parse_settings
     from neural_mp.metrics import build_metric
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.output import Output
-from neural_mp.cli.search_options import SearchOptions
+from neural_mp.cli.search_options import SearchOptions, flag_of
+from neural_mp.config.options import OPTIONS
 from neural_mp.io.trust import trusting
 from neural_mp.util.validators import MOST
 
@@ -21,23 +22,11 @@ if TYPE_CHECKING:
     from neural_mp.adaptors.loaded_model import AnyModel
 
 
-def _targets() -> list[str]:
-    from neural_mp.core.hardware import TARGETS
-
-    return list(TARGETS)
-
-
 ModelArgument = Annotated[str, typer.Argument(help="Model file or folder, or module:attribute.")]
 FrameworkOption = Annotated[
     str | None, typer.Option(help="Framework; default: detected from the model.")
 ]
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Target CPU: portable, avx2, avx512, vnni, amx, arm-dotprod; default: this one.",
-        autocompletion=_targets,
-    ),
-]
+TargetOption = flag_of("target")
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(help="Shape of an input, e.g. 2,3,224,224 or int64:2,128; one option per input."),
@@ -109,6 +98,17 @@ class ModelOptions(ExitStack):
 _GROUPS = (Output, ModelOptions, SearchOptions)
 
 
+def _parameters(group: type) -> Iterator[inspect.Parameter]:
+    for parameter in inspect.signature(group, eval_str=True).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            yield parameter
+            continue
+        for name, option in OPTIONS.items():
+            if option.flag:
+                kind = parameter.KEYWORD_ONLY
+                yield inspect.Parameter(name, kind, default=None, annotation=flag_of(name))
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function for typer that has the options of a group for each parameter of its type.
 
@@ -117,11 +117,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     names = {parameter.annotation: parameter.name for parameter in parameters}
-    options = {
-        group: list(inspect.signature(group, eval_str=True).parameters.values())
-        for group in _GROUPS
-        if group in names
-    }
+    options = {group: list(_parameters(group)) for group in _GROUPS if group in names}
 
     def run(**values: Any) -> None:
         with ExitStack() as stack:

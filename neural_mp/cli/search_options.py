@@ -5,13 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from neural_mp.config.options import OPTIONS, Options
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.yaml_reader import YamlError, load_yaml
+from neural_mp.tuning.size_limit import SIZE_LIMITS
 from neural_mp.util.validators import MOST
 
 if TYPE_CHECKING:
@@ -24,24 +26,22 @@ EvaluationDataOption = Annotated[
 LabelOption = Annotated[str | None, typer.Option(help="Array or column of the labels in --data.")]
 
 
-#: Defaults for a language model that is evaluated on a text.
-LANGUAGE_MODEL_DEFAULTS = {
-    "capture": "layers",
-    "precisions": "int4,int8",
-    "objective": "footprint",
-}
-#: Default objective with a workload, whose times would not count for the footprint.
-_WITH_WORKLOAD = {"performance": 0.5, "footprint": 0.5}
+def flag_of(name: str) -> Any:
+    """Return the annotation of a command's parameter for an option of a run."""
+    option, hint = OPTIONS[name], get_type_hints(Options)[name]
+    kind = next((kind for kind in (bool, int, float) if hint in (kind, kind | None)), str)
+    complete = (lambda: list(option.choices)) if option.choices else None
+    return Annotated[kind | None, typer.Option(help=option.flag, autocompletion=complete)]
 
 
 def workload_of(text: str) -> object:
-    """Return the value of `--workload`, which `MixedPrecision` checks.
+    """Return the value of `--workload`.
 
     Raises:
         ConfigurationError: the text is not YAML.
     """
     try:
-        return load_yaml(text)
+        return Workload.parse(load_yaml(text))
     except YamlError as error:
         raise ConfigurationError(
             f"--workload must be a mapping, e.g. '{{decode: 0.8, prefill: 0.2, prompt: 512}}', got "
@@ -53,24 +53,17 @@ class SearchOptions(ExitStack):
     """Options of `tune` that a tuning file can also set.
 
     Args:
-        metric: name of the metric.
         data: file with evaluation data.
         label: array or column of the labels.
         batch_size: samples per batch of the data.
         tolerance: tolerated accuracy loss.
-        precisions: precisions to search.
-        max_bytes: limit of the bytes of all weights, instead of an accuracy target.
-        max_bits: limit of the mean bits per weight, instead of an accuracy target.
-        workload: shares of decode and prefill of a decoder, as in YAML.
         timeout: limit of the search in seconds.
         max_trials: maximum number of evaluated plans.
+        **flags: the options whose declaration has a flag; None if not given.
     """
 
     def __init__(
         self,
-        metric: Annotated[
-            str | None, typer.Option(help="Metric, e.g. accuracy or rmse, or module:attribute.")
-        ] = None,
         data: EvaluationDataOption = None,
         label: LabelOption = None,
         batch_size: Annotated[
@@ -79,32 +72,19 @@ class SearchOptions(ExitStack):
         tolerance: Annotated[
             str | None, typer.Option(help="Tolerated loss: 1%, or absolute:0.02; default: 1%.")
         ] = None,
-        precisions: Annotated[
-            str | None, typer.Option(help="Precisions to search, e.g. int8,bf16.")
-        ] = None,
-        max_bytes: Annotated[
-            int | None, typer.Option(min=1, help="Most accurate model of at most these bytes.")
-        ] = None,
-        max_bits: Annotated[
-            float | None, typer.Option(help="Most accurate model of at most these bits a weight.")
-        ] = None,
-        workload: Annotated[
-            str | None,
-            typer.Option(help="Tokens of a decoder: {decode: 0.8, prefill: 0.2, prompt: 512}."),
-        ] = None,
         timeout: Annotated[
             float | None, typer.Option(help="Time limit of the search in seconds.")
         ] = None,
         max_trials: Annotated[
             int | None, typer.Option(help="Maximum number of evaluated plans.")
         ] = None,
+        **flags: Any,
     ) -> None:
         super().__init__()
-        self.metric, self.data, self.label = metric, data, label
-        self.batch_size, self.tolerance, self.precisions = batch_size, tolerance, precisions
-        self.sizes: dict[str, float | None] = {"max_bytes": max_bytes, "max_bits": max_bits}
-        self.workload = workload
+        self.data, self.label, self.batch_size = data, label, batch_size
+        self.tolerance = tolerance
         self.limits: dict[str, Any] = {"timeout": timeout, "max_trials": max_trials}
+        self.flags = {name: value for name, value in flags.items() if value is not None}
 
     def __enter__(self) -> SearchOptions:
         return self
@@ -121,28 +101,18 @@ class SearchOptions(ExitStack):
             raise ConfigurationError(
                 "--label and --batch-size require --data, got none; add --data"
             )
-        if self.workload is not None:
-            converter.workload = Workload.parse(workload_of(self.workload))
+        for name, value in self.flags.items():
+            setattr(converter, name, workload_of(value) if name == "workload" else value)
         if self.data is not None:
             converter.eval_dataloader = loader_of(
                 self.data, self.label, self.batch_size, converter.model
             )
-            if is_text(self.data):
-                for name, value in LANGUAGE_MODEL_DEFAULTS.items():
-                    converter.set_default(name, value)
-                if converter.workload is not None:
-                    converter.set_default("objective", _WITH_WORKLOAD)
-        if self.metric is not None:
-            converter.metric = self.metric
+            for name, value in _defaults_of(converter).items() if is_text(self.data) else ():
+                converter.set_default(name, value)
         if self.tolerance is not None:
             converter.accuracy_criterion = criterion_of(
                 self.tolerance, converter.accuracy_criterion
             )
-        if self.precisions is not None:
-            converter.precisions = self.precisions
-        for option, limit in self.sizes.items():
-            if limit is not None:
-                setattr(converter, option, limit)
         limits = {name: value for name, value in self.limits.items() if value is not None}
         converter.exit_policy = replace(converter.exit_policy, **limits)
 
@@ -152,9 +122,16 @@ class SearchOptions(ExitStack):
         Raises:
             ConfigurationError: one of them is missing.
         """
-        has_limit = any(limit is not None for limit in self.sizes.values())
-        if self.data is None or (self.metric is None and not has_limit):
+        if self.data is None or not {"metric", *SIZE_LIMITS} & set(self.flags):
             raise ConfigurationError(
                 f"tuning the model {model!r} requires --data FILE and --metric NAME; or write a "
                 f"tuning file with: neural-mp init {model}"
             )
+
+
+def _defaults_of(converter: MixedPrecision) -> dict[str, Any]:
+    """Return the defaults of a language model that is evaluated on a text."""
+    # Times of a workload would not count for the footprint.
+    mixed = {"performance": 0.5, "footprint": 0.5}
+    objective = "footprint" if converter.workload is None else mixed
+    return {"capture": "layers", "precisions": "int4,int8", "objective": objective}

@@ -23,7 +23,7 @@ def read_run(
         HistoryError: no such run is stored.
     """
     from neural_mp.api.saved_model import RECORD_FILE
-    from neural_mp.api.workspace import DEFAULT_WORKSPACE
+    from neural_mp.config.options import DEFAULT_WORKSPACE
     from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
     from neural_mp.runs.record_schema import read_record_file
     from neural_mp.util.validators import file_path, validate_option

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from neural_mp.cli.errors import ExitCode, epilog
-from neural_mp.cli.options import SaveOption, TargetOption, TrustOption
+from neural_mp.cli.options import SaveOption, TrustOption
 from neural_mp.cli.output import Output, emit_result
 from neural_mp.cli.search_options import SearchOptions
 
@@ -22,31 +22,7 @@ def tune(
     source: Annotated[
         str, typer.Argument(help="Tuning YAML, or a model with --data and --metric.")
     ],
-    model: Annotated[
-        str | None, typer.Option(help="Model to tune; overrides model: name in the YAML.")
-    ] = None,
     output: SaveOption = None,
-    target: TargetOption = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(help="Runtime of the result: auto, source or a name; default: auto."),
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(help="latency, throughput, footprint or modelsize; default: from the YAML."),
-    ] = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            help="Workers: a number of processes, ray or ray:HOST:PORT; default: from the YAML.",
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option(help="Resume the latest run of the same model in the workspace.")
-    ] = False,
-    cache: Annotated[
-        bool, typer.Option(help="Reuse measurements of earlier runs in the workspace.")
-    ] = True,
     fail_if_missed: Annotated[
         bool, typer.Option("--fail-if-missed", help="Save a result only if the target is met.")
     ] = False,
@@ -68,19 +44,7 @@ def tune(
     if is_model(source):
         search.require_evaluation(source)
     search.apply(converter)
-    if model is not None:
-        converter.model = model
-    if target is not None:
-        converter.target = target
-    converter.runtime = runtime or converter.runtime_of_file or AUTO_RUNTIME
-    if objective is not None:
-        converter.objective = objective
-    if workers is not None:
-        converter.workers = workers
-    if resume:
-        converter.resume = True
-    if not cache:
-        converter.cache = False
+    converter.set_default("runtime", AUTO_RUNTIME)
     out.kept = "finished trials are kept; continue with --resume"
     listener = Listener() if out.quiet else LiveListener(error_console(), summary=False)
     converter.listener = listener

@@ -1,6 +1,6 @@
 """Names of `torchao.quantization`: `quantize_` and the configurations with a kernel here."""
 
-from neural_mp.api.torchao_configs import (
+from neural_mp.api.foreign_configs import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,

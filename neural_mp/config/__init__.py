@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.config.build import build
+from neural_mp.config.options import Options
 from neural_mp.config.settings import (
-    CalibrationSettings,
     EvaluationSettings,
     MetricSettings,
-    ModelSettings,
     PerformanceSettings,
     Settings,
     TrainSettings,
-    TuningSettings,
 )
 from neural_mp.config.source import IgnoredSettingWarning, read_file, read_mapping, read_text
 from neural_mp.config.writer import settings_to_yaml
@@ -26,15 +24,13 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.util.validators import file_path, preview, validate_option
 
 __all__ = [
-    "CalibrationSettings",
     "EvaluationSettings",
     "IgnoredSettingWarning",
     "MetricSettings",
-    "ModelSettings",
+    "Options",
     "PerformanceSettings",
     "Settings",
     "TrainSettings",
-    "TuningSettings",
     "load_settings",
     "parse_settings",
     "settings_from",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neural_mp.amp import OPTIONS, AutoMixedPrecisionOptions
+from neural_mp.amp import OPTIONS as AMP_OPTIONS
+from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.config.inc_dialect import (
     IGNORED,
     METRIC_DIRECTIONS,
@@ -13,22 +14,21 @@ from neural_mp.config.inc_dialect import (
     STRATEGIES,
     Ignored,
     dialect_of,
+    value_at,
     without_ignored,
 )
+from neural_mp.config.options import OPTIONS, Options, criterion_of
 from neural_mp.config.schema import SCHEMAS
 from neural_mp.config.settings import (
-    CalibrationSettings,
     EvaluationSettings,
     MetricSettings,
-    ModelSettings,
     PerformanceSettings,
     Settings,
-    TuningSettings,
 )
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.training import as_used, train_settings
 from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
-from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
+from neural_mp.core.criterion import ExitPolicy
 from neural_mp.core.enums import Dialect, QuantDType
 from neural_mp.core.precision import INTEGERS, Precision, Precisions
 from neural_mp.core.quant_spec import QUANT_CHOICES
@@ -37,20 +37,6 @@ from neural_mp.space.capability import Constraints, OpConstraint, QuantConstrain
 
 _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
-#: Keys of `tuning` whose values are settings as they are.
-_UNCHANGED = (
-    "objective",
-    "min_speedup",
-    "max_bytes",
-    "max_bits",
-    "random_seed",
-    "storage",
-    "rounding_steps",
-    "workload",
-    "early_stopping",
-    "cache",
-    "workers",
-)
 _ACCURACY: KeyPath = ("evaluation", "accuracy")
 _PERFORMANCE: KeyPath = ("evaluation", "performance")
 
@@ -74,20 +60,42 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
     with source.at(()):
         data = SCHEMAS[dialect](content)
         quantization = data.get("quantization", {})
+        train, epochs = train_settings(quantization.get("train"), dialect)
+        options = _options(data, dialect, ignored)
+        precisions = _precisions(data, "quantization" in source.data, ignored)
         return Settings(
-            **{key: data[key] for key in ("device", "target") if key in data},
-            model=ModelSettings(**data.get("model", {})),
-            precisions=_precisions(data, "quantization" in source.data, ignored),
+            Options(**options, **_if_given(precisions=precisions, epochs=epochs)),
+            **_if_given(device=data.get("device")),
             constraints=_constraints(data),
             amp=_amp(data.get("mixed_precision", {})),
-            approach=quantization.get("approach"),
-            calibration=CalibrationSettings(**quantization.get("calibration", {})),
-            train=train_settings(quantization.get("train"), dialect),
-            tuning=_tuning(data.get("tuning", {}), dialect, ignored),
+            calibration_dataloader=quantization.get("calibration", {}).get("dataloader"),
+            train=train,
             evaluation=_evaluation(data.get("evaluation", {}), dialect, ignored),
             dialect=dialect,
             source=source,
         )
+
+
+def _if_given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _options(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> dict[str, Any]:
+    """Return the options that a file sets, by the paths of their declarations."""
+    options = {name: value_at(data, option.path) for name, option in OPTIONS.items() if option.path}
+    options["strategy"] = _strategy(options["strategy"], dialect, ignored)
+    options["workspace"], options["resume"] = _workspace(
+        options["workspace"], options["resume"], ignored
+    )
+    if options["exit_policy"] is not None:
+        with error_path(*OPTIONS["exit_policy"].path):
+            options["exit_policy"] = ExitPolicy(**options["exit_policy"])
+    if options["accuracy_criterion"] is not None or dialect is Dialect.INC:
+        with error_path(*OPTIONS["accuracy_criterion"].path):
+            section = options["accuracy_criterion"] or {}
+            options["accuracy_criterion"] = criterion_of(section, dialect)
+    del options["precisions"], options["epochs"]  # read with further keys
+    return _if_given(**options)
 
 
 def _error(path: KeyPath, message: str) -> ConfigurationError:
@@ -179,22 +187,8 @@ def _tensor(limits: Mapping[str, Any]) -> tuple[QuantConstraint, tuple[Precision
 
 
 def _amp(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
-    options = {option: data[option] for option in OPTIONS if option in data}
+    options = {option: data[option] for option in AMP_OPTIONS if option in data}
     return AutoMixedPrecisionOptions(**options) if options else None
-
-
-def _tuning(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> TuningSettings:
-    workspace, resume = _workspace(data.get("workspace", {}), ignored)
-    with error_path("tuning", "exit_policy"):
-        exit_policy = ExitPolicy(**data.get("exit_policy", {}))
-    return TuningSettings(
-        **{key: data[key] for key in _UNCHANGED if key in data},
-        strategy=_strategy(data.get("strategy", {}).get("name"), dialect, ignored),
-        criterion=_criterion(data.get("accuracy_criterion", {}), dialect),
-        exit_policy=exit_policy,
-        workspace=workspace,
-        resume=resume,
-    )
 
 
 def _strategy(name: str | None, dialect: Dialect, ignored: Ignored) -> str | None:
@@ -206,26 +200,11 @@ def _strategy(name: str | None, dialect: Dialect, ignored: Ignored) -> str | Non
     return STRATEGIES.get(key, key)
 
 
-def _criterion(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
-    with error_path("tuning", "accuracy_criterion"):
-        if "relative" in data and "absolute" in data:
-            raise ConfigurationError(
-                f"relative ({data['relative']}) and absolute ({data['absolute']}) exclude each "
-                f"other; remove one of the two"
-            )
-        return AccuracyCriterion(
-            tolerance=data.get("relative", data.get("absolute", AccuracyCriterion.tolerance)),
-            relative="absolute" not in data,
-            higher_is_better=data.get("higher_is_better"),
-            any_tolerance=data.get("any_tolerance", dialect is Dialect.INC),
-            any_baseline=data.get("any_baseline", dialect is Dialect.INC),
-        )
-
-
-def _workspace(data: Mapping[str, Any], ignored: Ignored) -> tuple[str | None, bool]:
+def _workspace(
+    path: str | None, resume: bool | str | None, ignored: Ignored
+) -> tuple[str | None, bool | None]:
     """Return the folder of the history, and whether to resume its run."""
-    path, resume = data.get("path"), data.get("resume", False)
-    if isinstance(resume, bool):
+    if not isinstance(resume, str):
         return path, resume
     if path is not None and path != resume:
         ignored(("tuning", "workspace", "path"), f"the run in {resume!r} is resumed there")
@@ -239,8 +218,6 @@ def _evaluation(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> 
         postprocess=accuracy.get("postprocess", {}).get("transform"),
         performance=_performance(data.get("performance", {}), ignored),
         metrics=_metrics(accuracy, dialect, ignored),
-        max_batches=accuracy.get("max_batches"),
-        label_key=accuracy.get("label_key"),
     )
 
 

@@ -269,20 +269,21 @@ def dialect_of(data: Mapping[str, Any]) -> Dialect:
     return Dialect.INC if theirs else Dialect.OWN
 
 
-def _at(data: object, path: KeyPath) -> Any:
+def value_at(data: object, path: KeyPath) -> Any:
+    """Return the value at a key path; None if there is none."""
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data
 
 
 def _word(data: Mapping[str, Any], path: KeyPath) -> str:
-    value = _at(data, path)
+    value = value_at(data, path)
     return value if isinstance(value, str) else ""
 
 
 def _names(data: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
     """Yield the names at a key, normalized as in registries."""
-    value = _at(data, path)
+    value = value_at(data, path)
     names = value if isinstance(value, Mapping) else [value]
     yield from (plain_name(str(name)) for name in names)
 

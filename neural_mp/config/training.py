@@ -39,14 +39,16 @@ def as_used(content: Mapping[str, Any], ignored: Ignored) -> Mapping[str, Any]:
     return {**content, "quantization": used}
 
 
-def train_settings(data: Mapping[str, Any] | None, dialect: Dialect) -> TrainSettings | None:
-    """Return the settings of a validated section; None without a section.
+def train_settings(
+    data: Mapping[str, Any] | None, dialect: Dialect
+) -> tuple[TrainSettings | None, int | None]:
+    """Return the settings of a validated section, None without a section, and the epochs.
 
     Raises:
         ConfigurationError: two keys contradict each other.
     """
     if data is None:
-        return None
+        return None, None
     section = dict(data)
     with error_path(*TRAIN):
         for theirs, ours in _NAMES.items():
@@ -56,7 +58,7 @@ def train_settings(data: Mapping[str, Any] | None, dialect: Dialect) -> TrainSet
                 section[ours] = section.pop(theirs)
         epochs = _epochs(section, dialect)
     options = {key: section[key] for key in ("dataloader", "loss", "max_batches") if key in section}
-    return TrainSettings(**options, optimizer=_optimizer(section, dialect), epochs=epochs)
+    return TrainSettings(**options, optimizer=_optimizer(section, dialect)), epochs
 
 
 def _epochs(given: Mapping[str, Any], dialect: Dialect) -> int | None:

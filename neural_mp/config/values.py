@@ -1,9 +1,10 @@
-"""Validators of single values in a tuning file; they return a normalized value."""
+"""Validators of the values and sections of a tuning file; they return a normalized value."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from neural_mp.adaptors.detect import FRAMEWORKS as DETECTED
@@ -19,19 +20,23 @@ from neural_mp.core.enums import (
 )
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.core.quant_spec import MAX_GROUP_SIZE, QUANT_CHOICES, ROUNDINGS
-from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.errors import ConfigurationError, did_you_mean, error_path
 from neural_mp.tuning.executors import read_workers
 from neural_mp.util.plug_ins import entry_points
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     MOST,
     MOST_SECONDS,
+    InvalidValueError,
     Validator,
+    described,
     invalid,
     is_finite,
     is_integer,
+    json_schema,
     matching,
     one_of,
+    validate_at,
 )
 
 #: Instead of precisions: no limit.
@@ -201,6 +206,88 @@ def raised_to(least: int, most: int = MOST) -> Validator[int]:
         lambda value: is_integer(value) and value <= most,
         lambda value: max(value, least),
     )
+
+
+Section = Validator[dict[str, Any]]
+
+
+def section(needed: str = "", default_key: str = "", /, **keys: Validator[Any]) -> Section:
+    """Return a validator for a section; a key without a value counts as missing.
+
+    Args:
+        needed: the required key; empty if none.
+        default_key: key of the value if the section is a single word; empty if not allowed.
+        keys: validator of each key.
+    """
+
+    def read(value: Any) -> dict[str, Any]:
+        data = {default_key: value} if default_key and isinstance(value, str) else value
+        if not isinstance(data, dict):
+            kinds = f"{'a word, or ' if default_key else ''}a mapping of the keys"
+            raise invalid(f"{kinds} {', '.join(keys)}", data)
+        for key in data:
+            if key not in keys:
+                with error_path(key):
+                    raise InvalidValueError(f"there is no such key{did_you_mean(key, keys)}")
+        if needed and data.get(needed) is None:
+            raise invalid(f"the key {needed!r}", data)
+        return _each_valid(data, keys)
+
+    mapping = {
+        "type": "object",
+        "properties": {key: json_schema(validator) for key, validator in keys.items()},
+        "additionalProperties": False,
+        **({"required": [needed]} if needed else {}),
+    }
+    return described(read, **({"anyOf": [{"type": "string"}, mapping]} if default_key else mapping))
+
+
+def by_name(validator: Validator[Any]) -> Section:
+    """Return a validator for a mapping of names to values of one type."""
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise invalid("a mapping of names", value)
+        return _each_valid(value, dict.fromkeys(value, validator))
+
+    return described(read, type="object", additionalProperties=json_schema(validator))
+
+
+def one_named(kind: str, choices: Mapping[str, Section]) -> Section:
+    """Return a validator for one name with its options, or the name alone.
+
+    Args:
+        kind: word for the named things in messages.
+        choices: name → validator of its options.
+    """
+
+    def read(value: Any) -> dict[str, Any]:
+        data = {value: None} if isinstance(value, str) else value
+        if not isinstance(data, dict) or len(data) != 1:
+            raise invalid(f"one of {', '.join(choices)} with its options", value)
+        ((name, options),) = data.items()
+        if name not in choices:
+            hint = did_you_mean(str(name), choices)
+            raise InvalidValueError(
+                f"there is no {kind} {name!r} here{hint}; train with others by train_func in Python"
+            )
+        return {name: validate_at(name, choices[name], {} if options is None else options)}
+
+    return read
+
+
+def _each_valid(data: Mapping[str, Any], keys: Mapping[str, Validator[Any]]) -> dict[str, Any]:
+    defined = {key: value for key, value in data.items() if value is not None}
+    return {key: validate_at(key, keys[key], value) for key, value in defined.items()}
+
+
+def refused(reason: str) -> Validator[Any]:
+    """Return a validator that refuses every value."""
+
+    def read(value: Any) -> Any:
+        raise InvalidValueError(f"must not be given: {reason}")
+
+    return read
 
 
 RUNTIME = one_of((SOURCE_RUNTIME, AUTO_RUNTIME, *DETECTED, COMPILED_RUNTIME))

@@ -9,14 +9,12 @@ from typing import Any
 import yaml
 
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
-from neural_mp.config.settings import (
-    EvaluationSettings,
-    Settings,
-    TrainSettings,
-    TuningSettings,
-)
+from neural_mp.config.options import OPTIONS
+from neural_mp.config.settings import EvaluationSettings, Settings
+from neural_mp.config.source import KeyPath
 from neural_mp.config.training import TRAINED_APPROACH
 from neural_mp.config.values import ANY, EACH, NO_METRICS
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
@@ -51,7 +49,7 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_RE, list("-+0123
 
 
 def settings_to_yaml(settings: Settings) -> str:
-    """Write all settings as YAML, including default values.
+    """Write settings as YAML; options that are not set are left out.
 
     Returns:
         Text that `parse_settings` reads back to equal settings.
@@ -60,22 +58,26 @@ def settings_to_yaml(settings: Settings) -> str:
         ConfigurationError: an option holds an object that YAML cannot represent, or the metrics
             cannot be distinguished by name.
     """
-    data = {
+    quantization = {
+        **_given({"train": _train(settings)}),
+        "calibration": _given({"dataloader": settings.calibration_dataloader}),
+        **_constraints(settings.constraints),
+    }
+    data: dict[str, Any] = {
         **({"version": 1.0} if settings.dialect is Dialect.INC else {}),
-        "model": _given(vars(settings.model)) or None,
         "device": settings.device,
-        "target": settings.target,
-        "mixed_precision": {"precisions": _precisions(settings.precisions), **_amp(settings.amp)},
-        "quantization": {
-            **_given({"approach": _approach(settings), "train": _train(settings.train)}),
-            "calibration": _given(vars(settings.calibration)),
-            **_constraints(settings.constraints),
-        },
-        "tuning": _tuning(settings.tuning, settings.dialect),
+        "mixed_precision": {"precisions": ANY, **_amp(settings.amp)},
+        "quantization": quantization,
         "evaluation": _evaluation(settings.evaluation),
     }
+    for name, option in OPTIONS.items():
+        value = getattr(settings.options, name)
+        if option.path and (settings.options.is_set(name) or value != option.default):
+            _put(data, option.path, _written(value, settings.dialect))
+    if settings.train is not None and settings.dialect is Dialect.INC:
+        quantization["approach"] = TRAINED_APPROACH  # other approaches do not train there
     try:
-        text = yaml.dump(_given(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigurationError(f"the settings cannot be written as YAML: {error}") from error
     return str(text)
@@ -116,49 +118,30 @@ def _limit(limit: OpConstraint) -> dict[str, Any]:
     return _given(data)
 
 
-def _approach(settings: Settings) -> str | None:
-    # In files of INC, other approaches do not train.
-    trained = settings.train is not None and settings.dialect is Dialect.INC
-    return TRAINED_APPROACH if trained else settings.approach
+def _train(settings: Settings) -> dict[str, Any] | None:
+    return None if settings.train is None else _given(vars(settings.train))
 
 
-def _train(train: TrainSettings | None) -> dict[str, Any] | None:
-    return None if train is None else _given(vars(train))
+def _put(data: dict[str, Any], path: KeyPath, value: Any) -> None:
+    *sections, key = map(str, path)
+    for section in sections:
+        data = data.setdefault(section, {})
+    data[key] = value
 
 
-def _tuning(tuning: TuningSettings, dialect: Dialect) -> dict[str, Any]:
-    criterion = tuning.criterion
-    kind = "relative" if criterion.relative else "absolute"
-    permissions = ("any_tolerance", "any_baseline") if dialect is Dialect.OWN else ()
-    return _given(
-        {
-            "strategy": None if tuning.strategy is None else {"name": tuning.strategy},
-            "accuracy_criterion": _given(
-                {
-                    kind: criterion.tolerance,
-                    "higher_is_better": criterion.higher_is_better,
-                    **{name: getattr(criterion, name) or None for name in permissions},
-                }
-            ),
-            "objective": (
-                dict(tuning.objective)
-                if isinstance(tuning.objective, Mapping)
-                else tuning.objective
-            ),
-            "min_speedup": tuning.min_speedup,
-            "max_bytes": tuning.max_bytes,
-            "max_bits": tuning.max_bits,
-            "workload": None if tuning.workload is None else dict(tuning.workload),
-            "exit_policy": dict(vars(tuning.exit_policy)),
-            "random_seed": tuning.random_seed,
-            "rounding_steps": tuning.rounding_steps,
-            "workspace": _given({"path": tuning.workspace, "resume": tuning.resume}),
-            "storage": tuning.storage,
-            "early_stopping": tuning.early_stopping,
-            "cache": tuning.cache,
-            "workers": tuning.workers,
-        }
-    )
+def _written(value: Any, dialect: Dialect) -> Any:
+    """Return the value of an option as plain data."""
+    if isinstance(value, AccuracyCriterion):
+        kind = "relative" if value.relative else "absolute"
+        permissions = ("any_tolerance", "any_baseline") if dialect is Dialect.OWN else ()
+        granted = {name: True for name in permissions if getattr(value, name)}
+        direction = {"higher_is_better": value.higher_is_better}
+        return _given({kind: value.tolerance, **direction, **granted})
+    if isinstance(value, ExitPolicy):
+        return dict(vars(value))
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _evaluation(evaluation: EvaluationSettings) -> dict[str, Any]:
@@ -166,12 +149,10 @@ def _evaluation(evaluation: EvaluationSettings) -> dict[str, Any]:
     accuracy = {
         **_metrics(evaluation),
         "dataloader": evaluation.dataloader,
-        "max_batches": evaluation.max_batches,
-        "label_key": evaluation.label_key,
         "postprocess": None if postprocess is None else {"transform": postprocess},
     }
     sections = {
-        "accuracy": _given(accuracy) or None,
+        "accuracy": _given(accuracy),
         "performance": _given(vars(evaluation.performance)),
     }
     return _given(sections)

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 #: Cache folder within a workspace.
 CACHE_FOLDER = "cache"
+#: Folder of rounded weights within a cache.
+WEIGHTS_FOLDER = "weights"
 #: Maximum entries per file, one per data digest.
 _MAX_ENTRIES_PER_FILE = 8
 #: Maximum files per folder; the least recently used are evicted.

@@ -99,7 +99,7 @@ def _tune_file(
     settings = load_settings(file, trust=trust)
     converter = MixedPrecision(settings)
     converter.listener = listener
-    if settings.tuning.workspace is None and settings.tuning.storage is None:
+    if not converter.is_set("workspace") and converter.storage is None:
         converter.workspace = directory / WORKSPACE
     converter.resume = converter.resume or resume
     try:

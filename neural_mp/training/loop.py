@@ -14,7 +14,7 @@ from typing import Any
 
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.simulation import Trainer, TrainingSchedule
-from neural_mp.adaptors.common.training_choices import OptimizerChoice
+from neural_mp.adaptors.common.training_choices import EPOCHS, OptimizerChoice
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.io.files import write_atomic
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 #: Learning rate at the start; the logarithm of a scale changes by about as much in a step.
 LEARNING_RATE = 5e-4
-#: Epochs if none are given.
-EPOCHS = 10
 _PROGRESS = "training.json"
 _OTHER_FOLDER = "use another folder"
 #: Largest state that is read.

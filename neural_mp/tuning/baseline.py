@@ -20,7 +20,7 @@ from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record_schema import BASELINE_FIGURES
 from neural_mp.space import reached_by
-from neural_mp.tuning.evaluation.calibration_batches import Calibration
+from neural_mp.tuning.evaluation.calibration_batches import Calibration, sample_words
 from neural_mp.tuning.evaluation.early_stopping import RunningValues
 from neural_mp.tuning.evaluation.metric_values import is_usable
 from neural_mp.tuning.evaluation.paired_losses import TextLosses, metric_of_texts
@@ -272,7 +272,7 @@ def calibrated(
     ):
         return _exclude_unreached_ops(job, stored, log)
 
-    cache = job.cache.scoped(space=job.space.digest, samples=str(data.samples))
+    cache = job.cache.scoped(space=job.space.digest, samples=sample_words(data.samples, data.seed))
     observations = _cached_observations(cache, data, log, deadline)
     if observations is None:
         observations = _calibrate_and_cache(job, cache, data, log, deadline, kept)

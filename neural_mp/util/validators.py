@@ -181,17 +181,35 @@ def file_path(value: Any) -> Path:
     return Path(value)
 
 
+def described(validator: Validator[T], **keywords: Any) -> Validator[T]:
+    """Return the validator with keywords of JSON Schema, which `json_schema` returns."""
+    vars(validator)["json_schema"] = keywords
+    return validator
+
+
+def json_schema(validator: Validator[Any]) -> Mapping[str, Any]:
+    """Return the JSON Schema of a validator, of any value if it has none."""
+    keywords: Mapping[str, Any] = getattr(validator, "json_schema", {})
+    return keywords
+
+
 def matching(
-    expected: str, test: Callable[[Any], Any], convert: Callable[[Any], Any] = anything
+    expected: str,
+    test: Callable[[Any], Any],
+    convert: Callable[[Any], Any] = anything,
+    **keywords: Any,
 ) -> Validator[Any]:
-    """Return a validator for values that pass a test, named by `expected`, and are converted."""
+    """Return a validator for values that pass a test, named by `expected`, and are converted.
+
+    The keywords are those of JSON Schema.
+    """
 
     def read(value: Any) -> Any:
         if not test(value):
             raise invalid(expected, value)
         return convert(value)
 
-    return read
+    return described(read, **keywords, description=expected)
 
 
 def is_integer(value: Any) -> bool:
@@ -217,11 +235,16 @@ def integer_between(least: int, most: int = MOST) -> Validator[int]:
         f"a whole number from {least} to {most}",
         lambda value: is_integer(value) and least <= value <= most,
         int,
+        type="integer",
+        minimum=least,
+        maximum=most,
     )
 
 
 seed_number = integer_between(0, MAX_SEED)
-boolean: Validator[bool] = matching("true or false", lambda value: isinstance(value, bool))
+boolean: Validator[bool] = matching(
+    "true or false", lambda value: isinstance(value, bool), type="boolean"
+)
 integer: Validator[int] = matching("a whole number", _is_counted)
 non_negative_integer: Validator[int] = matching(
     "a whole number from 0", lambda value: _is_counted(value) and value >= 0
@@ -272,7 +295,7 @@ def one_of(names: Iterable[str], expected: str = "") -> Validator[str]:
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""
         raise invalid(expected, value, hint if hint.endswith("?") else "")  # the message lists all
 
-    return read
+    return described(read, enum=list(choices))
 
 
 def enum_of(enum: type[W]) -> Validator[W]:
@@ -368,4 +391,4 @@ def checked(validator: Validator[Any]) -> Validator[Any]:
         validator(value)
         return value
 
-    return read
+    return described(read, **json_schema(validator))

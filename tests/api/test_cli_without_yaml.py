@@ -124,7 +124,7 @@ def test_init_writes_a_file_that_tunes(here, run):
     assert "int8 2" in line
     assert "int3" not in line  # ONNX Runtime has no kernel for 3 bits
     settings = load_settings("new.yaml")
-    assert settings.model.name == "net.onnx"
+    assert settings.options.model == "net.onnx"
     assert [metric.name for metric in settings.evaluation.metrics] == ["accuracy"]
     code, _, err = run("tune", "new.yaml", "--objective", "modelsize", "--runtime", "source")
     assert code == 0, err

@@ -20,7 +20,7 @@ from neural_mp.adaptors.pytorch.files import onnx_export, transfer
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.adaptors.transfer import TransferFile, transfer_file
 from neural_mp.amp import AutoMixedPrecisionOptions
-from neural_mp.api import runtime_hint, runtimes
+from neural_mp.api import runtime_comparison, runtimes
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.io.measurement_cache import NO_CACHE
@@ -311,14 +311,16 @@ def test_a_run_in_the_source_ends_with_a_hint(net, batches, times, monkeypatch, 
     def measured_again(_: object) -> None:
         pytest.fail("the hint of an earlier run is reused")
 
-    monkeypatch.setattr(runtime_hint, "transfer_file", measured_again)
+    monkeypatch.setattr(runtime_comparison, "transfer_file", measured_again)
     assert tuned(net, batches, runtime="source").report.hint == hint
 
 
 @pytest.mark.usefixtures("with_hints")
 @pytest.mark.parametrize("options", [{"workers": 2}, {"runtime": "openvino"}])
 def test_no_hint_where_it_has_no_place(options, net, batches, times, monkeypatch):
-    monkeypatch.setattr(runtime_hint, "runtimes_of", lambda _: pytest.fail("no hint is wanted"))
+    monkeypatch.setattr(
+        runtime_comparison, "runtimes_of", lambda _: pytest.fail("no hint is wanted")
+    )
     job, _ = (
         MixedPrecision(
             model=net,
@@ -351,7 +353,7 @@ def test_a_small_gain_or_a_failing_runtime_is_no_hint(net, batches, times, monke
 def test_no_hint_if_its_cost_is_out_of_proportion(net, batches, times):
     adaptor = adaptor_named("pytorch")
     source = LoadedModel(adaptor, adaptor.load(net, example=batches[0][0]))
-    search = runtime_hint.HintSearch(source, Measurement(batches[0][0]), NO_CACHE)
+    search = runtime_comparison.HintSearch(source, Measurement(batches[0][0]), NO_CACHE)
     assert search({"load": 20.0, "search": 100.0}, 0.01) is None
     assert search({"load": 20.0, "search": 1000.0}, 0.01) is not None
     assert search({"load": 2.0}, 0.01) is not None

@@ -17,7 +17,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.adaptors.transfer import transfer_file, transferred
 from neural_mp.api import runtimes
-from neural_mp.api.runtime_verification import compared
+from neural_mp.api.runtime_comparison import compared
 from neural_mp.config import settings_from
 from neural_mp.errors import ConfigurationError, ConversionError, MissingFrameworkError
 from neural_mp.runs.report import RuntimeFigures
@@ -215,7 +215,7 @@ def test_unknown_names_are_refused_with_a_suggestion(net, batches):
         MixedPrecision(model=net, runtime="openvin", eval_dataloader=batches)()
     with pytest.raises(ConfigurationError, match=r"model\.runtime"):
         settings_from({"model": {"name": "m", "runtime": "openvin"}})
-    assert settings_from({"model": {"name": "m", "runtime": "auto"}}).model.runtime == "auto"
+    assert settings_from({"model": {"name": "m", "runtime": "auto"}}).options.runtime == "auto"
 
 
 @pytest.mark.usefixtures("quick_runs")

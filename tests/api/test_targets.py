@@ -72,7 +72,7 @@ def test_an_unknown_target_is_named_with_the_nearest():
 
 
 def test_a_tuning_file_names_its_target(net):
-    assert parse_settings("target: portable").target == "portable"
+    assert parse_settings("target: portable").options.target == "portable"
     with pytest.raises(ConfigurationError, match=r"line 1: target: expected one of this, portable"):
         parse_settings("target: avx3")
 

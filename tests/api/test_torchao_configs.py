@@ -13,8 +13,7 @@ from transformers import AwqConfig, GPTQConfig
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.api.torchao_configs import constraint_of
-from neural_mp.api.transformers_configs import constraint_of as transformers_constraint
+from neural_mp.api.foreign_configs import constraint_of
 from neural_mp.compat.torchao import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -108,7 +107,7 @@ def test_configurations_of_transformers_limit_a_search(net, config, words):
 )
 def test_configurations_of_transformers_without_a_kernel_are_errors(options, message):
     with pytest.raises(ConfigurationError, match=message):
-        transformers_constraint(SimpleNamespace(**options))
+        constraint_of(SimpleNamespace(**options))
 
 
 def test_words_of_a_configuration_are_those_of_a_plan():

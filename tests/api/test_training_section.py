@@ -55,9 +55,10 @@ def test_their_section_means_the_same_in_our_words():
     }
     options = {"learning_rate": 1e-4, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
     assert settings.train == TrainSettings(
-        loader, {"CrossEntropyLoss": {"reduction": "mean"}}, {"SGD": options}, 8, 30
+        loader, {"CrossEntropyLoss": {"reduction": "mean"}}, {"SGD": options}, 30
     )
-    assert settings.approach is None
+    assert settings.options.epochs == 8
+    assert settings.options.approach is None
     assert read(settings_to_yaml(settings)) == settings
 
 
@@ -65,7 +66,8 @@ def test_our_section_is_read_and_written():
     settings = read(OURS)
     loader = {"dataset": {"numpy": {"inputs": "images.npy", "labels": "labels.npy"}}}
     optimizer = {"AdamW": {"learning_rate": 1e-3, "beta_1": 0.8}}
-    assert settings.train == TrainSettings(loader, {"CrossEntropyLoss": {}}, optimizer, 8, 30)
+    assert settings.train == TrainSettings(loader, {"CrossEntropyLoss": {}}, optimizer, 30)
+    assert settings.options.epochs == 8
     assert read(settings_to_yaml(settings)) == settings
 
 
@@ -73,7 +75,7 @@ def test_defaults_are_those_of_their_files():
     train = read(
         THEIRS.replace("    end_epoch: 9\n", "").replace("SGD: {", "Adam: {beta_2: 0.9}}\n    #")
     )
-    assert train.train.epochs == 1
+    assert train.options.epochs == 1
     assert train.train.optimizer == {"Adam": {"learning_rate": 1e-3, "beta_2": 0.9}}
 
 

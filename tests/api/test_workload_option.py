@@ -92,7 +92,7 @@ def test_a_bad_workload_is_one_clear_error_in_python_and_yaml(tmp_path, value, s
 def test_a_workload_survives_a_yaml_file():
     settings = settings_from({"tuning": {"workload": MIX}}, "a file")
     restored = settings_from(load_yaml(settings_to_yaml(settings)), "the same file")
-    assert restored.tuning.workload == MIX
+    assert restored.options.workload == MIX
     assert MixedPrecision(restored).workload == MIX
 
 

@@ -40,7 +40,6 @@ from neural_mp.api import config_objects
 from neural_mp.config import Settings, load_settings
 from neural_mp.config.source import read_text
 from neural_mp.errors import NeuralMPError
-from neural_mp.strategies import DEFAULT
 
 LOADERS = (config_objects.CALIBRATION, config_objects.ACCURACY, config_objects.PERFORMANCE)
 #: How often a reason counts as one of few words.
@@ -106,7 +105,7 @@ def _steps(settings: Settings) -> Iterable[Callable[[], object]]:
     """All that a run makes of a file before there is a model; first, that all names are known."""
     names = config_objects.vocabulary_of(settings)
     specs = (
-        settings.calibration.dataloader,
+        settings.calibration_dataloader,
         settings.evaluation.dataloader,
         settings.evaluation.performance.dataloader,
     )
@@ -121,7 +120,7 @@ def _steps(settings: Settings) -> Iterable[Callable[[], object]]:
     for metric in settings.evaluation.metrics:
         evaluation = replace(settings.evaluation, metrics=(metric,))
         yield partial(config_objects.metrics, replace(settings, evaluation=evaluation))
-    yield partial(config_objects.strategy, settings, settings.tuning.strategy or DEFAULT)
+    yield partial(config_objects.strategy, settings, settings.options.strategy)
 
 
 def _first_batch(settings: Settings, section: Any) -> object:

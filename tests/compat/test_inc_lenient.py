@@ -14,7 +14,7 @@ from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.op_types import matching_op_types
 from neural_mp.config import (
     IgnoredSettingWarning,
-    ModelSettings,
+    Options,
     parse_settings,
     settings_to_yaml,
 )
@@ -38,14 +38,16 @@ def theirs(text):
 
 
 def test_a_negative_tolerance_asks_for_more_than_the_baseline():
-    criterion = theirs("tuning: {accuracy_criterion: {relative: -0.01}}")[0].tuning.criterion
+    criterion = theirs("tuning: {accuracy_criterion: {relative: -0.01}}")[
+        0
+    ].options.accuracy_criterion
     assert criterion.target(0.9) == pytest.approx(0.909)
     assert not criterion.met(0.9, 0.9)
     assert criterion.met(0.9, 0.91)
-    absolute = theirs("tuning: {accuracy_criterion: {absolute: -2%}}")[0].tuning.criterion
+    absolute = theirs("tuning: {accuracy_criterion: {absolute: -2%}}")[0].options.accuracy_criterion
     assert absolute.target(0.9) == pytest.approx(0.92)
     lower = theirs("tuning: {accuracy_criterion: {absolute: -1, higher_is_better: false}}")
-    assert lower[0].tuning.criterion.target(5.0) == 4.0
+    assert lower[0].options.accuracy_criterion.target(5.0) == 4.0
 
 
 def test_a_negative_tolerance_is_a_mistake_elsewhere():
@@ -57,7 +59,7 @@ def test_a_negative_tolerance_is_a_mistake_elsewhere():
 
 def test_a_large_share_is_taken_at_its_word_in_a_file_of_theirs():
     text = "tuning: {accuracy_criterion: {relative: 0.99}}"
-    assert theirs(text)[0].tuning.criterion.target(1.0) == pytest.approx(0.01)
+    assert theirs(text)[0].options.accuracy_criterion.target(1.0) == pytest.approx(0.01)
     with pytest.raises(ConfigurationError, match="did you mean 0.0099"):
         parse_settings(text)
 
@@ -72,11 +74,11 @@ def test_a_large_share_is_taken_at_its_word_in_a_file_of_theirs():
     ],
 )
 def test_a_limit_below_what_has_a_meaning_is_what_it_comes_to_there(written, meant):
-    assert theirs(f"tuning: {{exit_policy: {{{written}}}}}")[0].tuning.exit_policy == meant
+    assert theirs(f"tuning: {{exit_policy: {{{written}}}}}")[0].options.exit_policy == meant
 
 
 def test_a_negative_seed_is_the_first_one():
-    assert theirs("tuning: {random_seed: -1}")[0].tuning.random_seed == 0
+    assert theirs("tuning: {random_seed: -1}")[0].options.random_seed == 0
 
 
 @pytest.mark.parametrize("written", ["max_trials: many", "max_trials: 1.5", "timeout: soon"])
@@ -90,18 +92,18 @@ def test_what_is_no_number_is_a_mistake_in_their_files_too(written):
     [
         ("MSE", "mse"),
         ("automixedprecision", "auto_mixed_precision"),
-        ("auto", None),
+        ("auto", "mincut"),
         ("hawq_v2", "hawq_v2"),
     ],
 )
 def test_a_strategy_by_its_name_there(written, meant):
     settings, ignored = theirs(f"tuning: {{strategy: {{name: {written}}}}}")
-    assert (settings.tuning.strategy, ignored) == (meant, [])
+    assert (settings.options.strategy, ignored) == (meant, [])
 
 
 def test_sigopt_is_said_to_be_replaced():
     settings, ignored = theirs("tuning:\n  strategy:\n    name: sigopt")
-    assert settings.tuning.strategy == "bayesian"
+    assert settings.options.strategy == "bayesian"
     assert "conf.yaml, line 4: tuning.strategy.name.sigopt is ignored" in ignored[0]
 
 
@@ -109,7 +111,10 @@ def test_precisions_compare_with_what_they_were_set_to():
     converter = MixedPrecision()
     converter.precisions = ["bf16", "fp32"]
     assert converter.precisions == ["bf16", "fp32"]
-    assert theirs("mixed_precision: {precisions: [bf16, fp32]}")[0].precisions == ["bf16", "fp32"]
+    assert theirs("mixed_precision: {precisions: [bf16, fp32]}")[0].options.precisions == [
+        "bf16",
+        "fp32",
+    ]
 
 
 @pytest.mark.parametrize("section", ["model_conversion", "automixedprecision"])
@@ -124,8 +129,8 @@ def test_a_section_for_something_else_is_passed_over(section):
 def test_of_a_key_given_twice_the_last_counts():
     text = "tuning:\n  random_seed: 1\n  strategy: {name: basic}\n  random_seed: 2"
     settings, ignored = theirs(text)
-    assert settings.tuning.random_seed == 2
-    assert settings.tuning.strategy == "basic"
+    assert settings.options.random_seed == 2
+    assert settings.options.strategy == "basic"
     assert ignored == ["conf.yaml, line 3: tuning.random_seed is ignored: repeated on line 5"]
     with pytest.raises(
         ConfigurationError, match=r"line 4: tuning\.random_seed: must not be given twice"
@@ -135,7 +140,7 @@ def test_of_a_key_given_twice_the_last_counts():
 
 def test_a_section_given_twice_is_the_last_one_as_a_whole():
     settings, ignored = theirs("tuning: {random_seed: 5}\ntuning: {early_stopping: false}")
-    assert (settings.tuning.random_seed, settings.tuning.early_stopping) == (0, False)
+    assert (settings.options.random_seed, settings.options.early_stopping) == (0, False)
     assert len(ignored) == 1
 
 
@@ -228,7 +233,7 @@ def test_a_word_that_is_no_op_type_of_anybody_means_nothing():
 
 
 def test_a_plugged_in_framework_has_the_names_that_all_have():
-    settings = replace(theirs("model: {name: net}")[0], model=ModelSettings(framework="theirs"))
+    settings = replace(theirs("model: {name: net}")[0], options=Options(framework="theirs"))
     names = config_objects.vocabulary_of(settings)
     assert names == config_objects.vocabulary_of(theirs("model: {framework: NA}")[0])
 

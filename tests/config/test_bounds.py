@@ -74,7 +74,7 @@ def test_a_file_is_told_the_key_of_what_is_out_of_bounds(key, text):
 
 def test_files_of_intel_neural_compressor_keep_a_seed_below_zero():
     settings = parse_settings("tuning: {random_seed: -1}", dialect=Dialect.INC)
-    assert settings.tuning.random_seed == 0
+    assert settings.options.random_seed == 0
     with pytest.raises(ConfigurationError, match=r"tuning\.random_seed"):
         parse_settings(f"tuning: {{random_seed: {2**32}}}", dialect=Dialect.INC)
 

@@ -205,17 +205,17 @@ def test_a_tensorflow_file():
         "tuning.tensorboard",
         "tuning.workspace.path",
     ]
-    assert settings.model.framework == "tensorflow"
-    assert settings.model.inputs == ("image_tensor",)
-    assert settings.model.outputs == ("num_detections", "detection_boxes")
-    assert settings.precisions == (INT8,)
-    assert settings.calibration.sampling_size == 100
-    assert settings.calibration.dataloader["transform"] == {
+    assert settings.options.framework == "tensorflow"
+    assert settings.options.inputs == ("image_tensor",)
+    assert settings.options.outputs == ("num_detections", "detection_boxes")
+    assert settings.options.precisions == (INT8,)
+    assert settings.options.sampling_size == 100
+    assert settings.calibration_dataloader["transform"] == {
         "ParseDecodeCoco": {},
         "Resize": {"size": 300},
     }
-    assert settings.tuning.strategy == "bayesian"
-    assert (settings.tuning.workspace, settings.tuning.resume) == ("./old/history.snapshot", True)
+    assert settings.options.strategy == "bayesian"
+    assert (settings.options.workspace, settings.options.resume) == ("./old/history.snapshot", True)
     metric = MetricSettings("cocomap", {"anno_path": "/data/label_map.yaml"})
     assert settings.evaluation.metrics == (metric,)
     assert settings.evaluation.postprocess == {"LabelShift": 1}
@@ -249,17 +249,17 @@ def test_a_pytorch_file():
         "tuning.diagnosis",
         "tuning.multi_objectives",
     ]
-    assert settings.model.framework == "pytorch"
-    assert settings.precisions == (INT8, BF16)
+    assert settings.options.framework == "pytorch"
+    assert settings.options.precisions == (INT8, BF16)
     weight = QuantConstraint(scheme=("symmetric",))
     activation = QuantConstraint(algorithm=("dynamic",))
     model_wise = OpConstraint(weight=weight, activation=activation)
     assert settings.constraints.model_wise == model_wise
-    assert settings.approach == "dynamic"
+    assert settings.options.approach == "dynamic"
     assert settings.constraints.optype_wise == {"Linear": OpConstraint((FP32,))}
     assert not settings.constraints.op_wise
-    assert settings.tuning.criterion.tolerance == 0.01
-    assert not settings.tuning.criterion.relative
+    assert settings.options.accuracy_criterion.tolerance == 0.01
+    assert not settings.options.accuracy_criterion.relative
     assert [(m.name, m.weight) for m in settings.evaluation.metrics] == [
         ("accuracy", 0.6),
         ("squadf1", 0.4),
@@ -278,16 +278,16 @@ def test_an_onnx_file():
         "quantization.train",
         "tuning.objective.accuracy",
     ]
-    assert settings.model.framework == "onnxrt"
-    assert settings.precisions == (INT8,)
-    assert settings.tuning.objective is None
+    assert settings.options.framework == "onnxrt"
+    assert settings.options.precisions == (INT8,)
+    assert not settings.options.is_set("objective")
 
 
 def test_a_graph_optimization_file():
     settings, ignored = read(GRAPH)
     assert ignored == []
-    assert settings.model.framework is None
-    assert settings.precisions == (BF16, FP32)
+    assert settings.options.framework is None
+    assert settings.options.precisions == (BF16, FP32)
     assert settings.constraints.op_wise == {".*": OpConstraint((BF16,))}
 
 
@@ -298,12 +298,12 @@ def test_written_in_our_words_nothing_is_ignored(text):
 
 
 def test_bf16_is_asked_for_where_it_has_an_effect():
-    assert read("quantization: {use_bf16: true}")[0].precisions == (INT8, BF16)
-    assert read("quantization: {use_bf16: false}")[0].precisions == (INT8,)
+    assert read("quantization: {use_bf16: true}")[0].options.precisions == (INT8, BF16)
+    assert read("quantization: {use_bf16: false}")[0].options.precisions == (INT8,)
     assert read("use_bf16: true")[1] == ["use_bf16"]
     text = "{use_bf16: true, quantization: {}, mixed_precision: {precisions: fp16}}"
     settings, ignored = read(text)
-    assert (settings.precisions, ignored) == ((Precision.FP16,), ["use_bf16"])
+    assert (settings.options.precisions, ignored) == ((Precision.FP16,), ["use_bf16"])
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_bf16_is_asked_for_where_it_has_an_effect():
     ],
 )
 def test_their_frameworks(written, framework):
-    assert read(f"model: {{framework: {written}}}")[0].model.framework == framework
+    assert read(f"model: {{framework: {written}}}")[0].options.framework == framework
 
 
 def test_a_warning_names_file_and_line(tmp_path):

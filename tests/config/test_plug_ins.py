@@ -20,7 +20,7 @@ def _plugged_in(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_plugged_in")
 def test_a_framework_that_is_plugged_in_is_known_by_its_name():
-    assert parse_settings("model: {name: net, framework: Mine}").model.framework == "Mine"
+    assert parse_settings("model: {name: net, framework: Mine}").options.framework == "Mine"
 
 
 @pytest.mark.usefixtures("_plugged_in")

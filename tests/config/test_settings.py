@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from neural_mp.config import (
-    CalibrationSettings,
     EvaluationSettings,
     MetricSettings,
-    ModelSettings,
+    Options,
     PerformanceSettings,
     Settings,
-    TuningSettings,
     load_settings,
     parse_settings,
     settings_to_yaml,
@@ -82,9 +80,27 @@ evaluation:
 FLOAT32 = OpConstraint(precisions=(Precision.FP32,))
 
 EXPECTED = Settings(
-    model=ModelSettings("digits", "pytorch", ("image", "mask"), ("scores",)),
+    Options(
+        model="digits",
+        framework="pytorch",
+        inputs=("image", "mask"),
+        outputs=("scores",),
+        precisions=(Precision.INT8, Precision.BF16, Precision.FP16),
+        sampling_size=64,
+        strategy="basic",
+        accuracy_criterion=AccuracyCriterion(0.01, relative=False, higher_is_better=False),
+        objective={"footprint": 0.3, "performance": 0.7},
+        early_stopping=False,
+        min_speedup=1.1,
+        workers=2,
+        exit_policy=ExitPolicy(60.0, 7, performance_only=True),
+        random_seed=5,
+        workspace="./run",
+        resume=True,
+        storage="sqlite:///runs.db",
+        max_batches=7,
+    ),
     device="gpu",
-    precisions=(Precision.INT8, Precision.BF16, Precision.FP16),
     constraints=Constraints(
         model_wise=OpConstraint(
             activation=QuantConstraint(
@@ -103,30 +119,14 @@ EXPECTED = Settings(
             "stem": FLOAT32,
         },
     ),
-    calibration=CalibrationSettings(
-        64,
-        {
-            "batch_size": 8,
-            "shuffle": True,
-            "seed": 3,
-            "last_batch": "discard",
-            "dataset": {"numpy": {"inputs": "x.npy", "labels": "y.npy"}},
-            "transform": {"Rescale": {}, "Normalize": {"mean": [0.5], "std": [0.25]}},
-        },
-    ),
-    tuning=TuningSettings(
-        strategy="basic",
-        criterion=AccuracyCriterion(0.01, relative=False, higher_is_better=False),
-        objective={"footprint": 0.3, "performance": 0.7},
-        early_stopping=False,
-        min_speedup=1.1,
-        workers=2,
-        exit_policy=ExitPolicy(60.0, 7, performance_only=True),
-        random_seed=5,
-        workspace="./run",
-        resume=True,
-        storage="sqlite:///runs.db",
-    ),
+    calibration_dataloader={
+        "batch_size": 8,
+        "shuffle": True,
+        "seed": 3,
+        "last_batch": "discard",
+        "dataset": {"numpy": {"inputs": "x.npy", "labels": "y.npy"}},
+        "transform": {"Rescale": {}, "Normalize": {"mean": [0.5], "std": [0.25]}},
+    },
     evaluation=EvaluationSettings(
         metrics=(
             MetricSettings("topk", {"k": 5}, 0.5),
@@ -138,7 +138,6 @@ EXPECTED = Settings(
         performance=PerformanceSettings(
             0, 10, 4, {"dataset": {"dummy": {"shape": [8, 3, 32, 32]}}}, 2, 3
         ),
-        max_batches=7,
     ),
 )
 
@@ -169,7 +168,7 @@ def test_transforms_stay_in_order():
 def load(**keys):
     written = ", ".join(f"{key}: {value}" for key, value in {"dataset": "a", **keys}.items())
     text = f"quantization: {{calibration: {{dataloader: {{{written}}}}}}}"
-    return parse_settings(text).calibration.dataloader
+    return parse_settings(text).calibration_dataloader
 
 
 def test_without_anything_else_defaults_hold():
@@ -178,10 +177,12 @@ def test_without_anything_else_defaults_hold():
 
 
 def test_a_quantization_section_means_int8():
-    assert parse_settings("quantization:").precisions == (Precision.INT8,)
-    assert parse_settings("{quantization: {}, mixed_precision: {}}").precisions == (Precision.INT8,)
+    assert parse_settings("quantization:").options.precisions == (Precision.INT8,)
+    assert parse_settings("{quantization: {}, mixed_precision: {}}").options.precisions == (
+        Precision.INT8,
+    )
     text = "{quantization: {}, mixed_precision: {precisions: bf16}}"
-    assert parse_settings(text).precisions == (Precision.BF16,)
+    assert parse_settings(text).options.precisions == (Precision.BF16,)
     assert parse_settings("{quantization: {}, mixed_precision: {precisions: any}}") == Settings()
 
 
@@ -190,7 +191,7 @@ def test_a_quantization_section_means_int8():
 )
 def test_the_largest_sampling_size_is_taken(written, size):
     settings = parse_settings(f"quantization:\n  calibration:\n    sampling_size: {written}\n")
-    assert settings.calibration.sampling_size == size
+    assert settings.options.sampling_size == size
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_the_largest_sampling_size_is_taken(written, size):
 )
 def test_criterion(written, expected):
     settings = parse_settings(f"tuning: {{accuracy_criterion: {written}}}")
-    assert settings.tuning.criterion == expected
+    assert settings.options.accuracy_criterion == expected
 
 
 @pytest.mark.parametrize(
@@ -243,14 +244,14 @@ def test_metrics_that_each_have_to_meet_the_target_have_no_weight():
     [
         ("./run", "./run", False),
         ("{path: ./run}", "./run", False),
-        ("{resume: true}", None, True),
+        ("{resume: true}", Options().workspace, True),
         ("{resume: ./old}", "./old", True),
         ("{path: ./old, resume: ./old}", "./old", True),
     ],
 )
 def test_workspace(written, workspace, resume):
-    tuning = parse_settings(f"tuning: {{workspace: {written}}}").tuning
-    assert (tuning.workspace, tuning.resume) == (workspace, resume)
+    options = parse_settings(f"tuning: {{workspace: {written}}}").options
+    assert (options.workspace, options.resume) == (workspace, resume)
 
 
 def test_anchors_and_merged_mappings_are_read():
@@ -263,7 +264,7 @@ evaluation:
     dataloader: {<<: *data, batch_size: 16}
 """
     settings = parse_settings(text)
-    assert settings.calibration.dataloader["batch_size"] == 4
+    assert settings.calibration_dataloader["batch_size"] == 4
     assert settings.evaluation.dataloader == {
         "batch_size": 16,
         "dataset": {"dummy": {"shape": [8, 4]}},
@@ -277,7 +278,7 @@ def test_the_full_example_survives_a_round_trip():
 def test_workers_of_an_engine_are_written_and_read_back():
     workers = {"engine": "ray", "address": "10.0.0.1:6379", "count": 8}
     settings = parse_settings(f"tuning: {{workers: {workers}}}")
-    assert settings.tuning.workers == workers
+    assert settings.options.workers == workers
     assert parse_settings(settings_to_yaml(settings)) == settings
 
 
@@ -312,18 +313,18 @@ def test_the_example_in_the_reference_reads():
     reference = (Path(__file__).parents[2] / "docs" / "yaml.md").read_text(encoding="utf-8")
     example = re.search(r"```yaml\n(.*?)```", reference, re.DOTALL)[1]
     settings = parse_settings(example)
-    assert settings.precisions == (Precision.INT8, Precision.BF16)
+    assert settings.options.precisions == (Precision.INT8, Precision.BF16)
     assert parse_settings(settings_to_yaml(settings)) == settings
 
 
 @pytest.mark.parametrize("approach", ["static", "dynamic", "weight_only"])
 def test_the_way_of_int8_is_read_and_written(approach):
     settings = parse_settings(f"quantization:\n  approach: {approach}\n")
-    assert settings.approach == approach
+    assert settings.options.approach == approach
     assert parse_settings(settings_to_yaml(settings)) == settings
 
 
 def test_a_model_taken_apart_into_modules_is_read_and_written():
     settings = parse_settings("model:\n  capture: modules\n")
-    assert settings.model.capture == "modules"
+    assert settings.options.capture == "modules"
     assert parse_settings(settings_to_yaml(settings)) == settings

@@ -7,13 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neural_mp.config import (
-    CalibrationSettings,
     EvaluationSettings,
     MetricSettings,
-    ModelSettings,
+    Options,
     PerformanceSettings,
     Settings,
-    TuningSettings,
     parse_settings,
     settings_to_yaml,
 )
@@ -69,31 +67,36 @@ metric_lists = st.one_of(
         unique_by=lambda metric: metric.name,
     ).map(tuple),
 )
+run_options = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": words,
+        "framework": st.sampled_from(["pytorch", "tensorflow", "onnxrt"]),
+        "inputs": st.lists(words, min_size=1, max_size=3).map(tuple),
+        "outputs": st.lists(words, min_size=1, max_size=3).map(tuple),
+        "precisions": precisions,
+        "sampling_size": sizes,
+        "strategy": words,
+        "accuracy_criterion": st.builds(
+            AccuracyCriterion, st.floats(0, 0.499), st.just(True), directions
+        )
+        | st.builds(AccuracyCriterion, amounts, st.just(False), directions),
+        "objective": st.sampled_from(["performance", "footprint", "modelsize"]),
+        "exit_policy": st.builds(ExitPolicy, amounts, sizes, st.booleans()),
+        "random_seed": st.integers(0, 2**32 - 1),
+        "rounding_steps": st.integers(1, 1000),
+        "workspace": words,
+        "resume": st.booleans(),
+        "storage": words,
+        "max_batches": sizes,
+    },
+).map(lambda chosen: Options(**chosen))
 all_settings = st.builds(
     Settings,
-    model=st.builds(
-        ModelSettings,
-        st.none() | words,
-        st.sampled_from([None, "pytorch", "tensorflow", "onnxrt"]),
-        st.lists(words, max_size=3).map(tuple),
-        st.lists(words, max_size=3).map(tuple),
-    ),
+    run_options,
     device=st.sampled_from(["cpu", "gpu"]),
-    precisions=st.none() | precisions,
     constraints=st.builds(Constraints, limits, op_limits, op_limits),
-    calibration=st.builds(CalibrationSettings, sizes, st.none() | dataloaders),
-    tuning=st.builds(
-        TuningSettings,
-        st.none() | words,
-        st.builds(AccuracyCriterion, st.floats(0, 0.499), st.just(True), directions)
-        | st.builds(AccuracyCriterion, amounts, st.just(False), directions),
-        st.sampled_from(["performance", "footprint", "modelsize"]),
-        st.builds(ExitPolicy, amounts, sizes, st.booleans()),
-        st.integers(0, 2**32 - 1),
-        st.none() | words,
-        st.booleans(),
-        st.none() | words,
-    ),
+    calibration_dataloader=st.none() | dataloaders,
     evaluation=st.builds(
         EvaluationSettings,
         metric_lists,
@@ -108,7 +111,6 @@ all_settings = st.builds(
             st.none() | st.integers(1, 8),
             sizes,
         ),
-        st.none() | sizes,
     ),
 )
 

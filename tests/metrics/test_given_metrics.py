@@ -10,8 +10,13 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from neural_mp.api.metric_direction import directed, metric_label
-from neural_mp.api.user_metrics import gather_metrics, given_metrics, metric_words
+from neural_mp.api.user_metrics import (
+    directed,
+    gather_metrics,
+    given_metrics,
+    metric_label,
+    metric_words,
+)
 from neural_mp.config import load_settings
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError, MetricError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neural_mp import AccuracyCriterion
-from neural_mp.api.metric_direction import directed, metric_label
+from neural_mp.api.user_metrics import directed, metric_label
 from neural_mp.errors import ConfigurationError
 
 

@@ -20,6 +20,8 @@ SQUARED_ERROR = "MeanSquaredError"
 #: Losses that read one target for each output.
 BY_OUTPUT = (BINARY_CROSS_ENTROPY, SQUARED_ERROR)
 LOSSES = (CROSS_ENTROPY, SPARSE_CROSS_ENTROPY, *BY_OUTPUT)
+#: Default number of passes over the batches.
+EPOCHS = 10
 #: Reductions of a loss over the samples of a batch; `auto` and `sum_over_batch_size` are the mean.
 REDUCTIONS = ("mean", "sum", "auto", "sum_over_batch_size")
 

@@ -237,7 +237,9 @@ def measured_accuracy(
     if not metrics:
         raise ConfigurationError("metric must be set to measure accuracy, got none")
     postprocess = postprocess or config_objects.postprocess(settings)
-    loaded = loaded_model(model, *ports_there(model, settings.model.inputs, settings.model.outputs))
+    loaded = loaded_model(
+        model, *ports_there(model, settings.options.inputs, settings.options.outputs)
+    )
     evaluator = Evaluator(batches, metrics, None, postprocess)
     timer = _Timer(loaded)
     accuracy = evaluator(cast(AnyModel, timer), Deadline())

@@ -11,10 +11,8 @@ from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.compat.inc.weight_only import weight_only_limits
 from neural_mp.config import (
-    CalibrationSettings,
-    ModelSettings,
+    Options,
     Settings,
-    TuningSettings,
     settings_from,
     values,
 )
@@ -141,24 +139,28 @@ class _Conversion:
     accuracy_criterion: AccuracyCriterion = field(default_factory=AccuracyCriterion)
     tuning_criterion: TuningCriterion = field(default_factory=TuningCriterion)
 
-    def settings_for(self, precisions: tuple[Precision, ...], **others: Any) -> Settings:
+    def settings_for(
+        self, precisions: tuple[Precision, ...], constraints: Constraints, **options: Any
+    ) -> Settings:
         """Return the equivalent settings.
 
         Args:
             precisions: the allowed precisions.
-            **others: further fields of `Settings`.
+            constraints: limits on ops.
+            **options: further options.
         """
         self._warn_without_effect()
         return Settings(
-            model=ModelSettings(
-                inputs=tuple(tensor_names(self.inputs) or ()),
-                outputs=tuple(tensor_names(self.outputs) or ()),
+            Options(
+                inputs=tuple(tensor_names(self.inputs) or ()) or None,
+                outputs=tuple(tensor_names(self.outputs) or ()) or None,
+                precisions=precisions,
+                **_tuning(self.accuracy_criterion, self.tuning_criterion),
+                **options,
             ),
             device=_valid(self, "device", validators.one_of(("cpu", "gpu"))),
-            precisions=precisions,
-            tuning=_tuning(self.accuracy_criterion, self.tuning_criterion),
+            constraints=constraints,
             dialect=Dialect.INC,
-            **others,
         )
 
     def _warn_without_effect(self) -> None:
@@ -184,26 +186,32 @@ def _strategy(name: str | None) -> str | None:
     return STRATEGIES.get(strategy, strategy)
 
 
-def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> TuningSettings:
+def _criterion(loss: AccuracyCriterion) -> criterion.AccuracyCriterion:
+    return criterion.AccuracyCriterion(
+        _valid(loss, "tolerable_loss", values.ANY_SHARE),
+        relative=loss.criterion == "relative",
+        higher_is_better=loss.higher_is_better,
+        any_tolerance=True,
+        any_baseline=True,
+    )
+
+
+def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> dict[str, Any]:
+    """Return the options of the search."""
     objective = _valid(search, "objective", values.OBJECTIVE)
     if isinstance(objective, str) and objective in IGNORED_OBJECTIVES:
         _SOURCE.ignored(("objective", objective), IGNORED_OBJECTIVES[objective])
-        objective = TuningSettings.objective
-    return TuningSettings(
+        objective = None
+    options = dict(
         strategy=_strategy(search.strategy),
-        criterion=criterion.AccuracyCriterion(
-            _valid(loss, "tolerable_loss", values.ANY_SHARE),
-            relative=loss.criterion == "relative",
-            higher_is_better=loss.higher_is_better,
-            any_tolerance=True,
-            any_baseline=True,
-        ),
+        accuracy_criterion=_criterion(loss),
         objective=objective,
         exit_policy=criterion.ExitPolicy(
             timeout=_valid(search, "timeout", values.ANY_SECONDS),
             max_trials=_valid(search, "max_trials", values.raised_to(1)),
         ),
     )
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _constraints(section: str, **limits: Mapping[str, Any] | None) -> Constraints:
@@ -256,9 +264,7 @@ class PostTrainingQuantConfig(_Conversion):
         return self.settings_for(
             parse_precisions(precisions),
             approach=INT8_APPROACHES[_APPROACHES[self.approach]],
-            calibration=CalibrationSettings(
-                validate_option("calibration_sampling_size", values.SIZES, listed)
-            ),
+            sampling_size=validate_option("calibration_sampling_size", values.SIZES, listed),
             constraints=limits,
         )
 
@@ -315,7 +321,7 @@ class QuantizationAwareTrainingConfig(_Conversion):
 
     def criterion(self) -> criterion.AccuracyCriterion:
         """Return the tolerable loss."""
-        return _tuning(self.accuracy_criterion, self.tuning_criterion).criterion
+        return _criterion(self.accuracy_criterion)
 
 
 @dataclass

@@ -51,7 +51,7 @@ class Configured:
 
     def __init__(self, conf_fname_or_obj: object = None) -> None:
         self.settings = settings_of(conf_fname_or_obj)
-        self.model: Any = self.settings.model.name
+        self.model: Any = self.settings.options.model
         self.metric: Any = None
         self.postprocess: Any = None
 
@@ -68,7 +68,7 @@ class Configured:
         """
         if shape:
             options["shape"] = shape[0]
-        return build_dataset({name: options}, vocabulary(self.settings.model.framework))
+        return build_dataset({name: options}, vocabulary(self.settings.options.framework))
 
     def dataloader(self, dataset: object, batch_size: int = 1, **options: Any) -> DataLoader:
         """Return a loader of a dataset."""
@@ -126,12 +126,12 @@ class Benchmark(Configured):
         if loader is None:
             raise DataError("b_dataloader must be set, as the configuration has no dataloader")
         if is_accuracy:
-            metric = metric_of(self.metric, settings.model.framework)
+            metric = metric_of(self.metric, settings.options.framework)
             postprocess = postprocess_of(self.postprocess)
             return benchmark.measured_accuracy(settings, model, loader, metric, postprocess)
         speed = settings.evaluation.performance
         cores, instances = benchmark.feasible(speed.cores_per_instance, speed.instances)
-        ports = ports_there(model, settings.model.inputs, settings.model.outputs)
+        ports = ports_there(model, settings.options.inputs, settings.options.outputs)
         return benchmark.timed(
             model, loader, speed.warmup, speed.iteration, cores, instances, ports
         )
@@ -162,7 +162,9 @@ class _Experiment(Configured):
         self.input: Any = None
         self.output: Any = None
         self.q_func: Any = None
-        self._precisions = sorted(map(str, self.settings.precisions or self.default))
+        options = self.settings.options
+        precisions = options.precisions if options.is_set("precisions") else self.default
+        self._precisions = sorted(map(str, precisions))
 
     @property
     def precisions(self) -> list[str]:
@@ -192,7 +194,7 @@ class _Experiment(Configured):
         tuning.calib_dataloader = self.calib_dataloader
         tuning.eval_dataloader = self.eval_dataloader
         tuning.eval_func = on_graphs(self.eval_func, tuning.model)
-        tuning.metric = metric_of(self.metric, self.settings.model.framework)
+        tuning.metric = metric_of(self.metric, self.settings.options.framework)
         tuning.postprocess = postprocess_of(self.postprocess)
         tuning.objective = self.objective or tuning.objective
         tuning.inputs, tuning.outputs = ports_there(

@@ -70,7 +70,7 @@ def tuned(
     tuning.eval_dataloader = eval_dataloader
     tuning.eval_func = on_graphs(eval_func, tuning.model)
     tuning.metric = metric_of(eval_metric)
-    ports = ports_there(tuning.model, settings.model.inputs, settings.model.outputs)
+    ports = ports_there(tuning.model, tuning.inputs, tuning.outputs)
     tuning.inputs, tuning.outputs = ports
     return Result(as_unchecked(tuning, settings).fit())
 

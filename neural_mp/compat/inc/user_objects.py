@@ -11,7 +11,7 @@ from typing import Any
 
 from neural_mp.common import DataLoader as OurDataLoader
 from neural_mp.compat.inc.components import vocabulary
-from neural_mp.config import Settings, load_settings, settings_from
+from neural_mp.config import Options, Settings, load_settings, settings_from
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import METRICS, build_metric
@@ -79,10 +79,11 @@ def settings_of(conf: Any) -> Settings:
 
 def _without_label(settings: Settings) -> Settings:
     """Drop a model name that is a mere label, which is usual in INC."""
-    name = settings.model.name
+    name = settings.options.model
     if name is None or Path(name).exists() or ":" in name:
         return settings
-    return replace(settings, model=replace(settings.model, name=None))
+    options = {key: value for key, value in vars(settings.options).items() if key != "model"}
+    return replace(settings, options=Options(**options))
 
 
 class DataLoader(OurDataLoader):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from neural_mp.tuning.evaluation.batches import Batches
@@ -12,20 +15,46 @@ from neural_mp.util.pytree import batch_size_of
 
 @dataclass(frozen=True)
 class Calibration:
-    """The first `samples` samples of calibration batches."""
+    """Calibration batches that hold a number of samples.
+
+    Attributes:
+        batches: all batches.
+        samples: number of samples; the last batch is not truncated.
+        seed: seed that draws the batches; None for the first batches.
+    """
 
     batches: Batches
     samples: int = 100
+    seed: int | None = None
 
     def inputs(self, before_each: Callable[[], None] = lambda: None) -> Iterator[Any]:
         """Yield the inputs of the batches that hold these samples."""
-        return limited(self.batches.inputs(), self.samples, before_each)
+        batches = enumerate(self.batches.inputs())
+        chosen = (inputs for i, inputs in batches if self._drawn is None or i in self._drawn)
+        return limited(chosen, self.samples, before_each)
+
+    @cached_property
+    def _drawn(self) -> frozenset[int] | None:
+        """Numbers of the drawn batches; None for the first batches."""
+        if self.seed is None:
+            return None
+        sizes = [batch_size_of(inputs) for inputs in self.batches.inputs()]
+        order = random.Random(self.seed).sample(range(len(sizes)), len(sizes))
+        before = accumulate((sizes[i] for i in order), initial=0)
+        return frozenset(i for i, held in zip(order, before, strict=False) if held < self.samples)
 
     @property
     def count(self) -> int:
-        """Number of required batches, estimated from the first one."""
+        """Number of required batches; estimated from the first one, unless drawn."""
+        if self._drawn is not None:
+            return len(self._drawn)
         total = -(-self.samples // max(1, batch_size_of(self.batches.first_inputs)))
         return min(total, len(self.batches)) if len(self.batches) else total
+
+
+def sample_words(samples: int, seed: int | None) -> str:
+    """Return the number of samples with their seed, for fingerprints."""
+    return str(samples) if seed is None else f"{samples} (seed {seed})"
 
 
 def limited(

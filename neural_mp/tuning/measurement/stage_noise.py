@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.runs.stage_noise import Stage, StageNoise
 from neural_mp.search.corrections import rounded_to_nearest
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.comparison import Comparison, compare_models
@@ -46,7 +47,7 @@ def stage_noise(
             models[Stage.RECONSTRUCTED] = model.converted(plan)
         if trained is not None:
             models[Stage.TRAINED] = trained
-        few = Calibration(job.calibration.batches, min(job.calibration.samples, _SAMPLES))
+        few = replace(job.calibration, samples=min(job.calibration.samples, _SAMPLES))
         rescaled = model.rescaled_by(plan.plan)
         comparisons = {
             stage: compare_models(job.model, staged, few.inputs(), rescaled)

@@ -95,7 +95,7 @@ def _names_a_model(folder: Path, canary: Path, name: str) -> None:
     (folder / "conf.yaml").write_text(f"model: {{name: '{name}'}}")
     with _inside(folder):
         settings = load_settings("conf.yaml")
-        config_objects.model(settings, settings.model.name)
+        config_objects.model(settings, settings.options.model)
 
 
 @SETTINGS.here("what is applied to predictions, named subprocess:call")

@@ -100,8 +100,8 @@ def _taken(settings: Any) -> None:
         lambda: config_objects.postprocess(settings),
         *(partial(config_objects.loader, settings, section) for section in _SECTIONS),
     ]
-    if settings.tuning.strategy is not None:
-        calls.append(lambda: config_objects.strategy(settings, settings.tuning.strategy))
+    if settings.options.is_set("strategy"):
+        calls.append(lambda: config_objects.strategy(settings, settings.options.strategy))
     for call in calls:
         with contextlib.suppress(DataError):
             call()

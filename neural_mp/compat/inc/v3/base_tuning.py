@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.api.metric_direction import directed
-from neural_mp.api.user_metrics import MetricSet
+from neural_mp.api.user_metrics import MetricSet, directed
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded

@@ -1,12 +1,12 @@
-"""Configurations of torchao: those of its names here, and objects of torchao itself.
+"""Quantization configurations of torchao and `transformers`.
 
-Only class names and attributes are read, so that torchao need not be installed.
+Only class names and attributes are read, so that neither has to be installed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ def quantize_(
         ConfigurationError: the configuration is unknown.
         CaptureError: the module runs no dense layer.
     """
-    limit = constraint_of(config)
+    limit = _torchao_constraint(config)
     if limit is None:
         raise ConfigurationError(
             f"config must be a configuration of torchao, got {type(config).__name__}"
@@ -100,15 +100,19 @@ def _left_out(model: Any, filter_fn: Callable[[Any, str], bool]) -> Iterator[str
 
 
 def constraint_of(config: object) -> OpConstraint | None:
-    """Return the constraint that a configuration means; None if it is not of torchao.
+    """Return the constraint that a configuration means; None if it is of neither tool.
 
     Raises:
         ConfigurationError: a value of the configuration is not supported.
     """
+    return _torchao_constraint(config) or _transformers_constraint(config)
+
+
+def _torchao_constraint(config: object) -> OpConstraint | None:
     # TorchAoConfig of transformers holds a configuration of torchao, or its name.
     inner = getattr(config, "quant_type", None)
     if type(config).__name__ == "TorchAoConfig" and inner is not None:
-        return constraint_of(inner)
+        return _torchao_constraint(inner)
     parser = _KINDS.get(type(config).__name__)
     return None if parser is None else parser(config)
 
@@ -171,3 +175,58 @@ _KINDS: dict[str, Callable[[Any], OpConstraint]] = {
     "Int8DynamicActivationInt8WeightConfig": _dynamic,
     "IntxWeightOnlyConfig": _intx,
 }
+
+
+def _transformers_constraint(config: object) -> OpConstraint | None:
+    method = getattr(config, "quant_method", None)
+    name = str(getattr(method, "value", method))
+    if name == "gptq":
+        return _limit(config, symmetric=bool(getattr(config, "sym", True)), rounding="gptq")
+    if name == "awq":
+        return _limit(config, symmetric=not getattr(config, "zero_point", True), rounding="awq")
+    if name == "compressed-tensors":
+        return _compressed(config)
+    return None
+
+
+def _limit(config: Any, *, symmetric: bool, rounding: str) -> OpConstraint:
+    return _weights(config.bits, config.group_size, symmetric, rounding, type(config).__name__)
+
+
+def _compressed(config: Any) -> OpConstraint:
+    scheme = getattr(config, "quantization_config", None) or config
+    groups = list((getattr(scheme, "config_groups", None) or {}).values())
+    forms = [_value(group, "weights") for group in groups]
+    if len(forms) != 1 or forms[0] is None:
+        raise ConfigurationError(
+            f"CompressedTensorsConfig must have one group with weights, got {len(groups)} groups; "
+            f"set op_wise or optype_wise for others"
+        )
+    if _value(groups[0], "input_activations") is not None:
+        raise ConfigurationError(
+            "input_activations of CompressedTensorsConfig must be None, got a form; set approach = "
+            "'dynamic' for INT8 with ranges computed on every run"
+        )
+    (form,) = forms
+    symmetric = bool(_value(form, "symmetric", True))
+    name = type(config).__name__
+    return _weights(_value(form, "num_bits", 8), _value(form, "group_size"), symmetric, "rtn", name)
+
+
+def _value(holder: Any, name: str, otherwise: Any = None) -> Any:
+    if isinstance(holder, Mapping):
+        return holder.get(name, otherwise)
+    return getattr(holder, name, otherwise)
+
+
+def _weights(
+    bits: int, size: int | None, symmetric: bool, rounding: str, name: str
+) -> OpConstraint:
+    if bits not in INTEGERS:
+        raise ConfigurationError(
+            f"bits of {name} must be one of {', '.join(map(str, INTEGERS))}, got {bits!r}"
+        )
+    if bits == 8:
+        return OpConstraint((Precision.INT8,), approaches=(Approach.WEIGHT_ONLY,))
+    scheme = Scheme.SYMMETRIC if symmetric else Scheme.ASYMMETRIC
+    return grouped_limit(INTEGERS[bits], None if size in (None, -1) else size, scheme, rounding)

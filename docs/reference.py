@@ -1,0 +1,104 @@
+"""Tables of options, and the JSON Schema of tuning files, from the declarations of the options.
+
+`python docs/reference.py` writes them into the pages of this folder; a test compares.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from neural_mp.config.declaration import Option
+from neural_mp.config.options import OPTIONS
+from neural_mp.config.schema import SCHEMAS
+from neural_mp.core.enums import Dialect
+from neural_mp.util.validators import json_schema
+
+DOCS = Path(__file__).parent
+SCHEMA = DOCS / "tuning_file.schema.json"
+_HEADER = "| attribute | default | meaning |\n|---|---|---|\n"
+
+
+def pages() -> dict[Path, str]:
+    """Return the files that the declarations determine, with their content."""
+    guide, yaml = (DOCS / name for name in ("guide.md", "yaml.md"))
+    before, header, rest = guide.read_text(encoding="utf-8").partition(_HEADER)
+    after = rest[rest.index("\n\n") :]
+    rows = "\n".join(_row(option.name, option, python=True) for option in OPTIONS.values())
+    return {
+        guide: before + header + rows + after,
+        yaml: _with_rows(yaml.read_text(encoding="utf-8")),
+        SCHEMA: json.dumps(tuning_file_schema(), indent=1, ensure_ascii=False) + "\n",
+    }
+
+
+def tuning_file_schema() -> dict[str, Any]:
+    """Return the JSON Schema of tuning files."""
+    schema: dict[str, Any] = json.loads(json.dumps(json_schema(SCHEMAS[Dialect.OWN])))
+    for option in OPTIONS.values():
+        if option.path:
+            _keywords_at(schema, option.path).update(_description(option))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Tuning file of neural-mp",
+        **schema,
+    }
+
+
+def _description(option: Option) -> dict[str, Any]:
+    is_plain = isinstance(option.default, bool | int | float | str)
+    default = {"default": option.default} if is_plain else {}
+    return {"description": option.plain_help, **default}
+
+
+def _keywords_at(schema: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+    for key in path:
+        section = schema["anyOf"][1] if "anyOf" in schema else schema
+        schema = section["properties"][key]
+    return schema
+
+
+def _with_rows(page: str) -> str:
+    """Return a page whose rows of options are those of the declarations.
+
+    A new option follows the option that is declared before in the same section.
+    """
+    previous: dict[Any, str] = {}
+    for option in OPTIONS.values():
+        if not option.path or "properties" in json_schema(option.in_file):
+            continue  # the keys of a section have rows of their own
+        key, section = ".".join(map(str, option.path)), option.path[:1]
+        row = _row(key, option, python=False)
+        pattern = re.compile(rf"^\| `{re.escape(key)}` \|.*$", re.MULTILINE)
+        if pattern.search(page) is None:
+            page = page.replace(previous[section], f"{previous[section]}\n{row}")
+        else:
+            page = pattern.sub(lambda _, row=row: row, page)
+        previous[section] = row
+    return page
+
+
+def _row(name: str, option: Option, *, python: bool) -> str:
+    meaning = option.help if not python else option.help.replace("(guide.md#", "(#")
+    meaning = meaning if python else meaning.replace("(yaml.md#", "(#")
+    return f"| `{name}` | {_default(option.default, option, python)} | {meaning} |"
+
+
+def _default(value: object, option: Option, python: bool) -> str:
+    if option.default_words:
+        return option.default_words
+    if value is None or (isinstance(value, tuple | Mapping) and not value):
+        return "none"
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    plain = value.value if isinstance(value, Enum) else value
+    return f"`{plain!r}`".replace("'", '"') if python else f"`{json.dumps(plain)}`".replace('"', "")
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        file.write_text(text, encoding="utf-8")
