@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 _POLL_SECONDS = 0.1
+#: File of the code that runs while a module is imported.
+_IMPORT_FILE = "<frozen importlib._bootstrap>"
 #: CPU seconds after which an interruption that some code has swallowed is repeated.
 _REPEAT_SECONDS = 2.0
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -34,8 +36,8 @@ class TimeLimitError(BaseException):
 def interrupted_after(seconds: float, within: str) -> Iterator[None]:
     """Interrupt the code of this context after some CPU seconds of its thread.
 
-    The code is interrupted only within a package of pure functions: anywhere else, an exception
-    could leave a global state half changed.
+    The code is interrupted only within a package of pure functions, and not while a module is
+    imported: anywhere else, an exception could leave a global state half changed.
 
     Args:
         seconds: limit of CPU seconds, which other processes on the machine do not use up.
@@ -48,11 +50,14 @@ def interrupted_after(seconds: float, within: str) -> Iterator[None]:
     thread, ended = threading.get_ident(), threading.Event()
     clock = _clock_of(thread)
     begun = _seconds(clock)
+    imports = _count_imports(sys._getframe())
 
     def watch() -> None:
         due = begun + seconds
         while not ended.wait(_POLL_SECONDS):
-            if _seconds(clock) < due or not _is_within(sys._current_frames().get(thread), within):
+            if _seconds(clock) < due:
+                continue
+            if not _is_within(sys._current_frames().get(thread), within, imports):
                 continue
             _set_exception(thread, limit)
             due = _seconds(clock) + _REPEAT_SECONDS
@@ -75,8 +80,19 @@ def _seconds(clock: int | None) -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-def _is_within(frame: FrameType | None, package: str) -> bool:
-    return frame is not None and package in Path(frame.f_code.co_filename).parts
+def _is_within(frame: FrameType | None, package: str, imports: int) -> bool:
+    """Whether a frame runs code of a package, with no more imports under way than a number."""
+    is_code = frame is not None and package in Path(frame.f_code.co_filename).parts
+    return is_code and _count_imports(frame) <= imports
+
+
+def _count_imports(frame: FrameType | None) -> int:
+    """Return the number of frames of import machinery: imports under way, some frames each."""
+    count = 0
+    while frame is not None:
+        count += frame.f_code.co_filename == _IMPORT_FILE
+        frame = frame.f_back
+    return count
 
 
 @dataclass

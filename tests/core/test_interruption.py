@@ -1,5 +1,7 @@
 """Code of a package of pure functions is interrupted after its CPU seconds; other code is not."""
 
+import importlib
+import textwrap
 import threading
 import time
 
@@ -42,3 +44,31 @@ def test_nothing_is_raised_after_the_end():
     with interrupted_after(0.05, within="sympy"):
         sympy.expand((sympy.Symbol("x") + 1) ** 3)
     grow_expressions(time.monotonic() + 0.3)
+
+
+def test_imports_are_not_interrupted_but_code_that_runs_within_one_is(tmp_path, monkeypatch):
+    """An interrupted import leaves modules without their parts for the rest of the process."""
+    package = tmp_path / "pure_functions"
+    package.mkdir()
+    spin = """
+    import time
+
+    def spin(seconds):
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+    """
+    (package / "__init__.py").write_text("from pure_functions.part import spin\nspin(0.5)\n")
+    (package / "part.py").write_text(textwrap.dedent(spin))
+    monkeypatch.syspath_prepend(tmp_path)
+    with interrupted_after(0.05, within="pure_functions"):
+        module = importlib.import_module("pure_functions")
+    assert callable(module.spin)
+    (tmp_path / "runs_on_import.py").write_text(
+        "from neural_mp.util.interruption import interrupted_after\n"
+        "from pure_functions import spin\n"
+        "with interrupted_after(0.05, within='pure_functions'):\n"
+        "    spin(60)\n"
+    )
+    with pytest.raises(TimeLimitError):
+        importlib.import_module("runs_on_import")
