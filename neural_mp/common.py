@@ -161,7 +161,7 @@ class DataLoader:
         return math.floor(batches) if self.last_batch == "discard" else math.ceil(batches)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._batched(self._samples())
+        return self._collate_batches(self._iterate_samples())
 
     def part(self, start: int, stop: int | None = None) -> Iterator[Any]:
         """Iterate over some of the batches, reading only their samples if possible."""
@@ -169,19 +169,19 @@ class DataLoader:
             return itertools.islice(iter(self), start, stop)
         end = None if stop is None else stop * self.batch_size
         indices = range(len(self.dataset))[start * self.batch_size : end]
-        return self._batched(self.dataset[index] for index in indices)
+        return self._collate_batches(self.dataset[index] for index in indices)
 
-    def _batched(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _collate_batches(self, items: Iterable[Any]) -> Iterator[Any]:
         samples: list[Any] = []
         for sample in items:
             samples.append(sample)
             if len(samples) == self.batch_size:
-                yield self._collated(samples)
+                yield self._collate_samples(samples)
                 samples = []
         if samples and self.last_batch == "rollover":
-            yield self._collated(samples)
+            yield self._collate_samples(samples)
 
-    def _collated(self, samples: list[Any]) -> Any:
+    def _collate_samples(self, samples: list[Any]) -> Any:
         try:
             return self.collate_fn(samples)
         except TypeError as error:
@@ -190,7 +190,7 @@ class DataLoader:
                 raise DataError(message) from error
             raise
 
-    def _samples(self) -> Iterator[Any]:
+    def _iterate_samples(self) -> Iterator[Any]:
         if not self._indexable:
             yield from self.dataset
             return

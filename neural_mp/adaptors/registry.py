@@ -27,7 +27,7 @@ AnyAdaptor = Adaptor[Any]
 
 def framework_names() -> list[str]:
     """Return the frameworks with an adaptor, whether or not they are installed."""
-    return sorted({*FRAMEWORKS, *_third_party()})
+    return sorted({*FRAMEWORKS, *_third_party_adaptors()})
 
 
 def installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
@@ -37,7 +37,7 @@ def installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
         if importlib.util.find_spec(entry.package) is not None:
             module = importlib.import_module(f"{entry.home}.int8_accumulation")
             accumulations[name] = module.int8_accumulation(hardware)
-    for name, kind in _third_party().items():
+    for name, kind in _third_party_adaptors().items():
         accumulations[name] = kind().int8_accumulation(hardware)
     return accumulations
 
@@ -56,7 +56,7 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
             require_importable(ENTRY_POINT_GROUP, framework, UnknownFrameworkError, what)
             raise UnknownFrameworkError(f"{what}{did_you_mean(framework, names)}")
         return adaptor_named(framework)
-    detected = _detected(source)
+    detected = _detect_adaptor(source)
     if detected is not None:
         return detected
     if isinstance(source, type):
@@ -81,11 +81,11 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     )
 
 
-def _detected(source: object) -> AnyAdaptor | None:
+def _detect_adaptor(source: object) -> AnyAdaptor | None:
     for name, entry in FRAMEWORKS.items():
         if entry.rule.fit(source):
             return adaptor_named(name)
-    return next((kind() for kind in _third_party().values() if kind.accepts(source)), None)
+    return next((kind() for kind in _third_party_adaptors().values() if kind.accepts(source)), None)
 
 
 def training_for(model: object) -> tuple[str, Training]:
@@ -95,7 +95,7 @@ def training_for(model: object) -> tuple[str, Training]:
         UnknownFrameworkError: the model is a path, or of no framework with training support.
         MissingFrameworkError: the framework is not installed.
     """
-    adaptor = None if isinstance(model, str | Path) else _detected(model)
+    adaptor = None if isinstance(model, str | Path) else _detect_adaptor(model)
     if adaptor is None or adaptor.training is None:
         raise UnknownFrameworkError(
             f"model must be an object, got the class {model.__qualname__}; give an instance of it"
@@ -114,7 +114,7 @@ def training_parts() -> list[Training]:
     packages = {name: entry.package for name, entry in FRAMEWORKS.items() if entry.trains}
     used = [name for name, package in packages.items() if package in sys.modules]
     used = used or [name for name, package in packages.items() if importlib.util.find_spec(package)]
-    adaptors = [*map(adaptor_named, used), *(kind() for kind in _third_party().values())]
+    adaptors = [*map(adaptor_named, used), *(kind() for kind in _third_party_adaptors().values())]
     return [adaptor.training for adaptor in adaptors if adaptor.training is not None]
 
 
@@ -126,7 +126,7 @@ def adaptor_named(name: str) -> AnyAdaptor:
     """
     ours = FRAMEWORKS.get(name)
     if ours is None:
-        return _third_party()[name]()
+        return _third_party_adaptors()[name]()
     require_framework(name, f"models of {name}")
     with collection_paused():
         module = importlib.import_module(f"{ours.home}.adaptor")
@@ -148,12 +148,11 @@ def require_framework(name: str, what: str) -> None:
         )
 
 
-def _third_party() -> dict[str, type[AnyAdaptor]]:
-    """Return framework name → third-party adaptor class."""
+def _third_party_adaptors() -> dict[str, type[AnyAdaptor]]:
     return plug_ins(ENTRY_POINT_GROUP, FRAMEWORKS)
 
 
-def _loaded(path: str) -> type[AnyAdaptor]:
+def _import_adaptor(path: str) -> type[AnyAdaptor]:
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

@@ -83,12 +83,12 @@ def transferred(
     adaptor = adaptor_named(runtime)
     file = file or transfer_file(source)
     boundary = file.boundary
-    example = _example(boundary, source, batch_size)
+    example = _example_inputs(boundary, source, batch_size)
     model = _named_as_source(adaptor, adaptor.load(file.path, example=example), source)
     inner: Signature = model.signature
     outside = boundary.signature
-    inputs = _matched(outside.inputs, inner.inputs, "inputs")
-    outputs = _matched(outside.outputs, inner.outputs, "outputs")
+    inputs = _match_tensors(outside.inputs, inner.inputs, "inputs")
+    outputs = _match_tensors(outside.outputs, inner.outputs, "outputs")
     chosen = inner.choosing(tuple(p.name for p in inputs), tuple(p.name for p in outputs))
     signature = Signature(
         _named_as(outside.inputs, inputs), _named_as(outside.outputs, outputs), outside.returns
@@ -156,7 +156,7 @@ def _named_as_source(adaptor: AnyAdaptor, held: Any, source: AnyModel) -> Any:
     return adaptor.with_op_names(held, names) if names else held
 
 
-def _example(
+def _example_inputs(
     boundary: Boundary, source: AnyModel, batch_size: int | None
 ) -> dict[str, Array] | tuple[Array, ...]:
     """Return example inputs for the file: by name, or in its order."""
@@ -166,7 +166,7 @@ def _example(
     return {port.name: bound[port.tensor] for port in boundary.signature.inputs}
 
 
-def _matched(
+def _match_tensors(
     outside: tuple[TensorSpec, ...], inside: tuple[TensorSpec, ...], kind: str
 ) -> tuple[TensorSpec, ...]:
     """Return the tensor of the file for each tensor of the source.

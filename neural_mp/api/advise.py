@@ -48,7 +48,7 @@ def advise_from_file(
             f"{conf} must name a model, got none; add model.name, or give --model"
         )
     return advise(
-        _trained(config_objects.model(settings, model or settings.options.model)),
+        _load_trainable_model(config_objects.model(settings, model or settings.options.model)),
         loader,
         load_user_object(loss) if loss is not None and ":" in loss else loss,
         precision,
@@ -57,8 +57,7 @@ def advise_from_file(
     )
 
 
-def _trained(source: object) -> Any:
-    """Return the trainable model, loaded if `source` is the path of a Keras file."""
+def _load_trainable_model(source: object) -> Any:
     if not isinstance(source, str):
         return source
     if Path(source).suffix not in _KERAS_FILES:

@@ -97,13 +97,13 @@ def edited_lists(
         )
     lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
     originals = [lists[p] for p in used]
-    edited = {p: lists[p].edited(_meant_for(lists[p], edits, originals)) for p in used}
+    edited = {p: lists[p].edited(_relevant_edits(lists[p], edits, originals)) for p in used}
     if amp.infer_as_deny:
         edited = {p: four_lists.denying_infer() for p, four_lists in edited.items()}
     return lists | edited, warnings
 
 
-def _meant_for(
+def _relevant_edits(
     lists: FourLists, edits: tuple[ListEdit, ...], used: list[FourLists]
 ) -> list[ListEdit]:
     """Return the edits, without removals that match only the lists of another precision."""

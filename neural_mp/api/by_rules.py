@@ -66,7 +66,7 @@ def converted_by_rules(
     data = list(batches) if isinstance(batches, Iterator) else batches
     if example is None and data is not None:
         example = next(iter(data), None)
-    loaded = _loaded(source, wanted, example)
+    loaded = _load_model(source, wanted, example)
     space = loaded.adaptor.space(loaded.held, machine.detect())
     plan = wanted.rules.plan(space)
     _require_data(plan, data)
@@ -80,7 +80,7 @@ def converted_by_rules(
     warnings = [
         *loaded.warnings,
         *tunable.observations.notes,
-        *_notes(wanted.rules, space, plan),
+        *_unmet_rule_notes(wanted.rules, space, plan),
     ]
     resolved = tunable.space.resolve(plan)
     converted = tunable.converted(resolved)
@@ -103,8 +103,8 @@ def converted_by_rules(
     )
 
 
-def _loaded(source: object, conversion: Conversion, example: object) -> AnyModel:
-    def load(capture: Capture) -> AnyModel:
+def _load_model(source: object, conversion: Conversion, example: object) -> AnyModel:
+    def load_with_capture(capture: Capture) -> AnyModel:
         return load_source(
             source,
             conversion.framework,
@@ -115,11 +115,11 @@ def _loaded(source: object, conversion: Conversion, example: object) -> AnyModel
         )
 
     try:
-        return load(conversion.capture)
+        return load_with_capture(conversion.capture)
     except CaptureError:
         if conversion.otherwise is None:
             raise
-        return load(conversion.otherwise)
+        return load_with_capture(conversion.otherwise)
 
 
 def _require_data(plan: PrecisionPlan, data: Iterable[Any] | None) -> None:
@@ -133,8 +133,7 @@ def _require_data(plan: PrecisionPlan, data: Iterable[Any] | None) -> None:
         )
 
 
-def _notes(rules: ConversionRules, space: TuningSpace, plan: PrecisionPlan) -> list[str]:
-    """Return notes on rules that match nothing, and on ops that cannot do what their rule asks."""
+def _unmet_rule_notes(rules: ConversionRules, space: TuningSpace, plan: PrecisionPlan) -> list[str]:
     notes = [
         f"{name!r} matches no op or layer of the model" for name in rules.unmatched(space.graph)
     ]

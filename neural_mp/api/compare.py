@@ -43,20 +43,25 @@ def compare(a: object, b: object, batches: object, *, framework: str | None = No
         DataError: the batches are empty, or a model fails on a batch.
         ModelLoadError: a model cannot be loaded.
     """
-    begin, walked = _walkable(batches)
+    begin, walked = _split_first_batch(batches)
 
-    def attempt(first: FirstBatch) -> tuple[_Taken, _Taken]:
-        reference, candidate = (_taken(source, framework, first.inputs) for source in (a, b))
+    def load_pair_for_batch(first: FirstBatch) -> tuple[_Taken, _Taken]:
+        reference, candidate = (
+            _load_model_and_plan(source, framework, first.inputs) for source in (a, b)
+        )
         if begin.ambiguous:
             with begin.blamed():
                 reference[0](first.inputs)
         return reference, candidate
 
-    reference, candidate = begin.bound(attempt)
+    reference, candidate = begin.bound(load_pair_for_batch)
     walked.reading = begin.reading
     with walked.blamed():
         return compare_models(
-            reference[0], candidate[0], walked.inputs(), _rescaled(reference, candidate)
+            reference[0],
+            candidate[0],
+            walked.inputs(),
+            _differently_scaled_ops(reference, candidate),
         )
 
 
@@ -86,13 +91,17 @@ def compare_files(
     """
     example = first_of(data, batch_size, trust) if data is not None and inputs is None else inputs
     with trusting(trust):
-        reference, candidate = (_taken(source, framework, example) for source in (a, b))
+        reference, candidate = (
+            _load_model_and_plan(source, framework, example) for source in (a, b)
+        )
     batches = inputs_of(data, reference[0], batch_size, samples, trust)
     with batches.blamed():
-        return compare_models(reference[0], candidate[0], batches, _rescaled(reference, candidate))
+        return compare_models(
+            reference[0], candidate[0], batches, _differently_scaled_ops(reference, candidate)
+        )
 
 
-def _walkable(batches: object) -> tuple[Batches, Batches]:
+def _split_first_batch(batches: object) -> tuple[Batches, Batches]:
     """Return the first batch and all batches; a generator can be read only once."""
     if hasattr(batches, "shape"):
         batches = [batches]
@@ -101,13 +110,13 @@ def _walkable(batches: object) -> tuple[Batches, Batches]:
         return reusable, reusable
     begin = list(itertools.islice(batches, 1))
 
-    def once() -> Iterator[Any]:
+    def all_batches() -> Iterator[Any]:
         return itertools.chain(begin, batches)
 
-    return Batches(begin, "batches"), Batches(once, "batches")
+    return Batches(begin, "batches"), Batches(all_batches, "batches")
 
 
-def _taken(source: object, framework: str | None, example: object) -> _Taken:
+def _load_model_and_plan(source: object, framework: str | None, example: object) -> _Taken:
     if isinstance(source, str | Path) and is_saved_model(source):
         source = load(source)
     if isinstance(source, OptimizedModel):
@@ -124,8 +133,7 @@ def _by_names_of(model: AnyModel, plan: PrecisionPlan) -> PrecisionPlan:
     return PrecisionPlan({source: plan[op] for op, source in owners.items() if source is not None})
 
 
-def _rescaled(reference: _Taken, candidate: _Taken) -> frozenset[str]:
-    """Return the ops whose channels are scaled differently in the two models."""
+def _differently_scaled_ops(reference: _Taken, candidate: _Taken) -> frozenset[str]:
     plans = [plan or PrecisionPlan({}) for _, plan in (reference, candidate)]
     corrections = [{op: c.corrections for op, c in plan.items() if c.corrections} for plan in plans]
     if corrections[0] == corrections[1]:

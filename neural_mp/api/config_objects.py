@@ -37,7 +37,7 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
 
 
 @contextmanager
-def _reading(settings: Settings, path: KeyPath) -> Iterator[None]:
+def _resolving_names(settings: Settings, path: KeyPath) -> Iterator[None]:
     """Resolve names in this context, with errors that name the key path."""
     with settings.source.at(path), named_in_file(settings.folder, settings.trust):
         yield
@@ -55,7 +55,7 @@ def model(settings: Settings, given: object) -> Any:
     """
     if given is None or given is not settings.options.model:
         return resolve_source(given)
-    with _reading(settings, ("model", "name")):
+    with _resolving_names(settings, ("model", "name")):
         return resolve_source(given)
 
 
@@ -78,7 +78,7 @@ def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
     }[section]
     if spec is None:
         return None
-    with _reading(settings, (*section, "dataloader")):
+    with _resolving_names(settings, (*section, "dataloader")):
         return build_dataloader(spec, vocabulary_of(settings))
 
 
@@ -104,7 +104,7 @@ def postprocess(settings: Settings) -> Transform | None:
     Raises:
         ConfigurationError: a name or an option is invalid.
     """
-    with _reading(settings, (*ACCURACY, "postprocess")):
+    with _resolving_names(settings, (*ACCURACY, "postprocess")):
         return build_transforms(settings.evaluation.postprocess, vocabulary_of(settings))
 
 
@@ -121,14 +121,14 @@ def metrics(settings: Settings) -> list[tuple[Metric, float]]:
     path = next((path for path in _METRICS if path in lines), _METRICS[0])
     written = [str(keys[-1]) for keys in lines if keys[:-1] == path]
     for item in settings.evaluation.metrics:
-        with _reading(settings, path), _as_written(written):
+        with _resolving_names(settings, path), _restoring_spelling(written):
             weight = 1.0 if item.weight is None else item.weight
             weighted.append((build_metric(item.name, item.options, names), weight))
     return weighted
 
 
 @contextmanager
-def _as_written(names: Iterable[str]) -> Iterator[None]:
+def _restoring_spelling(names: Iterable[str]) -> Iterator[None]:
     """Spell metric names in errors as in the file, so that the line can be found."""
     try:
         yield

@@ -63,8 +63,8 @@ def constrained(
     space, warnings = _by_file(space, settings)
     if given is None:
         return space, warnings
-    space = space.constrained(_of_python(given))
-    for name in _names(given.exclude):
+    space = space.constrained(_parse_python_limits(given))
+    for name in _parse_excluded_names(given.exclude):
         try:
             space = space.constrained(Constraints(op_wise={name: FP32_ONLY}))
         except UnknownOperatorError as error:
@@ -145,7 +145,7 @@ class SourceConstraints:
             UnknownOperatorError: a constraint matches no op of the source.
         """
         limits, warnings = constrained(_NamedLimits(self.source), self.settings, self.given)
-        parts = _parts(limits.by_op, self.source, space)
+        parts = _runtime_ops_by_source_op(limits.by_op, self.source, space)
         tunable = {*self.source.tunable_ops}
         missing = [op for op in limits.by_op if op in tunable and not parts[op]]
         if missing:
@@ -158,10 +158,9 @@ class SourceConstraints:
         return space.limited(by_op), warnings
 
 
-def _parts(
+def _runtime_ops_by_source_op(
     named: Iterable[str], source: TuningSpace, space: TuningSpace
 ) -> dict[str, tuple[str, ...]]:
-    """Return op of the source → its ops in another runtime."""
     by_op: dict[str, list[str]] = {op: [] for op in named}
     for op in space.graph:
         origin = source_op(op.name, source.capabilities)
@@ -170,22 +169,24 @@ def _parts(
     return {op: tuple(parts) for op, parts in by_op.items()}
 
 
-def _of_python(given: Limits) -> Constraints:
-    """Parse the constraints set in Python by the rules of a tuning file."""
+def _parse_python_limits(given: Limits) -> Constraints:
     whole = constraint_of(given.model_wise)
     by_name = {
-        option: {name: _written(limit) for name, limit in _mapping(option, getattr(given, option))}
+        option: {
+            name: _to_file_schema(limit)
+            for name, limit in _limit_items(option, getattr(given, option))
+        }
         for option in ("op_wise", "optype_wise")
     }
     if given.model_wise is not None and whole is None:
-        by_name["model_wise"] = _written(given.model_wise)
+        by_name["model_wise"] = _to_file_schema(given.model_wise)
     constraints = settings_from(
         {"quantization": by_name}, "MixedPrecision", Dialect.OWN
     ).constraints
     return constraints if whole is None else replace(constraints, model_wise=whole)
 
 
-def _mapping(option: str, limits: object) -> Iterable[tuple[str, Any]]:
+def _limit_items(option: str, limits: object) -> Iterable[tuple[str, Any]]:
     if isinstance(limits, Mapping):
         return limits.items()
     raise ConfigurationError(
@@ -194,12 +195,12 @@ def _mapping(option: str, limits: object) -> Iterable[tuple[str, Any]]:
     )
 
 
-def _written(limit: object) -> Any:
+def _to_file_schema(limit: object) -> Any:
     """Return a constraint in the schema of a tuning file; a string means `precisions`."""
     return limit if isinstance(limit, Mapping) else {"precisions": limit}
 
 
-def _names(exclude: object) -> tuple[str, ...]:
+def _parse_excluded_names(exclude: object) -> tuple[str, ...]:
     names = (exclude,) if isinstance(exclude, str) else exclude
     if isinstance(names, Iterable):
         names = tuple(names)
@@ -213,27 +214,27 @@ def _names(exclude: object) -> tuple[str, ...]:
 def _by_file(space: S, settings: Settings) -> tuple[S, tuple[str, ...]]:
     limits = settings.constraints
     warnings: list[str] = []
-    with _placed(settings.source):
+    with _locating_constraint_errors(settings.source):
         if settings.dialect is Dialect.INC:
-            limits = _lenient(limits)
-            for kind, types in _their_types(space, limits).items():
+            limits = _make_lenient(limits)
+            for kind, types in _map_inc_op_types(space, limits).items():
                 if not types:
                     warnings.append(f"optype_wise limits {kind}; the model has no such op")
                 by_type = dict.fromkeys(types, limits.optype_wise[kind])
                 space = space.constrained(Constraints(optype_wise=by_type))
             for pattern, limit in limits.op_wise.items():
-                names = _begin_with(pattern, space)
+                names = _ops_matching_prefix(pattern, space)
                 if not names:
                     warnings.append(
                         f"op_wise limits {pattern!r}; no op of the model has such a name"
                     )
                 space = space.constrained(Constraints(op_wise=dict.fromkeys(names, limit)))
             limits = replace(limits, optype_wise={}, op_wise={})
-            warnings += _unoffered(space, limits.model_wise)
+            warnings += _unoffered_limit_warnings(space, limits.model_wise)
         return space.constrained(limits), tuple(warnings)
 
 
-def _lenient(limits: Constraints) -> Constraints:
+def _make_lenient(limits: Constraints) -> Constraints:
     """Return constraints whose values are ignored for ops that do not offer them, as in INC."""
     return Constraints(
         replace(limits.model_wise, is_lenient=True),
@@ -242,7 +243,7 @@ def _lenient(limits: Constraints) -> Constraints:
     )
 
 
-def _unoffered(space: _Constrainable, limit: OpConstraint) -> Iterator[str]:
+def _unoffered_limit_warnings(space: _Constrainable, limit: OpConstraint) -> Iterator[str]:
     """Yield a warning for every limit of the whole model that some INT8 ops do not offer."""
     for tensor in ("weight", "activation"):
         ignored = Counter(
@@ -258,7 +259,7 @@ def _unoffered(space: _Constrainable, limit: OpConstraint) -> Iterator[str]:
             )
 
 
-def _begin_with(pattern: str, space: _Constrainable) -> list[str]:
+def _ops_matching_prefix(pattern: str, space: _Constrainable) -> list[str]:
     """Return the ops that match from the first character, as in INC, not as a whole."""
     try:
         regex = re.compile(pattern)
@@ -267,7 +268,7 @@ def _begin_with(pattern: str, space: _Constrainable) -> list[str]:
     return [op.name for op in space.graph if regex.match(op.name)]
 
 
-def _their_types(space: _Constrainable, limits: Constraints) -> dict[str, tuple[str, ...]]:
+def _map_inc_op_types(space: _Constrainable, limits: Constraints) -> dict[str, tuple[str, ...]]:
     """Map INC op types to op types of the model; an unknown type maps to itself."""
     from neural_mp.compat.inc.op_types import matching_op_types
 
@@ -276,8 +277,7 @@ def _their_types(space: _Constrainable, limits: Constraints) -> dict[str, tuple[
 
 
 @contextmanager
-def _placed(source: Source) -> Iterator[None]:
-    """Prefix errors raised in this context with the position of the constraint in the file."""
+def _locating_constraint_errors(source: Source) -> Iterator[None]:
     try:
         yield
     except UnknownOperatorError as error:

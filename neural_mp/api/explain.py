@@ -122,8 +122,10 @@ def explained(
     if observations is not None:
         space = without_non_finite(space, observations.non_finite)
     node = _op_named(space, op)
-    explanations = {p: _explained(space, node.name, p, parsed) for p in precisions}
-    return node, {p: _on(host, p, explanation) for p, explanation in explanations.items()}
+    explanations = {p: _explain_op(space, node.name, p, parsed) for p in precisions}
+    return node, {
+        p: _adapt_to_hardware(host, p, explanation) for p, explanation in explanations.items()
+    }
 
 
 def _op_named(space: TuningSpace, name: str) -> Op:
@@ -133,8 +135,9 @@ def _op_named(space: TuningSpace, name: str) -> Op:
     return (heads or ops)[0]
 
 
-def _on(machine: hardware.Hardware, precision: Precision, explanation: Explanation) -> Explanation:
-    """Return the explanation for a machine, which may lack the precision."""
+def _adapt_to_hardware(
+    machine: hardware.Hardware, precision: Precision, explanation: Explanation
+) -> Explanation:
     support = machine.support(precision)
     if support.available or explanation.runs_in is not precision:
         return explanation
@@ -142,7 +145,7 @@ def _on(machine: hardware.Hardware, precision: Precision, explanation: Explanati
     return replace(explanation, runs_in=Precision.FP32, reason=reason)
 
 
-def _explained(
+def _explain_op(
     space: TuningSpace, op: str, precision: Precision, plan: PrecisionPlan | None
 ) -> Explanation:
     narrowed = space.restricted_to([precision]) if plan is None else space

@@ -117,14 +117,14 @@ def _torchao_constraint(config: object) -> OpConstraint | None:
     return None if parser is None else parser(config)
 
 
-def _int4(config: Any) -> OpConstraint:
+def _parse_int4_config(config: Any) -> OpConstraint:
     hqq = "hqq" in str(getattr(config, "int4_choose_qparams_algorithm", "")).lower()
     return grouped_limit(
         Precision.INT4, config.group_size, Scheme.ASYMMETRIC, "hqq" if hqq else "rtn"
     )
 
 
-def _int8(config: Any) -> OpConstraint:
+def _parse_int8_config(config: Any) -> OpConstraint:
     if config.group_size is not None:
         raise ConfigurationError(
             f"group_size of Int8WeightOnlyConfig must be None, got {config.group_size!r}: weights "
@@ -133,11 +133,11 @@ def _int8(config: Any) -> OpConstraint:
     return OpConstraint((Precision.INT8,), approaches=(Approach.WEIGHT_ONLY,))
 
 
-def _dynamic(config: Any) -> OpConstraint:
+def _parse_dynamic_config(config: Any) -> OpConstraint:
     return OpConstraint((Precision.INT8,), approaches=(Approach.DYNAMIC,))
 
 
-def _intx(config: Any) -> OpConstraint:
+def _parse_intx_config(config: Any) -> OpConstraint:
     dtype = str(config.weight_dtype).removeprefix("torch.")
     bits = dtype.removeprefix("int")
     if not bits.isdecimal() or int(bits) not in INTEGERS:
@@ -170,10 +170,10 @@ def grouped_limit(
 
 
 _KINDS: dict[str, Callable[[Any], OpConstraint]] = {
-    "Int4WeightOnlyConfig": _int4,
-    "Int8WeightOnlyConfig": _int8,
-    "Int8DynamicActivationInt8WeightConfig": _dynamic,
-    "IntxWeightOnlyConfig": _intx,
+    "Int4WeightOnlyConfig": _parse_int4_config,
+    "Int8WeightOnlyConfig": _parse_int8_config,
+    "Int8DynamicActivationInt8WeightConfig": _parse_dynamic_config,
+    "IntxWeightOnlyConfig": _parse_intx_config,
 }
 
 
@@ -181,45 +181,53 @@ def _transformers_constraint(config: object) -> OpConstraint | None:
     method = getattr(config, "quant_method", None)
     name = str(getattr(method, "value", method))
     if name == "gptq":
-        return _limit(config, symmetric=bool(getattr(config, "sym", True)), rounding="gptq")
+        return _parse_grouped_config(
+            config, symmetric=bool(getattr(config, "sym", True)), rounding="gptq"
+        )
     if name == "awq":
-        return _limit(config, symmetric=not getattr(config, "zero_point", True), rounding="awq")
+        return _parse_grouped_config(
+            config, symmetric=not getattr(config, "zero_point", True), rounding="awq"
+        )
     if name == "compressed-tensors":
-        return _compressed(config)
+        return _parse_compressed_config(config)
     return None
 
 
-def _limit(config: Any, *, symmetric: bool, rounding: str) -> OpConstraint:
-    return _weights(config.bits, config.group_size, symmetric, rounding, type(config).__name__)
+def _parse_grouped_config(config: Any, *, symmetric: bool, rounding: str) -> OpConstraint:
+    return _weight_constraint(
+        config.bits, config.group_size, symmetric, rounding, type(config).__name__
+    )
 
 
-def _compressed(config: Any) -> OpConstraint:
+def _parse_compressed_config(config: Any) -> OpConstraint:
     scheme = getattr(config, "quantization_config", None) or config
     groups = list((getattr(scheme, "config_groups", None) or {}).values())
-    forms = [_value(group, "weights") for group in groups]
+    forms = [_field_value(group, "weights") for group in groups]
     if len(forms) != 1 or forms[0] is None:
         raise ConfigurationError(
             f"CompressedTensorsConfig must have one group with weights, got {len(groups)} groups; "
             f"set op_wise or optype_wise for others"
         )
-    if _value(groups[0], "input_activations") is not None:
+    if _field_value(groups[0], "input_activations") is not None:
         raise ConfigurationError(
             "input_activations of CompressedTensorsConfig must be None, got a form; set approach = "
             "'dynamic' for INT8 with ranges computed on every run"
         )
     (form,) = forms
-    symmetric = bool(_value(form, "symmetric", True))
+    symmetric = bool(_field_value(form, "symmetric", True))
     name = type(config).__name__
-    return _weights(_value(form, "num_bits", 8), _value(form, "group_size"), symmetric, "rtn", name)
+    return _weight_constraint(
+        _field_value(form, "num_bits", 8), _field_value(form, "group_size"), symmetric, "rtn", name
+    )
 
 
-def _value(holder: Any, name: str, otherwise: Any = None) -> Any:
+def _field_value(holder: Any, name: str, otherwise: Any = None) -> Any:
     if isinstance(holder, Mapping):
         return holder.get(name, otherwise)
     return getattr(holder, name, otherwise)
 
 
-def _weights(
+def _weight_constraint(
     bits: int, size: int | None, symmetric: bool, rounding: str, name: str
 ) -> OpConstraint:
     if bits not in INTEGERS:

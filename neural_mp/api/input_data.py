@@ -33,8 +33,8 @@ _Arrays = Array | dict[str, Array]
 def first_of(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
     """Return the inputs of the first batch, to load models without example inputs."""
     if validate_option("data", file_path, data).suffix in TUNING_FILES:
-        return _loader(Path(data), trust).first_inputs
-    return _taken(_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
+        return _tuning_file_batches(Path(data), trust).first_inputs
+    return _read_samples(_read_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
 
 
 def inputs_of(
@@ -63,7 +63,7 @@ def inputs_of(
     if data is None:
         return Batches([model.example_inputs(batch_size)], "the random inputs")
     size = batch_size or batch_size_of(model.example_inputs())
-    return Batches(_reader(data, size, samples, trust), str(data))
+    return Batches(_build_input_reader(data, size, samples, trust), str(data))
 
 
 def batches_of(
@@ -77,28 +77,27 @@ def batches_of(
         samples: number of samples.
         trust: see `MixedPrecision`.
     """
-    reader = _reader(data, batch_size or _CAPTURED_WITH, samples, trust)
+    reader = _build_input_reader(data, batch_size or _CAPTURED_WITH, samples, trust)
     return [(inputs, None) for inputs in reader()]
 
 
-def _reader(
+def _build_input_reader(
     data: str | Path, size: int, samples: int, trust: Iterable[str]
 ) -> Callable[[], Iterator[Any]]:
-    """Return a function that reads the inputs in a file, in batches."""
     path = validate_option("data", file_path, data)
     if path.suffix in TUNING_FILES:
-        loader = _loader(path, trust)
+        loader = _tuning_file_batches(path, trust)
         return lambda: limited(loader.inputs(), samples)
-    return partial(_batches, _arrays(path), size, samples)
+    return partial(_equal_batches, _read_arrays(path), size, samples)
 
 
-def _loader(path: Path, trust: Iterable[str]) -> Batches:
+def _tuning_file_batches(path: Path, trust: Iterable[str]) -> Batches:
     if not path.is_file():
         raise DataError(f"there is no tuning file {str(path)!r}")
     return Batches(config_objects.any_loader(load_settings(path, trust=trust), path), str(path))
 
 
-def _arrays(path: Path) -> _Arrays:
+def _read_arrays(path: Path) -> _Arrays:
     if path.suffix == _TABLE:
         return csv_dataset(path).inputs  # as `tune` reads a table
     if path.suffix not in _ARRAYS:
@@ -110,11 +109,11 @@ def _arrays(path: Path) -> _Arrays:
         arrays = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
     if isinstance(arrays, Mapping) and (len(arrays) == 1 or set(arrays) <= {"inputs", *NAMES}):
         arrays = arrays.get("inputs", next(iter(arrays.values()), np.zeros(0)))
-    _check(path, {"it": arrays} if isinstance(arrays, np.ndarray) else arrays)
+    _check_sample_counts(path, {"it": arrays} if isinstance(arrays, np.ndarray) else arrays)
     return arrays
 
 
-def _check(path: Path, arrays: Mapping[str, Array]) -> None:
+def _check_sample_counts(path: Path, arrays: Mapping[str, Array]) -> None:
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not min(lengths.values()):
         raise DataError(f"{str(path)!r} has no samples along the first axis")
@@ -123,19 +122,18 @@ def _check(path: Path, arrays: Mapping[str, Array]) -> None:
         raise DataError(f"the arrays of {str(path)!r} must have equally many samples, got {sizes}")
 
 
-def _taken(arrays: _Arrays, start: int, stop: int) -> Any:
-    """Read a slice of the samples into memory."""
+def _read_samples(arrays: _Arrays, start: int, stop: int) -> Any:
     if isinstance(arrays, dict):
         return {name: np.array(array[start:stop]) for name, array in arrays.items()}
     return np.array(arrays[start:stop])
 
 
-def _batches(arrays: _Arrays, size: int, samples: int) -> Iterator[Any]:
+def _equal_batches(arrays: _Arrays, size: int, samples: int) -> Iterator[Any]:
     """Yield batches of equal size, as some models require; if samples are few, one batch."""
     first = next(iter(arrays.values())) if isinstance(arrays, dict) else arrays
     count = min(len(first), samples)
     for start in range(0, max(1, count - size + 1), size):
-        yield _taken(arrays, start, min(start + size, count))
+        yield _read_samples(arrays, start, min(start + size, count))
 
 
 def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:

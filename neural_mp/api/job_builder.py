@@ -199,21 +199,21 @@ class JobBuilder:
         amp = gather_amp(options.amp, self.settings.amp)
         log_folder = writable_folder(amp.log_path)
         precisions = self._usable_precisions(host.for_target(options.target), amp)
-        evaluation, calibration = self._data()
+        evaluation, calibration = self._select_batches()
         metrics = gather_metrics(options.metric, self.settings, evaluation, options.eval_func)
-        criterion = self._criterion(metrics)
-        load, loaded = self._loaded(calibration, labelled=calibration is evaluation)
+        criterion = self._directed_criterion(metrics)
+        load, loaded = self._load_model(calibration, labelled=calibration is evaluation)
         noted = (*loaded.warnings, *replaced_metric(options.metric, options.eval_func))
         loaded = loaded.for_streams(streams_of(self.settings, options.objective))
 
-        def measured(model: AnyModel) -> Measurement:
+        def build_measurement(model: AnyModel) -> Measurement:
             data, goals = evaluation or calibration, (options.objective, options.min_speedup)
             workload = Workload.parse(options.workload)
             return measurement_of(self.settings, *goals, model, data, workload)
 
-        evaluator = self._evaluator(evaluation, metrics)
+        evaluator = self._build_evaluator(evaluation, metrics)
         fingerprint = partial(
-            self._fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
+            self._run_fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
         )
         url = partial(storage_url, options.workspace, options.storage)
         runtime = RuntimeOptions(
@@ -227,13 +227,13 @@ class JobBuilder:
             amp,
             strategy,
         )
-        sampled = self._sampled(calibration)
+        sampled = self._build_calibration(calibration)
         chosen = runtime.chosen(
             sampled,
-            lambda: measured(loaded),
+            lambda: build_measurement(loaded),
             lambda: compared_runtimes(url(), fingerprint()) if options.resume else (),
         )
-        hint = self._hint(loaded, measured)
+        hint = self._build_hint_search(loaded, build_measurement)
         load, loaded = chosen.load, chosen.model
         hardware, notes = hardware_for(options.target, host, loaded.adaptor)
         notes = (*notes, *(() if calibration is None else calibration.assumed))
@@ -241,7 +241,7 @@ class JobBuilder:
         if options.approach in (None, Approach.STATIC):
             precisions, notes = without_int8_if_no_data(precisions, calibration)
             log.warnings += notes
-        space, precisions = self._space(runtime, loaded, hardware, precisions, amp)
+        space, precisions = self._build_tuning_space(runtime, loaded, hardware, precisions, amp)
         job = TuningJob(
             model=loaded.in_space(
                 space, None if sampled is None else sampled.inputs, correction_options(options)
@@ -250,7 +250,7 @@ class JobBuilder:
             strategy=strategy,
             evaluator=evaluator,
             calibration=sampled,
-            measurement=measured(loaded),
+            measurement=build_measurement(loaded),
             open_history=lambda: History(
                 url(), fingerprint(), criterion.prefers_higher, options.resume
             ),
@@ -275,8 +275,7 @@ class JobBuilder:
         )
         return job, log_folder
 
-    def _evaluator(self, evaluation: Batches | None, metrics: MetricSet) -> Evaluator:
-        """Return the evaluator, which reports every batch to the listener."""
+    def _build_evaluator(self, evaluation: Batches | None, metrics: MetricSet) -> Evaluator:
         eval_func = self.options.eval_func
         label = metric_label(metrics, eval_func)
         postprocess = self.options.postprocess or config_objects.postprocess(self.settings)
@@ -285,8 +284,7 @@ class JobBuilder:
         evaluator.aggregation = together(metrics, self.options.accuracy_criterion)
         return evaluator
 
-    def _criterion(self, metrics: MetricSet) -> AccuracyCriterion:
-        """Return the criterion with the direction of the metric or evaluation function."""
+    def _directed_criterion(self, metrics: MetricSet) -> AccuracyCriterion:
         if self.options.exit_policy.performance_only:
             return self.options.accuracy_criterion
         named = self.settings.evaluation.metrics if self.options.metric is None else ()
@@ -306,7 +304,7 @@ class JobBuilder:
                 self.log.warn(f"{precision} is emulated on this machine: {support.reason}")
         return usable
 
-    def _data(self) -> tuple[Batches | None, Batches | None]:
+    def _select_batches(self) -> tuple[Batches | None, Batches | None]:
         """Return evaluation and calibration batches; by default, the latter are the former."""
         evaluation, loader = None, self.options.eval_dataloader
         if loader is None:
@@ -321,13 +319,13 @@ class JobBuilder:
             return evaluation, evaluation
         return evaluation, Batches(loader, "calib_dataloader", label_key=self.options.label_key)
 
-    def _sampled(self, calibration: Batches | None) -> Calibration | None:
+    def _build_calibration(self, calibration: Batches | None) -> Calibration | None:
         if calibration is None:
             return None
         size, seed = self.options.sampling_size, self.options.calibration_seed
         return Calibration(calibration, int(size), seed)
 
-    def _loaded(
+    def _load_model(
         self, calibration: Batches | None, labelled: bool
     ) -> tuple[Callable[[], AnyModel], AnyModel]:
         """Return a picklable loader of the model, and the model.
@@ -340,7 +338,9 @@ class JobBuilder:
         """
         default = self.options.inputs
 
-        def loading(first: FirstBatch | None, inputs: object = default) -> Callable[[], AnyModel]:
+        def build_loader(
+            first: FirstBatch | None, inputs: object = default
+        ) -> Callable[[], AnyModel]:
             return partial(
                 load_source,
                 config_objects.model(self.settings, self.options.model),
@@ -352,8 +352,8 @@ class JobBuilder:
                 trust=self.settings.trust,
             )
 
-        def attempt(first: FirstBatch) -> tuple[Callable[[], AnyModel], AnyModel]:
-            load = loading(first)
+        def load_for_batch(first: FirstBatch) -> tuple[Callable[[], AnyModel], AnyModel]:
+            load = build_loader(first)
             loaded = load()
             if batches.ambiguous and hides_batch:
                 with batches.blamed():
@@ -361,17 +361,17 @@ class JobBuilder:
             return load, loaded
 
         if calibration is None:
-            load = loading(None)
+            load = build_loader(None)
             return load, load()
         batches, spec = calibration, InputSpec.read(default, None, None)
         # With example inputs from the user, loading does not depend on the batch.
         hides_batch = not labelled and spec.example is not None
-        bound = batches.bound(attempt, labelled)
+        bound = batches.bound(load_for_batch, labelled)
         if spec.names or spec.shapes is not None:
             return bound
-        return for_all_sizes(*bound, batches, partial(loading, batches.first))
+        return for_all_sizes(*bound, batches, partial(build_loader, batches.first))
 
-    def _space(
+    def _build_tuning_space(
         self,
         runtime: RuntimeOptions,
         model: AnyModel,
@@ -379,7 +379,6 @@ class JobBuilder:
         precisions: tuple[Precision, ...],
         amp: AmpSettings,
     ) -> tuple[TuningSpace, tuple[Precision, ...]]:
-        """Return the tuning space of the model, and the precisions to search."""
         adaptor = model.adaptor
         lists, notes = edited_lists(adaptor, amp, precisions)
         space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
@@ -389,17 +388,17 @@ class JobBuilder:
         if self.options.approach is not None:
             space = space.with_int8([Approach(self.options.approach)])
         space = space.suited_to(parse_objectives(self.options.objective))
-        space, removed = self._without_emulated(space, hardware, amp, adaptor.framework)
+        space, removed = self._remove_slow_precisions(space, hardware, amp, adaptor.framework)
         precisions = tuple(precision for precision in precisions if precision not in removed)
         self.log.warnings += idle_precisions(space, hardware, precisions)
         return space, precisions
 
-    def _without_emulated(
+    def _remove_slow_precisions(
         self, space: TuningSpace, hardware: machine.Hardware, amp: AmpSettings, framework: str
     ) -> tuple[TuningSpace, frozenset[Precision]]:
         """Return the space without 16-bit precisions that cannot gain speed, and those removed."""
         able = space.usable_precisions
-        retained = hardware.forced if self._wants_speed() else frozenset(Precision)
+        retained = hardware.forced if self._needs_16_bit_speedup() else frozenset(Precision)
         remaining = space.without_emulated(retained)
         removed = frozenset(able) - frozenset(remaining.usable_precisions)
         explicit = self.explicit is not None or amp != AmpSettings()
@@ -412,7 +411,7 @@ class JobBuilder:
             self.log.warn(f"{framework} has no {precision} kernels here: {precision} is emulated")
         return remaining, removed
 
-    def _wants_speed(self) -> bool:
+    def _needs_16_bit_speedup(self) -> bool:
         """Whether 16 bits must gain speed: for latency alone, unless only 16 bits are searched."""
         only_16_bit = self.explicit is not None and Precision.INT8 not in self.explicit
         painted = self.options.strategy == AutoMixedPrecision.name
@@ -420,7 +419,7 @@ class JobBuilder:
             only_16_bit or painted
         )
 
-    def _hint(
+    def _build_hint_search(
         self, source: AnyModel, measured: Callable[[AnyModel], Measurement]
     ) -> HintSearch | None:
         """Return the search for a faster runtime; None if not wanted."""
@@ -430,7 +429,7 @@ class JobBuilder:
             return None
         return HintSearch(source, measured(source), cache_of(options, source))
 
-    def _fingerprint(
+    def _run_fingerprint(
         self,
         model: str,
         evaluator: Evaluator,

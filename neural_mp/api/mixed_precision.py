@@ -48,7 +48,7 @@ class MixedPrecision(Options):
     def __init__(
         self, conf: str | Path | Mapping[str, Any] | Settings | None = None, **options: object
     ) -> None:
-        self.configure(_settings_of(conf))
+        self.configure(_settings_from_conf(conf))
         for name, value in options.items():
             setattr(self, name, value)
 
@@ -126,8 +126,7 @@ class MixedPrecision(Options):
         return OptimizedModel(result.model, plan, report, *searched, planned, self.label_key)
 
 
-def _settings_of(conf: object) -> Settings:
-    """Return the settings of a file or a mapping; `Settings` are returned unchanged."""
+def _settings_from_conf(conf: object) -> Settings:
     if conf is None:
         return Settings()
     if isinstance(conf, Settings):

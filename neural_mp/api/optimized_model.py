@@ -228,7 +228,7 @@ class OptimizedModel:
         target = validate_option("the ONNX file", file_path, path)
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        self.adaptor.export_onnx(self.held, target, self._metadata())
+        self.adaptor.export_onnx(self.held, target, self._file_metadata())
 
     def save_pretrained(
         self, folder: str | Path, quant_method: str = CheckpointFormat.COMPRESSED_TENSORS
@@ -302,7 +302,7 @@ class OptimizedModel:
         with writing(target), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             complete = Path(scratch) / "model"
             complete.mkdir()
-            self._write(complete)
+            self._write_folder(complete)
             put_in_place(complete, target)
 
     def _save_file(self, single: SingleFile[Any], target: Path) -> None:
@@ -310,20 +310,20 @@ class OptimizedModel:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
                 complete = Path(scratch) / target.name
-                single.save_file(self.held, complete, self._metadata())
+                single.save_file(self.held, complete, self._file_metadata())
                 for file in Path(scratch).iterdir():
                     file.replace(target.parent / file.name)
         if self.loaded.boundary is not None:
             calls = self.loaded.boundary.calls_of_file()
             logger.warning("%s takes and returns arrays: %s", target, calls)
 
-    def _metadata(self) -> dict[str, str]:
+    def _file_metadata(self) -> dict[str, str]:
         return {
             "neural_mp.plan": self.plan.to_yaml(framework=self.framework),
             "neural_mp.exact_on": self.exact_on,
         }
 
-    def _write(self, folder: Path) -> None:
+    def _write_folder(self, folder: Path) -> None:
         self.adaptor.save(self.held, folder)
         self.save_plan(folder / PLAN_FILE)
         if self.record is not None:

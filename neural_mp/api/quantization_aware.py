@@ -210,17 +210,17 @@ def with_training(job: TuningJob, given: Options, settings: Settings) -> TuningJ
             f"{untrainable(adaptor.framework)}, or remove train_func, train_dataloader, "
             f"exit_policy.train_seconds and quantization.train, as a search reconstructs by itself"
         )
-    setup = _wanted(given, settings, adaptor.simulation.loss)
+    setup = _resolve_training_setup(given, settings, adaptor.simulation.loss)
     if (setup.batches is None) != (setup.loss is None):
         raise ConfigurationError(
             "train_dataloader and loss, a function of outputs and targets, must be set together, "
             "in Python or as dataloader and loss of quantization.train; set both, or only "
             "exit_policy.train_seconds to train without labels"
         )
-    return replace(job, train=_training(given, setup, adaptor.simulation.finished))
+    return replace(job, train=_build_trainer(given, setup, adaptor.simulation.finished))
 
 
-def _wanted(
+def _resolve_training_setup(
     given: Options,
     settings: Settings,
     named_loss: Callable[[LossChoice], Callable[[Any, Any], Any]],
@@ -242,25 +242,25 @@ def _wanted(
     return _Wanted(batches, loss)
 
 
-def _training(
+def _build_trainer(
     given: Options, setup: _Wanted, finished: Callable[[Any], Any]
 ) -> Callable[[AnyTunableModel, ResolvedPlan, float], AnyModel]:
     """Return FP32 model, plan, seconds → the trained, converted model."""
 
-    def train(model: AnyTunableModel, plan: ResolvedPlan, seconds: float) -> AnyModel:
+    def train_and_convert(model: AnyTunableModel, plan: ResolvedPlan, seconds: float) -> AnyModel:
         end = time.monotonic() + seconds
         simulation = model.simulated(plan, TrainingSchedule())
         if given.train_func is not None:
             call_user(given.train_func, simulation, form="train_func(model)")
         else:
             remaining = max(end - time.monotonic(), _LEAST_SECONDS)
-            _fit(given, setup, model, plan, simulation, remaining)
+            _run_training_loop(given, setup, model, plan, simulation, remaining)
         return LoadedModel(model.adaptor, finished(simulation), boundary=model.boundary)
 
-    return train
+    return train_and_convert
 
 
-def _fit(
+def _run_training_loop(
     given: Options,
     setup: _Wanted,
     model: AnyTunableModel,

@@ -49,10 +49,10 @@ def compared(
             actual = candidate(inputs)
         except (NeuralMPError, RuntimeError, ValueError) as error:
             return lowest, f"fails on a batch that the source accepts: {one_line(error)}"
-        reason = _difference(expected, actual)
+        reason = _describe_difference(expected, actual)
         if reason:
             return lowest, reason
-        pairs = zip(_arrays(expected), _arrays(actual), strict=True)
+        pairs = zip(_output_arrays(expected), _output_arrays(actual), strict=True)
         for reference, output in ((a, b) for a, b in pairs if a.dtype.kind == "f"):
             sqnr_db = decibels(mean_nsr([reference], [output]))
             lowest = sqnr_db if lowest is None else min(lowest, sqnr_db)
@@ -64,16 +64,16 @@ def compared(
     return lowest, ""
 
 
-def _arrays(outputs: Any) -> list[np.ndarray]:
+def _output_arrays(outputs: Any) -> list[np.ndarray]:
     leaves = (leaf for leaf in tree_leaves(outputs, sort_keys=True) if leaf is not None)
     return [as_numpy(leaf) for leaf in leaves]
 
 
-def _difference(expected: Any, actual: Any) -> str:
+def _describe_difference(expected: Any, actual: Any) -> str:
     """Return a difference of structure, names, dtypes, shapes or integers; empty without one."""
     if structure_of(expected) != structure_of(actual):
         return "the structure or the names of the outputs differ"
-    for reference, output in zip(_arrays(expected), _arrays(actual), strict=True):
+    for reference, output in zip(_output_arrays(expected), _output_arrays(actual), strict=True):
         if reference.dtype != output.dtype or reference.shape != output.shape:
             return (
                 f"an output must be {reference.dtype}{list(reference.shape)}, got "
@@ -122,14 +122,14 @@ class HintSearch:
             latency: seconds per batch of the source in FP32, or per token with a workload.
         """
         try:
-            names = [name for name in runtimes_of(self.source) if _installed(name)]
-            return self._cached(names, seconds, latency) if names else None
+            names = [name for name in runtimes_of(self.source) if _is_runtime_installed(name)]
+            return self._cached_or_measured_hint(names, seconds, latency) if names else None
         except (Exception, KeyboardInterrupt):
             # Runtimes raise errors of any type, and the result of the run does not depend on them.
             logger.debug("no hint at another runtime", exc_info=True)
             return None
 
-    def _cached(
+    def _cached_or_measured_hint(
         self, names: list[str], seconds: Mapping[str, float], latency: float
     ) -> RuntimeHint | None:
         cache = self.cache.scoped(
@@ -145,7 +145,7 @@ class HintSearch:
             return None
         if self._runs(len(names), latency) > max(_SECONDS_OF_RUNS, share):
             return None
-        hint = self._measured(names)
+        hint = self._measure_hint(names)
         cache.put(_KEY, {"hint": to_plain(hint)})
         return hint
 
@@ -157,9 +157,9 @@ class HintSearch:
             latency = time.perf_counter() - started
         return _RUNS * (1 + count) * latency
 
-    def _measured(self, names: list[str]) -> RuntimeHint | None:
+    def _measure_hint(self, names: list[str]) -> RuntimeHint | None:
         file = transfer_file(self.source)
-        candidates = [self._verified(name, file) for name in names]
+        candidates = [self._verified_transfer(name, file) for name in names]
         models = [model for model in candidates if model is not None]
         if not models:
             return None
@@ -171,7 +171,7 @@ class HintSearch:
             return None
         return RuntimeHint(best.adaptor.framework, gain.value, gain.low, gain.high)
 
-    def _verified(self, name: str, file: TransferFile) -> AnyModel | None:
+    def _verified_transfer(self, name: str, file: TransferFile) -> AnyModel | None:
         """Return the model in another runtime; None if that computes other outputs, or fails."""
         try:
             model = transferred(self.source, name, file).for_streams(self.measurement.streams)
@@ -183,5 +183,5 @@ class HintSearch:
         return None if reason else model
 
 
-def _installed(runtime: str) -> bool:
+def _is_runtime_installed(runtime: str) -> bool:
     return importlib.util.find_spec(FRAMEWORKS[runtime].package) is not None

@@ -145,27 +145,27 @@ class RuntimeChoice:
         if runtime == own:
             return ChosenRuntime(self.load, self.source)
         try:
-            model = self._transferred(runtime)
+            model = self._transfer_model(runtime)
         except MissingFrameworkError:
             raise
         except Exception as error:
             # Runtimes raise errors of any type for models that they do not support.
-            raise _unusable(runtime, one_line(error)) from error
+            raise _unusable_runtime_error(runtime, one_line(error)) from error
         sqnr_db, reason = compared(self.source, model, self._batches())
         if reason:
-            raise _unusable(runtime, reason)
+            raise _unusable_runtime_error(runtime, reason)
         logger.info("%s runs the model of %s with an SQNR of %s dB", runtime, own, sqnr_db)
-        return ChosenRuntime(self._loader(model), model)
+        return ChosenRuntime(self._select_loader(model), model)
 
     def fastest(self) -> ChosenRuntime:
         """Return the model in the fastest runtime, with the figures of all candidates."""
         own = RuntimeCandidate(self.source.adaptor.framework, self.source)
-        alternatives = [self._verified(name) for name in runtimes_of(self.source)]
-        candidates = [own, *alternatives, *_compiled(self.source)]
+        alternatives = [self._verified_candidate(name) for name in runtimes_of(self.source)]
+        candidates = [own, *alternatives, *_compiled_candidate(self.source)]
         able = [candidate for candidate in candidates if candidate.model is not None]
         if len(able) == 1:
-            return ChosenRuntime(self.load, self.source, _report(candidates, own, {}))
-        timed = self._timed(able)
+            return ChosenRuntime(self.load, self.source, _runtime_figures(candidates, own, {}))
+        timed = self._time_candidates(able)
         own = timed[0]
         winner = min(timed, key=lambda candidate: uncontended(candidate.best))
         if ratio(own.best, winner.best).low < MIN_RUNTIME_SPEEDUP:
@@ -179,8 +179,10 @@ class RuntimeChoice:
         candidates = [by_name.get(candidate.framework, candidate) for candidate in candidates]
         model = winner.model
         assert model is not None
-        figures = _report(candidates, winner, reasons)
-        return ChosenRuntime(self._loader(model), model, figures, _rivals(timed, winner))
+        figures = _runtime_figures(candidates, winner, reasons)
+        return ChosenRuntime(
+            self._select_loader(model), model, figures, _select_fp32_rivals(timed, winner)
+        )
 
     def repeated(self, figures: Sequence[RuntimeFigures]) -> ChosenRuntime:
         """Return the choice of an earlier run, by its figures, without a new comparison.
@@ -200,13 +202,13 @@ class RuntimeChoice:
             and chosen.latency
             and entry.latency <= chosen.latency
         ]
-        models = [self._verified(name).model for name in names]
+        models = [self._verified_candidate(name).model for name in names]
         if choice.model is not self.source:
             models.append(self.source)
         alternatives = tuple(model for model in models if model is not None)
         return replace(choice, figures=tuple(figures), alternatives=alternatives)
 
-    def _loader(self, model: AnyModel) -> Load:
+    def _select_loader(self, model: AnyModel) -> Load:
         if model is self.source:
             return self.load
         if model.boundary is None:
@@ -225,12 +227,15 @@ class RuntimeChoice:
         """
         size = self.measurement.batch_size
         try:
-            shapes = [_shapes(self.source.example_inputs(size)), _shapes(self.measurement.inputs)]
+            shapes = [
+                _sorted_array_shapes(self.source.example_inputs(size)),
+                _sorted_array_shapes(self.measurement.inputs),
+            ]
         except NeuralMPError:
             return None
         return size if shapes[0] == shapes[1] else None
 
-    def _transferred(self, runtime: str) -> AnyModel:
+    def _transfer_model(self, runtime: str) -> AnyModel:
         """Return a model in another runtime that the strategy and the constraints allow.
 
         Raises:
@@ -244,10 +249,10 @@ class RuntimeChoice:
         model = model.for_streams(self.measurement.streams)
         if self.needs_gradients and not model.adaptor.offers("hessian_traces"):
             raise ConversionError("it has no gradients, which the strategy needs")
-        self._space(model)
+        self._constrained_space(model)
         return model
 
-    def _space(self, model: AnyModel) -> TuningSpace:
+    def _constrained_space(self, model: AnyModel) -> TuningSpace:
         return self.constrained(model, model.adaptor.space(model.held, self.hardware))
 
     def _batches(self) -> Iterable[Any]:
@@ -263,12 +268,12 @@ class RuntimeChoice:
         yield self.source.example_inputs()
         for size in (1, 3):
             inputs = self.source.example_inputs(size)
-            if _runs(self.source, inputs):
+            if _can_run_inputs(self.source, inputs):
                 yield inputs
 
-    def _verified(self, runtime: str) -> RuntimeCandidate:
+    def _verified_candidate(self, runtime: str) -> RuntimeCandidate:
         try:
-            model = self._transferred(runtime)
+            model = self._transfer_model(runtime)
             sqnr_db, reason = compared(self.source, model, self._batches())
         except Exception as error:
             # Exporters and runtimes raise errors of any type, and none may end the run.
@@ -276,14 +281,16 @@ class RuntimeChoice:
             return RuntimeCandidate(runtime, reason=one_line(error))
         return RuntimeCandidate(runtime, None if reason else model, sqnr_db, reason)
 
-    def _timed(self, candidates: Sequence[RuntimeCandidate]) -> list[RuntimeCandidate]:
+    def _time_candidates(self, candidates: Sequence[RuntimeCandidate]) -> list[RuntimeCandidate]:
         """Return candidates with their latencies, the source first."""
         models = [candidate.model for candidate in candidates if candidate.model is not None]
         low = {}
         if self.int8 and self.calibration is not None:
             first = self.measurement.fastest_of(models, _FIRST_ROUNDS)
             order = sorted(range(len(models)), key=first.__getitem__)
-            converted = {index: self._in_int8(models[index]) for index in order[:_TIMED_IN_INT8]}
+            converted = {
+                index: self._convert_to_int8(models[index]) for index in order[:_TIMED_IN_INT8]
+            }
             low = {index: model for index, model in converted.items() if model is not None}
         rounds = self.measurement.interleaved([*models, *low.values()])
         int8 = dict(zip(low, rounds[len(models) :], strict=True))
@@ -292,11 +299,11 @@ class RuntimeChoice:
             for index, candidate in enumerate(candidates)
         ]
 
-    def _in_int8(self, model: AnyModel) -> AnyModel | None:
+    def _convert_to_int8(self, model: AnyModel) -> AnyModel | None:
         """Return a model with all eligible ops in INT8; None if there are none."""
         assert self.calibration is not None
         try:
-            space = self._space(model).restricted_to([Precision.INT8])
+            space = self._constrained_space(model).restricted_to([Precision.INT8])
             if not space.resolve(space.fastest_plan()).has_low_precision:
                 return None
             batches = islice(self.calibration.inputs(), _CALIBRATED)
@@ -311,7 +318,9 @@ class RuntimeChoice:
             return None
 
 
-def _rivals(timed: Sequence[RuntimeCandidate], winner: RuntimeCandidate) -> tuple[AnyModel, ...]:
+def _select_fp32_rivals(
+    timed: Sequence[RuntimeCandidate], winner: RuntimeCandidate
+) -> tuple[AnyModel, ...]:
     """Return the source, and FP32 models that may be faster than FP32 in the winner."""
     return tuple(
         entry.model
@@ -336,7 +345,7 @@ def in_runtime(runtime: str, choice: RuntimeChoice) -> ChosenRuntime:
     return choice.fastest() if runtime == AUTO_RUNTIME else choice.named(runtime)
 
 
-def _compiled(source: AnyModel) -> Iterator[RuntimeCandidate]:
+def _compiled_candidate(source: AnyModel) -> Iterator[RuntimeCandidate]:
     """Yield the compiled form of a model with the reason why `auto` does not choose it."""
     offered = source.adaptor.compiler
     if offered is not None:
@@ -351,10 +360,10 @@ def only_source(source: AnyModel, reason: str) -> tuple[RuntimeFigures, ...]:
     """Return the figures of a choice that has to keep the source, for one reason."""
     own = RuntimeCandidate(source.adaptor.framework, source)
     alternatives = [RuntimeCandidate(name, reason=reason) for name in runtimes_of(source)]
-    return _report([own, *alternatives], own, {})
+    return _runtime_figures([own, *alternatives], own, {})
 
 
-def _report(
+def _runtime_figures(
     candidates: Sequence[RuntimeCandidate], winner: RuntimeCandidate, reasons: dict[str, str]
 ) -> tuple[RuntimeFigures, ...]:
     def reason_of(candidate: RuntimeCandidate) -> str:
@@ -368,7 +377,7 @@ def _report(
     return tuple(c.figures(c is winner, reason_of(c)) for c in candidates)
 
 
-def _runs(model: AnyModel, inputs: Any) -> bool:
+def _can_run_inputs(model: AnyModel, inputs: Any) -> bool:
     try:
         model(inputs)
     except Exception:
@@ -378,15 +387,14 @@ def _runs(model: AnyModel, inputs: Any) -> bool:
     return True
 
 
-def _unusable(runtime: str, reason: str) -> ConfigurationError:
+def _unusable_runtime_error(runtime: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
         f"runtime must be able to run the model, got {runtime!r}: {reason}; set runtime to "
         f"{AUTO_RUNTIME!r} or {SOURCE_RUNTIME!r}"
     )
 
 
-def _shapes(inputs: Any) -> list[tuple[int, ...]]:
-    """Return the shapes of the arrays of a batch, smallest first, however they are passed."""
+def _sorted_array_shapes(inputs: Any) -> list[tuple[int, ...]]:
     leaves = tree_leaves(inputs)
     return sorted(tuple(leaf.shape) for leaf in leaves if hasattr(leaf, "shape"))
 

@@ -167,7 +167,7 @@ def check_destination(path: str | Path) -> Path:
     if not is_saved_model(target):
         for name in RESERVED:
             if os.path.lexists(target / name):
-                raise _taken(target, name)
+                raise _foreign_file_error(target, name)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         check_writable(target.parent)
@@ -200,13 +200,13 @@ def put_in_place(complete: Path, target: Path) -> None:
     if not target.exists():
         complete.rename(target)
         return
-    earlier = _files_of(target)
+    earlier = _list_saved_files(target)
     new = [path.relative_to(complete) for path in sorted(complete.rglob("*"))]
     for path in new:
         destination = target / path
         both_folders = destination.is_dir() and (complete / path).is_dir()
         if os.path.lexists(destination) and path not in earlier and not both_folders:
-            raise _taken(target, str(path))
+            raise _foreign_file_error(target, str(path))
     # The manifest is removed first and written last, so that a partial model is never valid.
     for path in earlier:
         (target / path).unlink(missing_ok=True)
@@ -217,14 +217,14 @@ def put_in_place(complete: Path, target: Path) -> None:
             shutil.move(complete / path, target / path)
 
 
-def _taken(folder: Path, name: str) -> NeuralMPError:
+def _foreign_file_error(folder: Path, name: str) -> NeuralMPError:
     return NeuralMPError(
         f"{str(folder)!r} contains {name!r}, which no earlier result wrote and which is not "
         f"overwritten; choose another folder"
     )
 
 
-def _files_of(folder: Path) -> list[Path]:
+def _list_saved_files(folder: Path) -> list[Path]:
     """Return the files of the saved model in a folder, manifest first; empty without a model."""
     if not is_saved_model(folder):
         return []
@@ -234,11 +234,10 @@ def _files_of(folder: Path) -> list[Path]:
         logger.debug("%s", error)
         files = {}
     # Paths in a manipulated manifest must not leave the folder.
-    return [Path(MANIFEST), *(Path(name) for name in files if _is_within(name))]
+    return [Path(MANIFEST), *(Path(name) for name in files if _is_path_in_folder(name))]
 
 
-def _is_within(name: str) -> bool:
-    """Whether a name is a path inside the folder."""
+def _is_path_in_folder(name: str) -> bool:
     try:
         path = file_path(name)
     except InvalidValueError:
@@ -247,7 +246,7 @@ def _is_within(name: str) -> bool:
 
 
 #: Validator of the file names (all inside the folder) and digests of a saved model.
-digests_of_files = mapping_of(string, matching("names of files in the folder", _is_within))
+digests_of_files = mapping_of(string, matching("names of files in the folder", _is_path_in_folder))
 _FILES = record({"files": mapping_of(string)})
 
 
@@ -263,10 +262,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{str(folder)!r} is not a saved model: {MANIFEST} is missing; give a folder written "
             f"by OptimizedModel.save"
         )
-    return read_json(file, _manifest, ModelLoadError)
+    return read_json(file, _validate_manifest, ModelLoadError)
 
 
-def _manifest(value: object) -> dict[str, Any]:
+def _validate_manifest(value: object) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
         raise InvalidValueError(f"the format must be {FORMAT_VERSION}, got {preview(version)}")
@@ -334,13 +333,13 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     space = adaptor.space(original, machine.detect())
     configs, grouped, rest = {}, {}, []
     for name, layer in layers.items():
-        config = _config(layer, space.capabilities.get(name, Capability()))
+        config = _select_config(layer, space.capabilities.get(name, Capability()))
         if config is None:
             rest.append(name)
             continue
         configs[name] = config
         if layer.bits < 8:
-            grouped[name] = _grouped(layer)
+            grouped[name] = _to_grouped_weight(layer)
     resolved = space.resolve(PrecisionPlan(configs))
     groups = needed(adaptor.grouped_weights, adaptor.framework, "weights in groups")
     converted = original
@@ -359,7 +358,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(model, resolved.plan, report, planned_ops(space, resolved))
 
 
-def _config(layer: IntegerLayer, capability: Capability) -> OpConfig | None:
+def _select_config(layer: IntegerLayer, capability: Capability) -> OpConfig | None:
     """Return the configuration of a layer; None if no kernel reads its weight."""
     if layer.groups is not None:
         return None
@@ -381,7 +380,7 @@ def _group_size(layer: IntegerLayer) -> int:
     return int(layer.codes.shape[1] // layer.scales.shape[1])
 
 
-def _grouped(layer: IntegerLayer) -> GroupedWeight:
+def _to_grouped_weight(layer: IntegerLayer) -> GroupedWeight:
     scales = to_bfloat16(layer.scales)
     steps = middle_code(layer.bits) - layer.zero_points.astype("float32")
     offsets = to_bfloat16(steps * scales)

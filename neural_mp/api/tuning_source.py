@@ -121,16 +121,16 @@ def dataset_of(data: Path, label: str | None = None, model: object = None) -> di
     if not data.is_file():
         raise DataError(f"there is no file {str(data)!r} in {str(Path.cwd())!r}")
     if is_text(data):
-        return _text(data, label, model)
+        return _text_dataset(data, label, model)
     if data.suffix == ".csv":
         return {"csv": {"path": str(data), **({} if label is None else {"label": label})}}
     with plain_arrays(data, mapped=True) as arrays:
         names = ["inputs"] if isinstance(arrays, np.ndarray) else list(arrays.files)
-    inputs, labels = _arrays(data, names, label)
+    inputs, labels = _input_and_label_names(data, names, label)
     return {"numpy": {"path": str(data), "inputs_key": inputs, "labels_key": labels}}
 
 
-def _text(data: Path, label: str | None, model: object) -> dict[str, Any]:
+def _text_dataset(data: Path, label: str | None, model: object) -> dict[str, Any]:
     if label is not None:
         raise DataError(f"the labels of the text {str(data)!r} are its tokens; remove --label")
     folder = Path(str(model))
@@ -144,8 +144,7 @@ def _text(data: Path, label: str | None, model: object) -> dict[str, Any]:
     return {"text": {"path": str(data), "tokenizer": str(folder), **options}}
 
 
-def _arrays(data: Path, names: list[str], label: str | None) -> tuple[str, str]:
-    """Return the names of the inputs and of the labels."""
+def _input_and_label_names(data: Path, names: list[str], label: str | None) -> tuple[str, str]:
     labels = [name for name in _LABELS if name in names] if label is None else [label]
     if label is not None and label not in names:
         raise DataError(f"{str(data)!r} has no array {label!r}{did_you_mean(label, names)}")
@@ -233,37 +232,36 @@ def tuning_template(
     space = model.adaptor.space(model.held, hardware.detect())
     inputs = model.example_inputs()
     outputs = model(inputs)
-    guess, reason = _metric(outputs)
+    guess, reason = _suggest_metric(outputs)
     dataset = {"numpy": {"path": _DATA, "inputs_key": "inputs", "labels_key": "labels"}}
     if data is not None:
         dataset = dataset_of(data, label)
     floats_or_bytes = [p for p in Precision if p is not Precision.FP32 and not p.is_low_bit]
-    usable = [p.value for p in floats_or_bytes if _native(space, p)]
+    usable = [p.value for p in floats_or_bytes if _has_unemulated_op(space, p)]
     contractions = [op.name for op in space.contractions]
     return _TEMPLATE.format(
-        summary="\n# ".join(_summary(model, name, space, inputs, outputs)),
-        file=_word(str(file)),
-        name=_word(name),
+        summary="\n# ".join(_summarize_model(model, name, space, inputs, outputs)),
+        file=_to_yaml_string(str(file)),
+        name=_to_yaml_string(name),
         framework=model.adaptor.framework,
         precisions=", ".join(usable or map(str, DEFAULT_PRECISIONS)),
-        op=_word(contractions[-1] if contractions else "name"),
-        metric=_word(metric or guess),
+        op=_to_yaml_string(contractions[-1] if contractions else "name"),
+        metric=_to_yaml_string(metric or guess),
         reason="set by --metric" if metric else reason,
         batch=32,
-        dataset=_flow(dataset),
+        dataset=_dataset_flow_mapping(dataset),
         note="" if data is not None else "  # replace by your data: [N, ...] and labels [N]",
     )
 
 
-def _native(space: TuningSpace, precision: Precision) -> bool:
-    """Whether some op runs in a precision without emulation."""
+def _has_unemulated_op(space: TuningSpace, precision: Precision) -> bool:
     return any(
         precision in capability.precisions and precision not in capability.emulated
         for capability in space.capabilities.values()
     )
 
 
-def _summary(
+def _summarize_model(
     model: AnyModel, name: str, space: TuningSpace, inputs: Any, outputs: Any
 ) -> list[str]:
     kinds = Counter(op.type for op in space.graph).most_common(_SHOWN_TYPES)
@@ -281,14 +279,14 @@ def _summary(
     more = ", …" if len({op.type for op in space.graph}) > len(kinds) else ""
     return [
         f"Tuning file of {name}",
-        f"Inputs: {_shapes(inputs)}; outputs: {_shapes(outputs)}",
+        f"Inputs: {_describe_shapes(inputs)}; outputs: {_describe_shapes(outputs)}",
         f"Ops: {ops}{more}",
         f"Precisions on this machine, {of_all}: "
         + ", ".join(f"{p} {count}" for p, count in able.items() if count or not p.is_low_bit),
     ]
 
 
-def _metric(outputs: Any) -> tuple[str, str]:
+def _suggest_metric(outputs: Any) -> tuple[str, str]:
     """Return a metric for the shape of the first output, and the reason."""
     shape = next((tuple(leaf.shape) for leaf in tree_leaves(outputs) if hasattr(leaf, "shape")), ())
     if len(shape) == 2 and shape[1] > 1:
@@ -298,18 +296,17 @@ def _metric(outputs: Any) -> tuple[str, str]:
     return "accuracy", f"check: the output has shape {list(shape)}"
 
 
-def _shapes(values: Any) -> str:
+def _describe_shapes(values: Any) -> str:
     leaves = [leaf for leaf in tree_leaves(values) if hasattr(leaf, "shape")]
     shapes = [f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" for leaf in leaves]
     return ", ".join(shapes) or "none"
 
 
-def _word(text: str) -> str:
-    """Return a string in YAML, quoted if required."""
+def _to_yaml_string(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def _flow(dataset: dict[str, Any]) -> str:
+def _dataset_flow_mapping(dataset: dict[str, Any]) -> str:
     ((kind, options),) = dataset.items()
-    entries = (f"{key}: {_word(str(value))}" for key, value in options.items())
+    entries = (f"{key}: {_to_yaml_string(str(value))}" for key, value in options.items())
     return f"{kind}: {{{', '.join(entries)}}}"

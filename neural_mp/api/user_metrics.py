@@ -45,7 +45,7 @@ class MetricSet(Sequence[tuple[Metric, float]]):
 
     def __post_init__(self) -> None:
         names = self.names or [metric_name(metric) for metric, _ in self.pairs]
-        object.__setattr__(self, "names", _unlike(names))
+        object.__setattr__(self, "names", _number_repeated_names(names))
         object.__setattr__(self, "said", self.said or (None,) * len(self.pairs))
 
     @overload
@@ -74,7 +74,7 @@ def gather_metrics(
         MetricError: an object is not a metric.
         DataError: evaluation data are missing, or batches are not pairs.
     """
-    metrics = _configured(settings) if given is None else given_metrics(given)
+    metrics = _configured_metrics(settings) if given is None else given_metrics(given)
     if metrics and eval_func is None:
         if evaluation is None:
             raise DataError(
@@ -102,10 +102,10 @@ def given_metrics(given: Any) -> MetricSet:
         ConfigurationError: a name, an option or a weight is invalid.
         MetricError: an object is not a metric.
     """
-    by_name = isinstance(given, Mapping) or _is_collection(given)
+    by_name = isinstance(given, Mapping) or _is_metric_collection(given)
     if by_name:
         named = {str(name): metric for name, metric in given.items() if name not in NO_METRICS}
-        several = [_with_name(name, metric) for name, metric in named.items()]
+        several = [_attach_metric_name(name, metric) for name, metric in named.items()]
     elif isinstance(given, list | tuple) and not is_with_options(given):
         several = list(given)
     else:
@@ -130,19 +130,19 @@ def given_metrics(given: Any) -> MetricSet:
     return MetricSet(tuple(zip(metrics, weights, strict=True)), tuple(named), said=directions)
 
 
-def _with_name(name: str, given: object) -> object:
+def _attach_metric_name(name: str, given: object) -> object:
     """Return a metric of a dict, with its name if `given` are the options of a built-in metric."""
     if given is None or isinstance(given, Mapping):
         return name, given or {}
     return (name, given) if type(given) is int and name in METRICS else given
 
 
-def _is_collection(given: object) -> bool:
+def _is_metric_collection(given: object) -> bool:
     """Whether an object is a `MetricCollection` of torchmetrics: named metrics, one `compute`."""
     return all(callable(getattr(given, name, None)) for name in ("items", "compute", "update"))
 
 
-def _configured(settings: Settings) -> MetricSet:
+def _configured_metrics(settings: Settings) -> MetricSet:
     pairs = config_objects.metrics(settings)
     items = settings.evaluation.metrics
     several = len(items) > 1
@@ -154,8 +154,7 @@ def _configured(settings: Settings) -> MetricSet:
     )
 
 
-def _unlike(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, numbered if they repeat."""
+def _number_repeated_names(names: Sequence[str]) -> tuple[str, ...]:
     often, counts = Counter(names), Counter[str]()
     numbered: list[str] = []
     for name in names:
@@ -167,17 +166,17 @@ def _unlike(names: Sequence[str]) -> tuple[str, ...]:
 def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     """Return the qualified name of the metric, so that a resumed run does not mix two scales."""
     if eval_func is not None:
-        return _qualified(eval_func)
-    parts = [f"{weight:g}·{_qualified(metric)}" for metric, weight in metrics]
+        return _qualified_name(eval_func)
+    parts = [f"{weight:g}·{_qualified_name(metric)}" for metric, weight in metrics]
     if isinstance(metrics, MetricSet) and metrics.every:
         return "each of " + ", ".join(
-            f"{name}={_qualified(metric)}"
+            f"{name}={_qualified_name(metric)}"
             for name, (metric, _) in zip(metrics.names, metrics, strict=True)
         )
     return ", ".join(parts)
 
 
-def _qualified(subject: object) -> str:
+def _qualified_name(subject: object) -> str:
     """Return the qualified name of a function or of the class of an object, with its module."""
     inner = unwrapped(subject)[-1]
     kind = inner if hasattr(inner, "__qualname__") else type(inner)
@@ -230,7 +229,7 @@ class _Measure:
     def __str__(self) -> str:
         if self.said is None:
             return f"{self.name} has no direction, so higher is better"
-        return f"{self.name}: {_words(self.said)}"
+        return f"{self.name}: {_direction_words(self.said)}"
 
 
 def directed(
@@ -251,31 +250,31 @@ def directed(
         ConfigurationError: criterion and metrics contradict each other, or the direction is
             undeclared and the name suggests an error.
     """
-    measures = _measures(metrics, eval_func, configured)
+    measures = _contributing_measures(metrics, eval_func, configured)
     if eval_func is None and isinstance(metrics, MetricSet) and metrics.every:
         return replace(criterion, higher_is_better=True)  # direction of the score: see `together`
     declared = {measure.said for measure in measures if measure.said is not None}
     if len(declared) > 1:
-        raise _disagreement(measures)
+        raise _mixed_directions_error(measures)
     chosen = criterion.higher_is_better
     if chosen is not None:
         if declared and chosen not in declared:
-            raise _contradiction(chosen, measures)
+            raise _contradiction_error(chosen, measures)
         return criterion
     for measure in measures:
         if measure.doubtful_name is not None:
-            raise _doubt(measure)
+            raise _doubtful_direction_error(measure)
     directions = {measure.said is not False for measure in measures} or {True}
     if len(directions) > 1:
-        raise _disagreement(measures)
+        raise _mixed_directions_error(measures)
     return replace(criterion, higher_is_better=directions.pop())
 
 
 def metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     """Return the name of the metric for tables: `RMSE`, `0.5·F1 + 0.5·AUC`."""
     if eval_func is not None:
-        return _name(eval_func)
-    names = [_name(metric) for metric, _ in metrics]
+        return _measure_name(eval_func)
+    names = [_measure_name(metric) for metric, _ in metrics]
     if isinstance(metrics, MetricSet) and (metrics.every or len(metrics) == 1):
         return ", ".join(metrics.names)
     return " + ".join(
@@ -298,46 +297,47 @@ def together(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregat
     default = criterion.higher_is_better
     higher: dict[str, bool] = {}
     for name, chosen, (metric, _) in zip(metrics.names, metrics.said, metrics, strict=True):
-        measure = replace(_measure(metric, name), name=name)
+        measure = replace(_build_measure(metric, name), name=name)
         if chosen is not None and measure.said is not None and chosen != measure.said:
             raise ConfigurationError(
                 f"{measure}, but higher_is_better is {chosen}; remove higher_is_better"
             )
         stated = next((flag for flag in (chosen, measure.said, default) if flag is not None), None)
         if stated is None and measure.doubtful_name is not None and metrics.every:
-            raise _doubt(measure)
+            raise _doubtful_direction_error(measure)
         higher[name] = stated is not False
     return MetricAggregation(
-        metrics.names, metrics.every, criterion, higher, partial(_by_name, default)
+        metrics.names, metrics.every, criterion, higher, partial(_is_higher_better, default)
     )
 
 
-def _by_name(default: bool | None, name: str) -> bool:
+def _is_higher_better(default: bool | None, name: str) -> bool:
     """Whether higher is better for a value that a user's metric returns under this name."""
     registered = METRICS.find(name) if ":" not in name and name in METRICS else None
-    declared = _said([registered]) if registered is not None else None
+    declared = _declared_direction([registered]) if registered is not None else None
     measure = _Measure(name, declared if declared is not None else default, (name,))
     if measure.doubtful_name is not None:
-        raise _doubt(measure)
+        raise _doubtful_direction_error(measure)
     return measure.said is not False
 
 
-def _measures(
+def _contributing_measures(
     metrics: WeightedMetrics, eval_func: EvalFunc | None, configured: Sequence[MetricSettings]
 ) -> list[_Measure]:
-    """Return all metrics and functions that contribute to the accuracy."""
     if eval_func is not None:
-        return [_measure(eval_func)]
+        return [_build_measure(eval_func)]
     # A YAML name may be a factory whose name reveals more than the class of the metric.
     names = [item.name.rpartition(":")[2] for item in configured] or [""] * len(metrics)
     pairs = zip(metrics, names, strict=True)
-    return [_measure(metric, name) for (metric, weight), name in pairs if weight]
+    return [_build_measure(metric, name) for (metric, weight), name in pairs if weight]
 
 
-def _measure(subject: object, *names: str) -> _Measure:
+def _build_measure(subject: object, *names: str) -> _Measure:
     own = unwrapped(subject)
     kinds = [kind.__name__ for kind in type(own[-1]).__mro__]
-    return _Measure(_name(subject), _said(own), (_name(subject), *kinds, *names))
+    return _Measure(
+        _measure_name(subject), _declared_direction(own), (_measure_name(subject), *kinds, *names)
+    )
 
 
 def _may_be_an_error(name: str) -> bool:
@@ -345,7 +345,7 @@ def _may_be_an_error(name: str) -> bool:
     return any(part in _ERROR_WORDS or part.endswith(_ERROR_ENDINGS) for part in parts)
 
 
-def _said(subjects: Sequence[Any]) -> bool | None:
+def _declared_direction(subjects: Sequence[Any]) -> bool | None:
     """Return the first `higher_is_better` that is set; None if undeclared."""
     for subject in subjects:
         value = getattr(subject, "higher_is_better", None)
@@ -353,17 +353,17 @@ def _said(subjects: Sequence[Any]) -> bool | None:
             return bool(value)
         if value is not None:
             raise ConfigurationError(
-                f"higher_is_better of {_name(subject)} must be True or False, got {value!r}"
+                f"higher_is_better of {_measure_name(subject)} must be True or False, got {value!r}"
             )
     return None
 
 
-def _name(subject: object) -> str:
+def _measure_name(subject: object) -> str:
     name = metric_name(subject)
     return "eval_func" if name == "<lambda>" else name
 
 
-def _doubt(measure: _Measure) -> ConfigurationError:
+def _doubtful_direction_error(measure: _Measure) -> ConfigurationError:
     return ConfigurationError(
         f"the direction of {measure.name} is not known: {measure.doubtful_name} may be an error, "
         f"for which lower is better; set higher_is_better to False (or True) in "
@@ -371,11 +371,11 @@ def _doubt(measure: _Measure) -> ConfigurationError:
     )
 
 
-def _words(higher: bool) -> str:
+def _direction_words(higher: bool) -> str:
     return f"{'higher' if higher else 'lower'} is better"
 
 
-def _contradiction(chosen: bool, measures: Sequence[_Measure]) -> ConfigurationError:
+def _contradiction_error(chosen: bool, measures: Sequence[_Measure]) -> ConfigurationError:
     stated = "; ".join(str(measure) for measure in measures if measure.said is not None)
     return ConfigurationError(
         f"{stated}, but accuracy_criterion has higher_is_better: {chosen}; remove higher_is_better "
@@ -383,7 +383,7 @@ def _contradiction(chosen: bool, measures: Sequence[_Measure]) -> ConfigurationE
     )
 
 
-def _disagreement(measures: Sequence[_Measure]) -> ConfigurationError:
+def _mixed_directions_error(measures: Sequence[_Measure]) -> ConfigurationError:
     return ConfigurationError(
         f"metrics of a sum must have one direction, got {'; '.join(map(str, measures))}; keep "
         f"metrics of one direction, or set their attribute higher_is_better"

@@ -57,10 +57,10 @@ def advise(
         advice.save_plan(output)
         out.line(f"saved to {output}")
     if out.as_json:
-        out.document(_document(advice, output))
+        out.document(_advice_document(advice, output))
 
 
-def _document(advice: Advice, saved: Path | None) -> dict[str, Any]:
+def _advice_document(advice: Advice, saved: Path | None) -> dict[str, Any]:
     return {
         "precision": advice.precision.value,
         "keep": list(advice.keep),

@@ -94,7 +94,7 @@ def _show_version(asked: bool) -> None:
 
 
 @app.callback()
-def _whole(
+def _parse_global_options(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),

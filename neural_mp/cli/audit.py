@@ -34,7 +34,7 @@ def audit(
     """Verify the plan against the kernels that run; exit code 1 if they differ."""
     from neural_mp.reporting import audit_table, audit_words
 
-    result = _result(out, model, plan, options)
+    result = _load_or_convert_model(out, model, plan, options)
     with out.working(f"Running {model}"):
         report = result.audit()
     shown = report.ops if show_all else report.findings
@@ -42,12 +42,12 @@ def audit(
         out.show(audit_table(shown))
     out.line(audit_words(report))
     if out.as_json:
-        out.document(_document(result, report, show_all))
+        out.document(_audit_document(result, report, show_all))
     if not report.holds:
         raise typer.Exit(ExitCode.PLAN_BROKEN)
 
 
-def _result(
+def _load_or_convert_model(
     out: Output,
     model: str,
     plan: Path | None,
@@ -74,7 +74,7 @@ def _result(
         return convert_with_plan(model, plan, framework=options.framework, inputs=options.inputs)
 
 
-def _document(result: OptimizedModel, report: Audit, show_all: bool) -> dict[str, Any]:
+def _audit_document(result: OptimizedModel, report: Audit, show_all: bool) -> dict[str, Any]:
     return {
         "framework": result.framework,
         "holds": report.holds,

@@ -41,10 +41,10 @@ def benchmark(
             rows = benchmark_models(models, batch_size, warmup, iterations, inputs)
         out.show(benchmark_table(rows))
         if out.as_json:
-            out.document({"models": [_document(row) for row in rows]})
+            out.document({"models": [_row_document(row) for row in rows]})
 
 
-def _document(row: BenchmarkRow) -> dict[str, Any]:
+def _row_document(row: BenchmarkRow) -> dict[str, Any]:
     return {
         "model": row.name,
         "latency": row.latency,

@@ -71,7 +71,7 @@ def reported(error: Exception) -> ExitCode:
     if isinstance(error, NeuralMPError) and not is_users_own(error):
         say_error(f"{type(error).__name__}: {error}")
         return ExitCode.MISTAKE
-    location = _users_place(error)
+    location = _last_user_position(error)
     users = location is not None or is_users_own(error)
     trace = _from_users_code(error.__traceback__) if users else error.__traceback__
     traceback.print_exception(type(error), error, trace)
@@ -87,7 +87,7 @@ def say_error(message: str) -> None:
     error_console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _users_place(error: Exception) -> str | None:
+def _last_user_position(error: Exception) -> str | None:
     """Return the last position in the user's files of an exception; None without any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]

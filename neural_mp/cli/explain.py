@@ -51,33 +51,32 @@ def explain(
     record = None if workspace is None else read_run(workspace)
     precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
     loaded = options.load(model, out)
-    explained_op, explanations = explained(loaded, op, precisions, plan or _plan(record))
+    explained_op, explanations = explained(loaded, op, precisions, plan or _plan_of_noise(record))
     rows = {
         p: (explanation.list, explanation.runs_in, explanation.reason)
         for p, explanation in explanations.items()
     }
     out.show(explanation_table(explained_op, rows))
-    noise = _noise(record)
+    noise = _stage_noise(record)
     text = "" if noise is None else stage_words(noise, explained_op.name)
     if text:
         out.line(f"SQNR of its result against FP32: {text}")
     if out.as_json:
-        out.document(_document(explained_op, explanations, noise))
+        out.document(_explanation_document(explained_op, explanations, noise))
 
 
-def _plan(record: RunRecord | None) -> PrecisionPlan | None:
-    """Return the plan of a run that its noise belongs to."""
+def _plan_of_noise(record: RunRecord | None) -> PrecisionPlan | None:
     if record is None or record.ending is None:
         return None
     trained = [trial for trial in record.trials if trial.trained]
     return trained[-1].plan if trained else record.ending.plan
 
 
-def _noise(record: RunRecord | None) -> StageNoise | None:
+def _stage_noise(record: RunRecord | None) -> StageNoise | None:
     return None if record is None or record.ending is None else record.ending.report.stage_noise
 
 
-def _document(
+def _explanation_document(
     op: Op, explanations: Mapping[Precision, Explanation], noise: StageNoise | None
 ) -> dict[str, Any]:
     precisions = {

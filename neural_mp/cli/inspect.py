@@ -44,7 +44,7 @@ def inspect(
     """Show the precisions each op supports here, or the plan of a saved result."""
     from neural_mp.api.saved_model import is_saved_model
 
-    pattern = _compiled(match)
+    pattern = _compile_match(match)
     if is_saved_model(model):
         if op_type:
             raise ConfigurationError(
@@ -61,7 +61,7 @@ def inspect(
     machine = hardware.detect().for_target(target or hardware.HOST_TARGET)
     with out.working(f"Reading the capabilities of {model}"):
         space = loaded.adaptor.space(loaded.held, machine)
-    ops = _chosen(list(space.graph), op_type or (), pattern)
+    ops = _select_ops(list(space.graph), op_type or (), pattern)
     if summary:
         counts = CapabilitySummary.of(space, ops)
         out.show(summary_table(counts))
@@ -70,7 +70,7 @@ def inspect(
         if loaded.full_range_kernels:
             out.line(f"exact on {exact_targets(loaded)}")
     if out.as_json:
-        out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])
+        out.document(counts.to_dict() if summary else [_op_document(space, op) for op in ops])
 
 
 def _inspect_saved(
@@ -83,7 +83,7 @@ def _inspect_saved(
 
     with out.working(f"Loading {folder}"):
         saved = load(folder)
-    names = _fitting(list(saved.plan), pattern, "the plan has no op that matches --match")
+    names = _match_names(list(saved.plan), pattern, "the plan has no op that matches --match")
     plan = PrecisionPlan({name: saved.plan[name] for name in names})
     if summary:
         counts = saved.report.op_counts
@@ -96,7 +96,7 @@ def _inspect_saved(
         out.document({**document, "exact_on": saved.exact_on})
 
 
-def _compiled(match: str | None) -> re.Pattern[str] | None:
+def _compile_match(match: str | None) -> re.Pattern[str] | None:
     try:
         return None if match is None else re.compile(match)
     except re.error as error:
@@ -105,22 +105,23 @@ def _compiled(match: str | None) -> re.Pattern[str] | None:
         ) from None
 
 
-def _chosen(ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | None) -> list[Op]:
+def _select_ops(
+    ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | None
+) -> list[Op]:
     """Return the ops of the given types whose names match, in their order.
 
     Raises:
         UnknownOperatorError: no op matches.
     """
     op_types = sorted({op.type for op in ops})
-    requested = {_type_named(name, op_types) for name in types}
+    requested = {_find_op_type(name, op_types) for name in types}
     remaining = [op for op in ops if not requested or op.type in requested]
     missing = f"no op{' of these types' if requested else ''} matches --match"
-    names = set(_fitting([op.name for op in remaining], pattern, missing))
+    names = set(_match_names([op.name for op in remaining], pattern, missing))
     return [op for op in remaining if op.name in names]
 
 
-def _type_named(name: str, known: Collection[str]) -> str:
-    """Return the op type that matches a word, ignoring case."""
+def _find_op_type(name: str, known: Collection[str]) -> str:
     for op_type in known:
         if op_type.lower() == name.lower():
             return op_type
@@ -129,7 +130,7 @@ def _type_named(name: str, known: Collection[str]) -> str:
     )
 
 
-def _fitting(names: list[str], pattern: re.Pattern[str] | None, missing: str) -> list[str]:
+def _match_names(names: list[str], pattern: re.Pattern[str] | None, missing: str) -> list[str]:
     if pattern is None:
         return names
     matching = [name for name in names if pattern.fullmatch(name)]
@@ -141,7 +142,7 @@ def _fitting(names: list[str], pattern: re.Pattern[str] | None, missing: str) ->
     return matching
 
 
-def _document(space: TuningSpace, op: Op) -> dict[str, Any]:
+def _op_document(space: TuningSpace, op: Op) -> dict[str, Any]:
     capability = space.capabilities[op.name]
     return {
         "name": op.name,

@@ -77,7 +77,7 @@ def kernels(
             raise ConfigurationError(
                 f"a log ({log!r}) and a program after -- exclude each other; give one of them"
             )
-        _show_program(out, program, keys, output)
+        _run_and_show_kernels(out, program, keys, output)
         return
     if output is not None:
         raise ConfigurationError("--output requires a program after --")
@@ -87,14 +87,14 @@ def kernels(
             "neural-mp kernels -- python train.py"
         )
     with out.working(f"Reading {log}"):
-        logs = [_read(name) for name in (log, other) if name is not None]
+        logs = [_read_log(name) for name in (log, other) if name is not None]
     if len(logs) == 1:
-        _show(out, logs[0], keys, {})
+        _show_kernels(out, logs[0], keys, {})
     else:
-        _show_both(out, logs[0], logs[1], keys)
+        _show_kernel_changes(out, logs[0], logs[1], keys)
 
 
-def _read(name: str) -> KernelLog:
+def _read_log(name: str) -> KernelLog:
     from neural_mp.profiling import read_kernel_log
 
     if name != _STANDARD_INPUT:
@@ -102,7 +102,7 @@ def _read(name: str) -> KernelLog:
     return read_kernel_log(io.TextIOWrapper(sys.stdin.buffer, "utf-8", "replace"))
 
 
-def _show_program(
+def _run_and_show_kernels(
     out: Output, program: Sequence[str], keys: Sequence[KernelKey], output: Path | None
 ) -> None:
     """Run a program and exit with its exit code; raise if no kernel ran."""
@@ -111,10 +111,10 @@ def _show_program(
     if not program:
         raise ConfigurationError("a program must follow --, e.g. -- python train.py")
     out.kept = "nothing was shown"
-    with _kept(output) as keep:
-        log, code = run_with_kernel_log(program, _through, keep)
+    with _open_log_writer(output) as keep:
+        log, code = run_with_kernel_log(program, _forward_output, keep)
     if log.calls:
-        _show(out, log, keys, {"exit_code": code})
+        _show_kernels(out, log, keys, {"exit_code": code})
     elif code == ExitCode.DONE:
         raise KernelLogError(f"no kernel to show: {log.empty_because}")
     if code:
@@ -123,17 +123,19 @@ def _show_program(
         raise typer.Exit(code)
 
 
-def _show(out: Output, log: KernelLog, keys: Sequence[KernelKey], more: dict[str, Any]) -> None:
+def _show_kernels(
+    out: Output, log: KernelLog, keys: Sequence[KernelKey], more: dict[str, Any]
+) -> None:
     from neural_mp.reporting.kernels import kernel_table
 
     for key in keys:
         out.show(kernel_table(log, key))
     if out.as_json:
         rows = {key: [vars(row) for row in log.by(key)] for key in keys}
-        out.document({**_summary(log), "by": rows, **more})
+        out.document({**_log_summary(log), "by": rows, **more})
 
 
-def _show_both(
+def _show_kernel_changes(
     out: Output, baseline: KernelLog, candidate: KernelLog, keys: Sequence[KernelKey]
 ) -> None:
     from neural_mp.profiling import changed_kernels, side_by_side
@@ -157,14 +159,14 @@ def _show_both(
     if out.as_json:
         out.document(
             {
-                **{label: _summary(log) for label, log in zip(labels, logs, strict=True)},
+                **{label: _log_summary(log) for label, log in zip(labels, logs, strict=True)},
                 "by": {key: [asdict(pair) for pair in rows] for key, rows in pairs.items()},
                 "changed": [vars(change) for change in changes],
             }
         )
 
 
-def _summary(log: KernelLog) -> dict[str, Any]:
+def _log_summary(log: KernelLog) -> dict[str, Any]:
     return {
         "library": log.library,
         "isa": log.isa,
@@ -176,7 +178,7 @@ def _summary(log: KernelLog) -> dict[str, Any]:
 
 
 @contextmanager
-def _kept(output: Path | None) -> Iterator[Callable[[str], None]]:
+def _open_log_writer(output: Path | None) -> Iterator[Callable[[str], None]]:
     """Yield a function that writes log lines to a file, or discards them without a file."""
     if output is None:
         yield lambda line: None
@@ -189,8 +191,7 @@ def _kept(output: Path | None) -> Iterator[Callable[[str], None]]:
         yield lambda line: print(line.rstrip("\r\n"), file=file)
 
 
-def _through(text: bytes) -> None:
-    """Print the output of a program as it arrives."""
+def _forward_output(text: bytes) -> None:
     try:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()

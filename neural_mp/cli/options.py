@@ -98,7 +98,7 @@ class ModelOptions(ExitStack):
 _GROUPS = (Output, ModelOptions, SearchOptions)
 
 
-def _parameters(group: type) -> Iterator[inspect.Parameter]:
+def _option_parameters(group: type) -> Iterator[inspect.Parameter]:
     for parameter in inspect.signature(group, eval_str=True).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
             yield parameter
@@ -117,9 +117,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     names = {parameter.annotation: parameter.name for parameter in parameters}
-    options = {group: list(_parameters(group)) for group in _GROUPS if group in names}
+    options = {group: list(_option_parameters(group)) for group in _GROUPS if group in names}
 
-    def run(**values: Any) -> None:
+    def run_in_contexts(**values: Any) -> None:
         with ExitStack() as stack:
             for group, members in options.items():
                 instance = group(**{option.name: values.pop(option.name) for option in members})
@@ -130,7 +130,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     for parameter in parameters:
         shown += options.get(parameter.annotation, [parameter])
     keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in shown]
-    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    run.__doc__ = function.__doc__
-    run.__name__ = function.__name__
-    return run
+    run_in_contexts.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run_in_contexts.__doc__ = function.__doc__
+    run_in_contexts.__name__ = function.__name__
+    return run_in_contexts

@@ -74,7 +74,7 @@ class Output:
         if self.as_json:
             # The document must not contain output of the user's code.
             self._stack.enter_context(redirect_stdout(sys.stderr))
-        self._stack.enter_context(self._logging())
+        self._stack.enter_context(self._logging_to_console())
         self._stack.enter_context(self._noting_ctrl_c())
         return self
 
@@ -103,23 +103,23 @@ class Output:
     def show(self, shown: RenderableType) -> None:
         """Print a table or a text on standard output, unless a JSON document goes there."""
         if not self.as_json:
-            with self._written():
+            with self._reporting_write_errors():
                 output_console().print(shown)
 
     def line(self, text: str) -> None:
         """Print an unwrapped text; otherwise as `show`."""
         if not self.as_json:
-            with self._written():
+            with self._reporting_write_errors():
                 output_console().print(text, markup=False, highlight=False, soft_wrap=True)
 
     def document(self, value: object) -> None:
         """Print the JSON document; numbers that JSON lacks (NaN, Infinity) become null."""
-        text = json.dumps(_plain(value), indent=1, allow_nan=False)
-        with self._written():
+        text = json.dumps(_to_json_value(value), indent=1, allow_nan=False)
+        with self._reporting_write_errors():
             print(text, file=self._document, flush=True)
 
     @contextmanager
-    def _written(self) -> Iterator[None]:
+    def _reporting_write_errors(self) -> Iterator[None]:
         """Report failures to write standard output; exit if its reader has closed.
 
         Raises:
@@ -158,7 +158,7 @@ class Output:
             yield
 
     @contextmanager
-    def _logging(self) -> Iterator[None]:
+    def _logging_to_console(self) -> Iterator[None]:
         logger, handler = logging.getLogger("neural_mp"), _ToConsole()
         previous = logger.level
         level = logging.ERROR if self.quiet else _LEVELS[min(self.verbose, len(_LEVELS) - 1)]
@@ -174,7 +174,7 @@ class Output:
     def _noting_ctrl_c(self) -> Iterator[None]:
         """Record Ctrl-C, because a search catches the exception and returns its best result."""
 
-        def note(number: int, frame: FrameType | None) -> None:
+        def note_interrupt(number: int, frame: FrameType | None) -> None:
             self.interrupted = True
             raise KeyboardInterrupt
 
@@ -184,7 +184,7 @@ class Output:
         ):
             yield
             return
-        signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGINT, note_interrupt)
         try:
             yield
         finally:
@@ -201,11 +201,11 @@ class _ToConsole(logging.Handler):
         error_console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json_value(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if callable(getattr(value, "item", None)):  # a numpy scalar
@@ -225,13 +225,13 @@ def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> 
 
     output.show(result_tables(result.report, result.met))
     if folder is not None:
-        folder = _saved(result, folder)
+        folder = _save_result(result, folder)
         output.line(f"saved to {folder}; exact on {result.exact_on}")
     if output.as_json:
-        output.document(_document(result, folder))
+        output.document(_result_document(result, folder))
 
 
-def _saved(result: OptimizedModel, path: Path) -> Path:
+def _save_result(result: OptimizedModel, path: Path) -> Path:
     """Save a result, as a folder if its framework cannot write such a file; return the path."""
     from neural_mp.api.saved_model import FILE_SUFFIXES
 
@@ -252,7 +252,7 @@ def _saved(result: OptimizedModel, path: Path) -> Path:
         logger.disabled = False
 
 
-def _document(result: OptimizedModel, folder: Path | None) -> dict[str, Any]:
+def _result_document(result: OptimizedModel, folder: Path | None) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "met": result.met,

@@ -57,22 +57,21 @@ def report(
     from neural_mp.reporting.page import comparison_page, page_of, write_page
 
     record = read_run(workspace, storage, number, model)
-    reference = None if against is None else _other(against, workspace, storage, model)
+    reference = None if against is None else _read_compared_run(against, workspace, storage, model)
     with out.working(f"Writing the page of {record.name or 'the run'}"):
         write_page(
             output, page_of(record) if reference is None else comparison_page(record, reference)
         )
     out.line(f"{_in_words(record)}; page saved to {output}")
     if out.as_json:
-        out.document(_document(record, output))
+        out.document(_run_document(record, output))
     if open_page and not webbrowser.open(output.resolve().as_uri()):
         out.warn(f"no browser is available; open {output} yourself")
 
 
-def _other(
+def _read_compared_run(
     against: str, workspace: Path | None, storage: str | None, model: str | None
 ) -> RunRecord:
-    """Return the record that `--against` names."""
     if against.isdecimal() and not Path(against).exists():
         return read_run(workspace, storage, int(against), model)
     return read_run(Path(against), None, None, None)
@@ -86,7 +85,7 @@ def _in_words(record: RunRecord) -> str:
     return f"{name} {outcomes[record.ending.met]}"
 
 
-def _document(record: RunRecord, output: Path) -> dict[str, Any]:
+def _run_document(record: RunRecord, output: Path) -> dict[str, Any]:
     ending = record.ending
     return {
         "schema": SCHEMA,

@@ -107,7 +107,9 @@ class SearchOptions(ExitStack):
             converter.eval_dataloader = loader_of(
                 self.data, self.label, self.batch_size, converter.model
             )
-            for name, value in _defaults_of(converter).items() if is_text(self.data) else ():
+            for name, value in (
+                _language_model_defaults(converter).items() if is_text(self.data) else ()
+            ):
                 converter.set_default(name, value)
         if self.tolerance is not None:
             converter.accuracy_criterion = criterion_of(
@@ -129,8 +131,7 @@ class SearchOptions(ExitStack):
             )
 
 
-def _defaults_of(converter: MixedPrecision) -> dict[str, Any]:
-    """Return the defaults of a language model that is evaluated on a text."""
+def _language_model_defaults(converter: MixedPrecision) -> dict[str, Any]:
     # Times of a workload would not count for the footprint.
     mixed = {"performance": 0.5, "footprint": 0.5}
     objective = "footprint" if converter.workload is None else mixed

@@ -44,10 +44,10 @@ def tune_many(
     out.show(jobs_table(results.outcomes))
     out.line(f"page saved to {results.page}")
     if out.as_json:
-        out.document(_document(results))
+        out.document(_jobs_document(results))
     if results.failed or results.missed:
         raise typer.Exit(ExitCode.JOB_FAILED)
 
 
-def _document(results: JobResults) -> dict[str, Any]:
+def _jobs_document(results: JobResults) -> dict[str, Any]:
     return {"jobs": [job.to_dict() for job in results.outcomes], "page": results.page}

@@ -61,16 +61,16 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
         data = SCHEMAS[dialect](content)
         quantization = data.get("quantization", {})
         train, epochs = train_settings(quantization.get("train"), dialect)
-        options = _options(data, dialect, ignored)
-        precisions = _precisions(data, "quantization" in source.data, ignored)
+        options = _read_options(data, dialect, ignored)
+        precisions = _resolve_precisions(data, "quantization" in source.data, ignored)
         return Settings(
             Options(**options, **_if_given(precisions=precisions, epochs=epochs)),
             **_if_given(device=data.get("device")),
-            constraints=_constraints(data),
-            amp=_amp(data.get("mixed_precision", {})),
+            constraints=_merge_constraints(data),
+            amp=_read_amp_options(data.get("mixed_precision", {})),
             calibration_dataloader=quantization.get("calibration", {}).get("dataloader"),
             train=train,
-            evaluation=_evaluation(data.get("evaluation", {}), dialect, ignored),
+            evaluation=_read_evaluation(data.get("evaluation", {}), dialect, ignored),
             dialect=dialect,
             source=source,
         )
@@ -80,11 +80,10 @@ def _if_given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _options(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> dict[str, Any]:
-    """Return the options that a file sets, by the paths of their declarations."""
+def _read_options(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> dict[str, Any]:
     options = {name: value_at(data, option.path) for name, option in OPTIONS.items() if option.path}
-    options["strategy"] = _strategy(options["strategy"], dialect, ignored)
-    options["workspace"], options["resume"] = _workspace(
+    options["strategy"] = _resolve_strategy(options["strategy"], dialect, ignored)
+    options["workspace"], options["resume"] = _resolve_workspace(
         options["workspace"], options["resume"], ignored
     )
     if options["exit_policy"] is not None:
@@ -98,13 +97,13 @@ def _options(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> dic
     return _if_given(**options)
 
 
-def _error(path: KeyPath, message: str) -> ConfigurationError:
+def _error_at_path(path: KeyPath, message: str) -> ConfigurationError:
     error = ConfigurationError(message)
     error.keys = path
     return error
 
 
-def _precisions(
+def _resolve_precisions(
     data: Mapping[str, Any], quantized: bool, ignored: Ignored
 ) -> tuple[Precision, ...] | None:
     """Return the precisions to search; INT8 by default if there is a quantization section."""
@@ -114,11 +113,11 @@ def _precisions(
         if "precisions" in data.get(section, {})
     }
     if len(set(requested.values())) > 1:
-        raise _error(
+        raise _error_at_path(
             ("graph_optimization", "precisions"),
             "differs from mixed_precision.precisions; remove one of the two",
         )
-    wants_bf16 = _bf16_key(data)
+    wants_bf16 = _find_bf16_key(data)
     if not requested and quantized:
         return (Precision.INT8, Precision.BF16) if wants_bf16 else (Precision.INT8,)
     if wants_bf16:
@@ -127,38 +126,40 @@ def _precisions(
     return next(iter(requested.values()), None)
 
 
-def _bf16_key(data: Mapping[str, Any]) -> KeyPath:
+def _find_bf16_key(data: Mapping[str, Any]) -> KeyPath:
     """Return the path of a `use_bf16: true`; empty if there is none."""
     if data.get("use_bf16"):
         return ("use_bf16",)
     return ("quantization", "use_bf16") if data.get("quantization", {}).get("use_bf16") else ()
 
 
-def _constraints(data: Mapping[str, Any]) -> Constraints:
-    """Merge the constraints of all sections."""
+def _merge_constraints(data: Mapping[str, Any]) -> Constraints:
     quantization = data.get("quantization", {})
     by_name: dict[str, OpConstraint] = {}
     sections: dict[str, str] = {}
     for section in _OP_WISE:
         for name, limits in data.get(section, {}).get("op_wise", {}).items():
             if name in by_name:
-                raise _error(
+                raise _error_at_path(
                     (section, "op_wise", name),
                     f"{sections[name]}.op_wise already limits {name!r}; remove one of the two",
                 )
-            by_name[name] = _limit(limits, section, "op_wise", name)
+            by_name[name] = _read_op_limits(limits, section, "op_wise", name)
             sections[name] = section
     by_type = quantization.get("optype_wise", {})
     return Constraints(
-        _limit(quantization.get("model_wise", {}), "quantization", "model_wise"),
-        {name: _limit(by_type[name], "quantization", "optype_wise", name) for name in by_type},
+        _read_op_limits(quantization.get("model_wise", {}), "quantization", "model_wise"),
+        {
+            name: _read_op_limits(by_type[name], "quantization", "optype_wise", name)
+            for name in by_type
+        },
         by_name,
     )
 
 
-def _limit(limits: Mapping[str, Any], *path: str) -> OpConstraint:
-    weight, of_weight = _tensor(limits.get("weight", {}))
-    activation, of_activation = _tensor(limits.get("activation", {}))
+def _read_op_limits(limits: Mapping[str, Any], *path: str) -> OpConstraint:
+    weight, of_weight = _read_tensor_limits(limits.get("weight", {}))
+    activation, of_activation = _read_tensor_limits(limits.get("activation", {}))
     if "precisions" in limits:
         allowed = limits["precisions"]
     elif of_weight is None or of_activation is None:
@@ -166,7 +167,7 @@ def _limit(limits: Mapping[str, Any], *path: str) -> OpConstraint:
     else:
         allowed = tuple(p for p in of_weight if p in of_activation)
         if not allowed:
-            raise _error(
+            raise _error_at_path(
                 path,
                 f"the dtypes of weight ({', '.join(of_weight)}) and activation "
                 f"({', '.join(of_activation)}) must have a common precision, got none; add one",
@@ -174,7 +175,9 @@ def _limit(limits: Mapping[str, Any], *path: str) -> OpConstraint:
     return OpConstraint(allowed, weight, activation)
 
 
-def _tensor(limits: Mapping[str, Any]) -> tuple[QuantConstraint, tuple[Precision, ...] | None]:
+def _read_tensor_limits(
+    limits: Mapping[str, Any],
+) -> tuple[QuantConstraint, tuple[Precision, ...] | None]:
     """Return the limits on a tensor's quantization, and the precisions that its dtypes allow."""
     allowed = {kind: tuple(choices) for kind, choices in limits.items() if kind != "dtype"}
     if "dtype" not in limits:
@@ -186,12 +189,12 @@ def _tensor(limits: Mapping[str, Any]) -> tuple[QuantConstraint, tuple[Precision
     return QuantConstraint(dtype=integers or None, **allowed), precisions
 
 
-def _amp(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
+def _read_amp_options(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
     options = {option: data[option] for option in AMP_OPTIONS if option in data}
     return AutoMixedPrecisionOptions(**options) if options else None
 
 
-def _strategy(name: str | None, dialect: Dialect, ignored: Ignored) -> str | None:
+def _resolve_strategy(name: str | None, dialect: Dialect, ignored: Ignored) -> str | None:
     if name is None or dialect is Dialect.OWN:
         return name
     key = name.lower()
@@ -200,7 +203,7 @@ def _strategy(name: str | None, dialect: Dialect, ignored: Ignored) -> str | Non
     return STRATEGIES.get(key, key)
 
 
-def _workspace(
+def _resolve_workspace(
     path: str | None, resume: bool | str | None, ignored: Ignored
 ) -> tuple[str | None, bool | None]:
     """Return the folder of the history, and whether to resume its run."""
@@ -211,25 +214,29 @@ def _workspace(
     return resume, True
 
 
-def _evaluation(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> EvaluationSettings:
+def _read_evaluation(
+    data: Mapping[str, Any], dialect: Dialect, ignored: Ignored
+) -> EvaluationSettings:
     accuracy = data.get("accuracy", {})
     return EvaluationSettings(
         dataloader=accuracy.get("dataloader"),
         postprocess=accuracy.get("postprocess", {}).get("transform"),
-        performance=_performance(data.get("performance", {}), ignored),
-        metrics=_metrics(accuracy, dialect, ignored),
+        performance=_read_performance(data.get("performance", {}), ignored),
+        metrics=_read_metrics(accuracy, dialect, ignored),
     )
 
 
-def _metrics(
+def _read_metrics(
     accuracy: Mapping[str, Any], dialect: Dialect, ignored: Ignored
 ) -> tuple[MetricSettings, ...]:
     several, single = accuracy.get("multi_metrics"), accuracy.get("metric")
     if several is not None and single is not None:
-        raise _error(_ACCURACY, "metric and multi_metrics exclude each other; remove one of them")
+        raise _error_at_path(
+            _ACCURACY, "metric and multi_metrics exclude each other; remove one of them"
+        )
     if several is not None:
         with error_path(*_ACCURACY, "multi_metrics"):
-            return _several(several, dialect, ignored)
+            return _read_several_metrics(several, dialect, ignored)
     if single is None:
         return ()
     with error_path(*_ACCURACY, "metric"):
@@ -238,18 +245,20 @@ def _metrics(
                 f"must name one metric, got {', '.join(single) or 'none'}; name several metrics "
                 f"in multi_metrics"
             )
-        return tuple(_metric(name, options) for name, options in single.items())
+        return tuple(_read_metric(name, options) for name, options in single.items())
 
 
-def _several(
+def _read_several_metrics(
     value: Mapping[str, Any], dialect: Dialect, ignored: Ignored
 ) -> tuple[MetricSettings, ...]:
-    metrics = [_metric(name, options) for name, options in value.items() if name not in NO_METRICS]
+    metrics = [
+        _read_metric(name, options) for name, options in value.items() if name not in NO_METRICS
+    ]
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names) or not names:
         rule = "must name each metric once" if names else "must name at least one metric"
         raise ConfigurationError(f"{rule}, got {', '.join(names) or 'none'}")
-    weights = _weights(value.get("weight"), names, dialect)
+    weights = _read_metric_weights(value.get("weight"), names, dialect)
     directions: Sequence[bool | None] = [None] * len(names)
     higher = value.get("higher_is_better")
     if higher is not None and None in weights:
@@ -261,7 +270,7 @@ def _several(
     return tuple(MetricSettings(m.name, m.options, weight, up) for m, weight, up in rows)
 
 
-def _metric(name: str, options: object) -> MetricSettings:
+def _read_metric(name: str, options: object) -> MetricSettings:
     with error_path(name):
         if not name.strip():
             raise ConfigurationError(f"expected the name of a metric, found {name!r}")
@@ -275,7 +284,9 @@ def _metric(name: str, options: object) -> MetricSettings:
         return MetricSettings(key, {"k": options})
 
 
-def _weights(value: object, names: list[str], dialect: Dialect) -> Sequence[float | None]:
+def _read_metric_weights(
+    value: object, names: list[str], dialect: Dialect
+) -> Sequence[float | None]:
     """Return one weight per metric; None for each if every metric has to meet the target."""
     if value == EACH or (value is None and dialect is Dialect.INC):
         return [None if len(names) > 1 else 1.0] * len(names)
@@ -285,7 +296,7 @@ def _weights(value: object, names: list[str], dialect: Dialect) -> Sequence[floa
         return numbers_of(f"one for each of {', '.join(names)}", value, len(names))
 
 
-def _performance(data: Mapping[str, Any], ignored: Ignored) -> PerformanceSettings:
+def _read_performance(data: Mapping[str, Any], ignored: Ignored) -> PerformanceSettings:
     settings = {key: value for key, value in data.items() if key != "configs"}
     if settings.get("iteration") == -1:
         ignored((*_PERFORMANCE, "iteration"), "-1 has no meaning; the default is used")
@@ -294,7 +305,7 @@ def _performance(data: Mapping[str, Any], ignored: Ignored) -> PerformanceSettin
     theirs = configs.get("cores_per_instance")
     ours = settings.setdefault("cores_per_instance", theirs)
     if theirs is not None and ours != theirs:
-        raise _error(
+        raise _error_at_path(
             (*_PERFORMANCE, "cores_per_instance"),
             f"must equal configs.cores_per_instance ({theirs}), got {ours}; remove one of the two",
         )

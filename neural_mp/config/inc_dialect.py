@@ -180,7 +180,7 @@ _WHOLE_MODEL = (("mixed_precision", "op_wise"), ("graph_optimization", "op_wise"
 
 def why_ignored(path: KeyPath) -> str | None:
     """Return the behavior instead of a setting of INC; None if the setting is not ignored."""
-    return _found(_PATTERNS, path)
+    return _first_matching_entry(_PATTERNS, path)
 
 
 def without_ignored(data: Any, ignored: Ignored, path: KeyPath = ()) -> Any:
@@ -188,10 +188,10 @@ def without_ignored(data: Any, ignored: Ignored, path: KeyPath = ()) -> Any:
 
     Limits on the whole model, as INC's schema allows them in `op_wise`, get the op pattern `.*`.
     """
-    reasons = _found(_WORD_PATTERNS, path)
+    reasons = _first_matching_entry(_WORD_PATTERNS, path)
     if reasons is not None:
         return _without_words(data, reasons, ignored, path)
-    if path in _WHOLE_MODEL and _is_limits(data):
+    if path in _WHOLE_MODEL and _is_op_limits(data):
         data = {".*": data}
     if not isinstance(data, Mapping):
         return data
@@ -217,7 +217,7 @@ def _without_words(value: Any, reasons: Mapping[str, str], ignored: Ignored, pat
     return value if len(remaining) == len(items) else remaining or None
 
 
-def _is_limits(data: Any) -> bool:
+def _is_op_limits(data: Any) -> bool:
     """Whether the limits of one op stand in place of a mapping of ops."""
     if not isinstance(data, dict):
         return False
@@ -231,8 +231,9 @@ _PATTERNS = tuple((tuple(key.split(".")), why) for key, why in IGNORED.items())
 _WORD_PATTERNS = tuple((tuple(key.split(".")), words) for key, words in _IGNORED_WORDS.items())
 
 
-def _found(patterns: Sequence[tuple[Sequence[str], Found]], path: KeyPath) -> Found | None:
-    """Return the entry of the first pattern that matches a path."""
+def _first_matching_entry(
+    patterns: Sequence[tuple[Sequence[str], Found]], path: KeyPath
+) -> Found | None:
     for keys, entry in patterns:
         if len(keys) == len(path) and all(
             key in ("*", name) for key, name in zip(keys, path, strict=True)
@@ -261,10 +262,13 @@ def dialect_of(data: Mapping[str, Any]) -> Dialect:
     """
     theirs = (
         "version" in data
-        or _word(data, ("model", "framework")).lower() in ONLY_THEIRS
-        or _word(data, ("quantization", "approach")) in {*INT8_APPROACHES, *IGNORED_APPROACHES}
-        or any(why_ignored(path) for path in _paths(data))
-        or any(name in ONLY_THEIR_NAMES for path in _NAME_PATHS for name in _names(data, path))
+        or _string_at_path(data, ("model", "framework")).lower() in ONLY_THEIRS
+        or _string_at_path(data, ("quantization", "approach"))
+        in {*INT8_APPROACHES, *IGNORED_APPROACHES}
+        or any(why_ignored(path) for path in _walk_key_paths(data))
+        or any(
+            name in ONLY_THEIR_NAMES for path in _NAME_PATHS for name in _names_at_path(data, path)
+        )
     )
     return Dialect.INC if theirs else Dialect.OWN
 
@@ -276,21 +280,21 @@ def value_at(data: object, path: KeyPath) -> Any:
     return data
 
 
-def _word(data: Mapping[str, Any], path: KeyPath) -> str:
+def _string_at_path(data: Mapping[str, Any], path: KeyPath) -> str:
     value = value_at(data, path)
     return value if isinstance(value, str) else ""
 
 
-def _names(data: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
+def _names_at_path(data: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
     """Yield the names at a key, normalized as in registries."""
     value = value_at(data, path)
     names = value if isinstance(value, Mapping) else [value]
     yield from (plain_name(str(name)) for name in names)
 
 
-def _paths(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:
+def _walk_key_paths(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the paths of all keys, each section before its keys."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield (*path, key)
-            yield from _paths(value, (*path, key))
+            yield from _walk_key_paths(value, (*path, key))

@@ -81,40 +81,42 @@ _TRAIN = section(
 )
 
 
-def _schema(dialect: Dialect) -> Section:
+def _build_schema(dialect: Dialect) -> Section:
     """Return the schema in a dialect; INC accepts numbers below the meaningful range."""
 
-    def options(*path: str) -> dict[str, Validator[Any]]:
+    def option_rules(*path: str) -> dict[str, Validator[Any]]:
         return rules_below(path, dialect)
 
     return section(
         version=values.VERSION,
-        model=section(**options("model")),
+        model=section(**option_rules("model")),
         device=one_of(("cpu", "gpu")),
-        **options(),
+        **option_rules(),
         use_bf16=boolean,
         mixed_precision=section(**_CONVERSION, **_AMP),
         graph_optimization=section(**_CONVERSION),
         quantization=section(
-            **options("quantization"),
+            **option_rules("quantization"),
             use_bf16=boolean,
-            calibration=section(**options("quantization", "calibration"), dataloader=_DATALOADER),
+            calibration=section(
+                **option_rules("quantization", "calibration"), dataloader=_DATALOADER
+            ),
             train=_TRAIN,
             model_wise=_LIMITS,
             optype_wise=by_name(_LIMITS),
             op_wise=by_name(_LIMITS),
         ),
         tuning=section(
-            strategy=section("", "name", **options("tuning", "strategy")),
-            **options("tuning"),
-            workspace=section("", "path", **options("tuning", "workspace")),
+            strategy=section("", "name", **option_rules("tuning", "strategy")),
+            **option_rules("tuning"),
+            workspace=section("", "path", **option_rules("tuning", "workspace")),
         ),
         evaluation=section(
             accuracy=section(
                 metric=values.METRIC,
                 multi_metrics=values.METRICS,
                 dataloader=_DATALOADER,
-                **options("evaluation", "accuracy"),
+                **option_rules("evaluation", "accuracy"),
                 postprocess=section(transform=values.TRANSFORMS),
             ),
             performance=section(
@@ -132,4 +134,4 @@ def _schema(dialect: Dialect) -> Section:
     )
 
 
-SCHEMAS: Mapping[Dialect, Section] = {dialect: _schema(dialect) for dialect in Dialect}
+SCHEMAS: Mapping[Dialect, Section] = {dialect: _build_schema(dialect) for dialect in Dialect}

@@ -157,18 +157,18 @@ class _Reader:
         self._source = Source(origin, {}, self._lines, self._repeated)
 
     def read(self, data: Mapping[Any, Any]) -> Source:
-        self._source.data.update(self._plain(data, ()))
+        self._source.data.update(self._to_yaml_types(data, ()))
         return self._source
 
-    def _plain(self, value: Any, path: KeyPath) -> Any:
+    def _to_yaml_types(self, value: Any, path: KeyPath) -> Any:
         """Convert a value to YAML types: words for enums and paths, lists."""
         if isinstance(value, Mapping):
-            self._note(value, path)
-            names = ((str(self._plain(key, path)), item) for key, item in value.items())
-            return {key: self._plain(item, (*path, key)) for key, item in names}
+            self._record_lines(value, path)
+            names = ((str(self._to_yaml_types(key, path)), item) for key, item in value.items())
+            return {key: self._to_yaml_types(item, (*path, key)) for key, item in names}
         if isinstance(value, list | tuple | set | frozenset):
-            self._note(value, path)
-            return [self._plain(item, (*path, index)) for index, item in enumerate(value)]
+            self._record_lines(value, path)
+            return [self._to_yaml_types(item, (*path, index)) for index, item in enumerate(value)]
         if isinstance(value, Enum):
             return value.value
         scalar = str(value) if isinstance(value, os.PathLike) else value
@@ -176,7 +176,7 @@ class _Reader:
             raise self._source.error(path, "must not contain the character NUL")
         return scalar
 
-    def _note(self, value: object, path: KeyPath) -> None:
+    def _record_lines(self, value: object, path: KeyPath) -> None:
         for key, line in self._document.lines.get(id(value), {}).items():
             self._lines[(*path, key)] = line
         for key, line in self._document.repeated.get(id(value), {}).items():

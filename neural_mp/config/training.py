@@ -56,12 +56,12 @@ def train_settings(
                 raise ConfigurationError(f"{theirs} means {ours}; remove one of the two")
             if theirs in section:
                 section[ours] = section.pop(theirs)
-        epochs = _epochs(section, dialect)
+        epochs = _read_epochs(section, dialect)
     options = {key: section[key] for key in ("dataloader", "loss", "max_batches") if key in section}
-    return TrainSettings(**options, optimizer=_optimizer(section, dialect)), epochs
+    return TrainSettings(**options, optimizer=_read_optimizer(section, dialect)), epochs
 
 
-def _epochs(given: Mapping[str, Any], dialect: Dialect) -> int | None:
+def _read_epochs(given: Mapping[str, Any], dialect: Dialect) -> int | None:
     if "epochs" in given:
         return int(given["epochs"])
     if "end_epoch" in given:
@@ -73,7 +73,7 @@ def _epochs(given: Mapping[str, Any], dialect: Dialect) -> int | None:
     return int(given.get("epoch", _THEIR_EPOCHS)) if dialect is Dialect.INC else given.get("epoch")
 
 
-def _optimizer(given: Mapping[str, Any], dialect: Dialect) -> dict[str, Any] | None:
+def _read_optimizer(given: Mapping[str, Any], dialect: Dialect) -> dict[str, Any] | None:
     if "optimizer" not in given:
         return None
     default = {"learning_rate": _THEIR_RATE} if dialect is Dialect.INC else {}

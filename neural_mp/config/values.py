@@ -54,7 +54,7 @@ def _is_any_share(value: Any) -> bool:
     return bool(percent) or is_finite(value)
 
 
-def _share(value: Any) -> float:
+def _parse_share(value: Any) -> float:
     return float(value.strip().rstrip("%")) / 100 if isinstance(value, str) else float(value)
 
 
@@ -83,7 +83,7 @@ def _is_named(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 
-def _options(value: dict[str, Any]) -> dict[str, Any]:
+def _fill_empty_options(value: dict[str, Any]) -> dict[str, Any]:
     return {name: {} if options is None else options for name, options in value.items()}
 
 
@@ -91,7 +91,7 @@ def _is_one_named(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value.strip())
     single = _is_named(value) and len(value) == 1
-    return single and all(isinstance(item, dict) for item in _options(value).values())
+    return single and all(isinstance(item, dict) for item in _fill_empty_options(value).values())
 
 
 def _is_objective(value: Any) -> bool:
@@ -220,7 +220,7 @@ def section(needed: str = "", default_key: str = "", /, **keys: Validator[Any]) 
         keys: validator of each key.
     """
 
-    def read(value: Any) -> dict[str, Any]:
+    def read_section(value: Any) -> dict[str, Any]:
         data = {default_key: value} if default_key and isinstance(value, str) else value
         if not isinstance(data, dict):
             kinds = f"{'a word, or ' if default_key else ''}a mapping of the keys"
@@ -239,18 +239,20 @@ def section(needed: str = "", default_key: str = "", /, **keys: Validator[Any]) 
         "additionalProperties": False,
         **({"required": [needed]} if needed else {}),
     }
-    return described(read, **({"anyOf": [{"type": "string"}, mapping]} if default_key else mapping))
+    return described(
+        read_section, **({"anyOf": [{"type": "string"}, mapping]} if default_key else mapping)
+    )
 
 
 def by_name(validator: Validator[Any]) -> Section:
     """Return a validator for a mapping of names to values of one type."""
 
-    def read(value: Any) -> dict[str, Any]:
+    def read_mapping(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise invalid("a mapping of names", value)
         return _each_valid(value, dict.fromkeys(value, validator))
 
-    return described(read, type="object", additionalProperties=json_schema(validator))
+    return described(read_mapping, type="object", additionalProperties=json_schema(validator))
 
 
 def one_named(kind: str, choices: Mapping[str, Section]) -> Section:
@@ -261,7 +263,7 @@ def one_named(kind: str, choices: Mapping[str, Section]) -> Section:
         choices: name → validator of its options.
     """
 
-    def read(value: Any) -> dict[str, Any]:
+    def read_choice(value: Any) -> dict[str, Any]:
         data = {value: None} if isinstance(value, str) else value
         if not isinstance(data, dict) or len(data) != 1:
             raise invalid(f"one of {', '.join(choices)} with its options", value)
@@ -273,7 +275,7 @@ def one_named(kind: str, choices: Mapping[str, Section]) -> Section:
             )
         return {name: validate_at(name, choices[name], {} if options is None else options)}
 
-    return read
+    return read_choice
 
 
 def _each_valid(data: Mapping[str, Any], keys: Mapping[str, Validator[Any]]) -> dict[str, Any]:
@@ -284,10 +286,10 @@ def _each_valid(data: Mapping[str, Any], keys: Mapping[str, Validator[Any]]) -> 
 def refused(reason: str) -> Validator[Any]:
     """Return a validator that refuses every value."""
 
-    def read(value: Any) -> Any:
+    def refuse_value(value: Any) -> Any:
         raise InvalidValueError(f"must not be given: {reason}")
 
-    return read
+    return refuse_value
 
 
 RUNTIME = one_of((SOURCE_RUNTIME, AUTO_RUNTIME, *DETECTED, COMPILED_RUNTIME))
@@ -298,9 +300,9 @@ NAMES = matching("a list of names, or names separated by commas", _is_words, lam
 SHARE = matching(
     "a number from 0, or a percentage such as 1%",
     lambda value: _is_any_share(value) and not str(value).strip().startswith("-"),
-    _share,
+    _parse_share,
 )
-ANY_SHARE = matching("a number, or a percentage such as 1%", _is_any_share, _share)
+ANY_SHARE = matching("a number, or a percentage such as 1%", _is_any_share, _parse_share)
 SIZES = matching("a whole number from 1, or several", _is_sizes, lambda v: max(map(int, split(v))))
 GROUP_SIZES = matching(
     f"group sizes: whole numbers from 1 to {MAX_GROUP_SIZE}",
@@ -327,11 +329,13 @@ DATA_TYPE = matching(
     lambda value: AmpDataType[value.upper()],
 )
 _PRECISION_WORDS = matching("precisions such as int8,bf16", _is_words)
-TRANSFORMS = matching("a mapping of transform names to their options", _is_named, _options)
+TRANSFORMS = matching(
+    "a mapping of transform names to their options", _is_named, _fill_empty_options
+)
 DATASET = matching(
     "one dataset name with a mapping of its options",
     _is_one_named,
-    lambda value: {value.strip(): {}} if isinstance(value, str) else _options(value),
+    lambda value: {value.strip(): {}} if isinstance(value, str) else _fill_empty_options(value),
 )
 METRIC = matching(
     "a metric name, or one name with its options",

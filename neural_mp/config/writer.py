@@ -33,18 +33,18 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: _Dumper, text: str) -> yaml.Node:
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
     # Unquoted, these characters read back as a space.
     style = '"' if any(mark in text for mark in "\x85\u2028\u2029\ufeff") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _word(dumper: _Dumper, member: StringEnum) -> yaml.Node:
-    return _text(dumper, member.value)
+def _represent_enum(dumper: _Dumper, member: StringEnum) -> yaml.Node:
+    return _represent_text(dumper, member.value)
 
 
-_Dumper.add_representer(str, _text)
-_Dumper.add_multi_representer(StringEnum, _word)
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_multi_representer(StringEnum, _represent_enum)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_RE, list("-+0123456789."))
 
 
@@ -59,21 +59,21 @@ def settings_to_yaml(settings: Settings) -> str:
             cannot be distinguished by name.
     """
     quantization = {
-        **_given({"train": _train(settings)}),
-        "calibration": _given({"dataloader": settings.calibration_dataloader}),
-        **_constraints(settings.constraints),
+        **_drop_unset({"train": _dump_training(settings)}),
+        "calibration": _drop_unset({"dataloader": settings.calibration_dataloader}),
+        **_dump_constraints(settings.constraints),
     }
     data: dict[str, Any] = {
         **({"version": 1.0} if settings.dialect is Dialect.INC else {}),
         "device": settings.device,
-        "mixed_precision": {"precisions": ANY, **_amp(settings.amp)},
+        "mixed_precision": {"precisions": ANY, **_dump_amp_options(settings.amp)},
         "quantization": quantization,
-        "evaluation": _evaluation(settings.evaluation),
+        "evaluation": _dump_evaluation(settings.evaluation),
     }
     for name, option in OPTIONS.items():
         value = getattr(settings.options, name)
         if option.path and (settings.options.is_set(name) or value != option.default):
-            _put(data, option.path, _written(value, settings.dialect))
+            _set_value_at(data, option.path, _dump_option_value(value, settings.dialect))
     if settings.train is not None and settings.dialect is Dialect.INC:
         quantization["approach"] = TRAINED_APPROACH  # other approaches do not train there
     try:
@@ -83,60 +83,61 @@ def settings_to_yaml(settings: Settings) -> str:
     return str(text)
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_unset(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Drop None, empty tuples and empty lists; return tuples as lists."""
     plain = {key: list(v) if isinstance(v, tuple) else v for key, v in fields.items()}
     return {key: v for key, v in plain.items() if v is not None and v != []}
 
 
-def _amp(options: AutoMixedPrecisionOptions | None) -> dict[str, Any]:
+def _dump_amp_options(options: AutoMixedPrecisionOptions | None) -> dict[str, Any]:
     if options is None:
         return {}
     data_type = AmpDataType(options.data_type).name if options.data_type is not None else None
-    return _given({**vars(options), "data_type": data_type})
+    return _drop_unset({**vars(options), "data_type": data_type})
 
 
-def _precisions(precisions: tuple[Precision, ...] | None) -> Any:
+def _dump_precisions(precisions: tuple[Precision, ...] | None) -> Any:
     return ANY if precisions is None else [str(precision) for precision in precisions]
 
 
-def _constraints(constraints: Constraints) -> dict[str, Any]:
+def _dump_constraints(constraints: Constraints) -> dict[str, Any]:
     wise = {
-        "optype_wise": {name: _limit(item) for name, item in constraints.optype_wise.items()},
-        "op_wise": {name: _limit(item) for name, item in constraints.op_wise.items()},
+        "optype_wise": {
+            name: _dump_op_limits(item) for name, item in constraints.optype_wise.items()
+        },
+        "op_wise": {name: _dump_op_limits(item) for name, item in constraints.op_wise.items()},
     }
-    limits = {"model_wise": _limit(constraints.model_wise), **wise}
+    limits = {"model_wise": _dump_op_limits(constraints.model_wise), **wise}
     return {key: value for key, value in limits.items() if value}
 
 
-def _limit(limit: OpConstraint) -> dict[str, Any]:
-    weight, activation = _given(vars(limit.weight)), _given(vars(limit.activation))
+def _dump_op_limits(limit: OpConstraint) -> dict[str, Any]:
+    weight, activation = _drop_unset(vars(limit.weight)), _drop_unset(vars(limit.activation))
     data = {"weight": weight or None, "activation": activation or None}
     # Without this key, the reader derives the precisions from the dtypes.
     if limit.precisions is not None or "dtype" in {*weight, *activation}:
-        return _given({"precisions": _precisions(limit.precisions), **data})
-    return _given(data)
+        return _drop_unset({"precisions": _dump_precisions(limit.precisions), **data})
+    return _drop_unset(data)
 
 
-def _train(settings: Settings) -> dict[str, Any] | None:
-    return None if settings.train is None else _given(vars(settings.train))
+def _dump_training(settings: Settings) -> dict[str, Any] | None:
+    return None if settings.train is None else _drop_unset(vars(settings.train))
 
 
-def _put(data: dict[str, Any], path: KeyPath, value: Any) -> None:
+def _set_value_at(data: dict[str, Any], path: KeyPath, value: Any) -> None:
     *sections, key = map(str, path)
     for section in sections:
         data = data.setdefault(section, {})
     data[key] = value
 
 
-def _written(value: Any, dialect: Dialect) -> Any:
-    """Return the value of an option as plain data."""
+def _dump_option_value(value: Any, dialect: Dialect) -> Any:
     if isinstance(value, AccuracyCriterion):
         kind = "relative" if value.relative else "absolute"
         permissions = ("any_tolerance", "any_baseline") if dialect is Dialect.OWN else ()
         granted = {name: True for name in permissions if getattr(value, name)}
         direction = {"higher_is_better": value.higher_is_better}
-        return _given({kind: value.tolerance, **direction, **granted})
+        return _drop_unset({kind: value.tolerance, **direction, **granted})
     if isinstance(value, ExitPolicy):
         return dict(vars(value))
     if isinstance(value, tuple):
@@ -144,21 +145,21 @@ def _written(value: Any, dialect: Dialect) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _evaluation(evaluation: EvaluationSettings) -> dict[str, Any]:
+def _dump_evaluation(evaluation: EvaluationSettings) -> dict[str, Any]:
     postprocess = evaluation.postprocess
     accuracy = {
-        **_metrics(evaluation),
+        **_dump_metrics(evaluation),
         "dataloader": evaluation.dataloader,
         "postprocess": None if postprocess is None else {"transform": postprocess},
     }
     sections = {
-        "accuracy": _given(accuracy),
-        "performance": _given(vars(evaluation.performance)),
+        "accuracy": _drop_unset(accuracy),
+        "performance": _drop_unset(vars(evaluation.performance)),
     }
-    return _given(sections)
+    return _drop_unset(sections)
 
 
-def _metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
+def _dump_metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
     metrics = evaluation.metrics
     named = {metric.name: dict(metric.options) for metric in metrics}
     if len(metrics) == 1 and metrics[0].weight == 1.0:

@@ -273,7 +273,7 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
                 source
                 for source in op.inputs
                 if op.quantizes_terms
-                or (source != head and not _in_fusion_group(graph, source, head))
+                or (source != head and (source not in graph or graph[source].fusion_group != head))
             )
         last = not any(reader.fusion_group == head for reader in graph.consumers(op.name))
         if last and (graph[head].writes_int8 or graph[head].joins_int8):
@@ -282,7 +282,3 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
         if op.quantize_agnostic and op.name in tensors:
             tensors.update(op.inputs)
     return frozenset(tensors)
-
-
-def _in_fusion_group(graph: OpGraph, name: str, head: str) -> bool:
-    return name in graph and graph[name].fusion_group == head

@@ -94,7 +94,10 @@ class ImageFolder:
         root = existing_folder("ImageFolder: root", self.root)
         folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         files = tuple(
-            (path, label) for label, folder in enumerate(folders) for path in _images_in(folder)
+            (path, label)
+            for label, folder in enumerate(folders)
+            for path in sorted(folder.rglob("*"))
+            if path.suffix.lower() in IMAGE_SUFFIXES
         )
         if not files:
             raise DataError(
@@ -111,10 +114,6 @@ class ImageFolder:
         path, label = self.files[index]
         pixels = read_pixels(path, self.mode, "dataset 'ImageFolder'")
         return (pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]), label
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
 
 
 @TRANSFORMS.register("Resize")

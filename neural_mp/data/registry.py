@@ -139,20 +139,16 @@ class Registry:
         try:
             return factory(**options)
         except NeuralMPError as error:
-            error.keys = error.keys or _option_in_message(str(error), options)
+            if not error.keys:  # the option that the message mentions first
+                names = "|".join(re.escape(str(option)) for option in options)
+                match = re.search(rf"\b({names})\b", str(error)) if names else None
+                error.keys = (match[1],) if match else ()
             raise
 
 
 def plain_name(name: str) -> str:
     """Normalize a name as registries compare it: without case, `_` and `-`."""
     return name.casefold().replace("_", "").replace("-", "")
-
-
-def _option_in_message(message: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the option that a message mentions first; empty if there is none."""
-    names = "|".join(re.escape(str(option)) for option in options)
-    match = re.search(rf"\b({names})\b", message) if names else None
-    return (match[1],) if match else ()
 
 
 def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -254,7 +254,11 @@ def _is_users_object(target: object, folders: tuple[Path, ...]) -> bool:
     home = _defining_module(target)
     if home is not None and _is_users_module(home, folders):
         return True
-    if isinstance(target, type) or hasattr(target, "__qualname__") or _is_bound_method(target):
+    if (
+        isinstance(target, type)
+        or hasattr(target, "__qualname__")
+        or getattr(target, "__self__", None) is not None  # a bound method
+    ):
         return False
     # An instance of a library class, e.g. a partial or a model: the user's, unless a module
     # that is not the user's also holds it.
@@ -270,10 +274,6 @@ def _is_users_object(target: object, folders: tuple[Path, ...]) -> bool:
 def _defining_module(target: object) -> str | None:
     home = getattr(target, "__module__", None)
     return home if isinstance(home, str) else None
-
-
-def _is_bound_method(target: object) -> bool:
-    return getattr(target, "__self__", None) is not None
 
 
 def _is_users_module(module_name: str, folders: tuple[Path, ...]) -> bool:

@@ -38,7 +38,7 @@ def load_arrays(path: Path, *, mapped: bool = False) -> Any:
         is_archive = file.read(4) == b"PK\x03\x04"
         if not is_archive:
             file.seek(0)
-            _check_array(file, path.stat().st_size, "the array")
+            _check_declared_array(file, path.stat().st_size, "the array")
     if is_archive:
         _check_archive(path)
     return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
@@ -62,13 +62,12 @@ def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
         )
     if member.filename.endswith(_ARRAY):
         with archive.open(member) as file:
-            _check_array(file, member.file_size, shown)
+            _check_declared_array(file, member.file_size, shown)
 
 
-def _check_array(file: Any, size: int, what: str) -> None:
-    """Check that the file holds the declared array."""
+def _check_declared_array(file: Any, size: int, what: str) -> None:
     try:
-        shape, kind = _header(file)
+        shape, kind = _read_array_header(file)
     except Exception as error:
         # numpy parses text of the header as Python, which raises any type.
         raise ValueError(f"{what} has no valid numpy header: {error}") from error
@@ -83,7 +82,7 @@ def _check_array(file: Any, size: int, what: str) -> None:
         raise ValueError(f"{what} of shape {shape} requires {needed} bytes, got {available}")
 
 
-def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _read_array_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if npy.read_magic(file) == (1, 0):
         shape, _, kind = npy.read_array_header_1_0(file)
     else:  # version 3 differs only in the encoding of field names

@@ -141,50 +141,50 @@ class FileCache:
 
     def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """See `MeasurementCache`; an invalid entry counts as missing."""
-        entries = self._read(key)
-        digest = self._digest() if entries else None
+        entries = self._read_entries(key)
+        digest = self._data_digest() if entries else None
         for stored, value in entries:
             if stored == digest:
                 with suppress(OSError):
-                    os.utime(self._path(key))
+                    os.utime(self._cache_path(key))
                 try:
                     return True, kind(value)
                 except NeuralMPError as error:
-                    logger.debug("%s: invalid entry %r: %s", self._path(key), key, error)
+                    logger.debug("%s: invalid entry %r: %s", self._cache_path(key), key, error)
         return False, None
 
     def put(self, key: str, value: Any) -> None:
         """See `MeasurementCache`; nothing is stored for data without a digest."""
-        digest = self._digest() if self.enabled else None
+        digest = self._data_digest() if self.enabled else None
         if digest is None:
             return
-        remaining = [pair for pair in self._read(key) if pair[0] != digest]
+        remaining = [pair for pair in self._read_entries(key) if pair[0] != digest]
         entries = [*remaining, (digest, value)][-_MAX_ENTRIES_PER_FILE:]
         content = json.dumps({"scope": self._scope_of(key), "entries": entries})
-        path = self._path(key)
+        path = self._cache_path(key)
         try:
             write_atomic(path, zlib.compress(content.encode()))
             _evict_oldest(path.parent)
         except OSError as error:
             logger.log(self.error_level, "The measurement cache cannot be written to: %s", error)
 
-    def _digest(self) -> str | None:
+    def _data_digest(self) -> str | None:
         return self.data() if callable(self.data) else self.data
 
     def _scope_of(self, key: str) -> dict[str, str]:
         return {**self.scope, "key": key}
 
-    def _path(self, key: str) -> Path:
+    def _cache_path(self, key: str) -> Path:
         assert self.folder is not None
         scope = json.dumps(self._scope_of(key), sort_keys=True)
         return self.folder / f"{hashlib.sha256(scope.encode()).hexdigest()[:32]}.json.z"
 
-    def _read(self, key: str) -> list[tuple[str, Any]]:
+    def _read_entries(self, key: str) -> list[tuple[str, Any]]:
         """Return pairs of data digest and measurement, oldest first."""
-        if self.folder is None or not self._path(key).exists():
+        if self.folder is None or not self._cache_path(key).exists():
             return []
         try:
-            content = read_json(self._path(key), _FILE_SCHEMA, HistoryError)
+            content = read_json(self._cache_path(key), _FILE_SCHEMA, HistoryError)
         except HistoryError as error:
             logger.debug("%s", error)
             return []

@@ -41,7 +41,7 @@ def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) 
         NeuralMPError: of class `error`, if the file is unreadable or invalid.
     """
     with file_context(repr(str(path)), error):
-        return kind(load_yaml(_text(bytes_of(path))))
+        return kind(load_yaml(_decode_text(bytes_of(path))))
 
 
 def read_json(
@@ -172,7 +172,7 @@ def load_json(data: bytes | str, max_values: int = MAX_VALUES) -> Any:
     Raises:
         JsonError: the text is not JSON, has too many values, or is nested too deeply.
     """
-    text = _text(data) if isinstance(data, bytes) else data
+    text = _decode_text(data) if isinstance(data, bytes) else data
     if sum(map(text.count, ",[{")) > max_values:
         raise JsonError(f"the number of values exceeds the limit of {max_values}")
     try:
@@ -183,7 +183,7 @@ def load_json(data: bytes | str, max_values: int = MAX_VALUES) -> Any:
         raise JsonError(_TOO_DEEP) from None
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -95,7 +95,7 @@ def load_yaml(text: str) -> Any:
     Raises:
         YamlError: invalid YAML, unsupported tags, too many values, or nested too deeply.
     """
-    return _read(text, _Reader(YamlDocument(), MAX_VALUES, with_lines=False))
+    return _read_events(text, _Reader(YamlDocument(), MAX_VALUES, with_lines=False))
 
 
 def load_yaml_with_lines(text: str, max_values: int) -> YamlDocument:
@@ -106,11 +106,11 @@ def load_yaml_with_lines(text: str, max_values: int) -> YamlDocument:
             or nested too deeply.
     """
     document = YamlDocument()
-    _read(text, _Reader(document, max_values, with_lines=True))
+    _read_events(text, _Reader(document, max_values, with_lines=True))
     return document
 
 
-def _read(text: str, reader: _Reader) -> Any:
+def _read_events(text: str, reader: _Reader) -> Any:
     try:
         for event in yaml.parse(text, _LOADER):
             reader.take(event)
@@ -160,13 +160,13 @@ class _Reader:
         self._open: list[_Open] = []
         self._named: dict[str, tuple[Any, int]] = {}
         self._take: Mapping[type, Callable[[Any], None]] = {
-            yaml.ScalarEvent: self._scalar,
-            yaml.SequenceStartEvent: lambda event: self._start(event, [], _LIST_TAGS),
-            yaml.MappingStartEvent: lambda event: self._start(event, {}, _MAPPING_TAGS),
-            yaml.SequenceEndEvent: self._end,
-            yaml.MappingEndEvent: self._end,
-            yaml.AliasEvent: self._alias,
-            yaml.DocumentStartEvent: self._document,
+            yaml.ScalarEvent: self._take_scalar,
+            yaml.SequenceStartEvent: lambda event: self._begin_collection(event, [], _LIST_TAGS),
+            yaml.MappingStartEvent: lambda event: self._begin_collection(event, {}, _MAPPING_TAGS),
+            yaml.SequenceEndEvent: self._end_collection,
+            yaml.MappingEndEvent: self._end_collection,
+            yaml.AliasEvent: self._take_alias,
+            yaml.DocumentStartEvent: self._take_document,
         }
 
     def take(self, event: Any) -> None:
@@ -175,29 +175,29 @@ class _Reader:
         if take is not None:
             take(event)
 
-    def _document(self, event: Any) -> None:
+    def _take_document(self, event: Any) -> None:
         self._documents += 1
         if self._documents > 1:
             raise self._error(event, f"{_NOT_YAML}: expected one document, found several")
 
-    def _scalar(self, event: Any) -> None:
+    def _take_scalar(self, event: Any) -> None:
         if self._expects_key():
             merges = event.value == "<<" and event.implicit[0]
-            self._key(event, _MERGE if merges else event.value)
+            self._set_key(event, _MERGE if merges else event.value)
             value = event.value
         else:
-            value = self._value(event)
-            self._put(event, value, 1)
+            value = self._scalar_value(event)
+            self._put_value(event, value, 1)
         if event.anchor:
             self._named[event.anchor] = value, 1
 
-    def _value(self, event: Any) -> Any:
+    def _scalar_value(self, event: Any) -> Any:
         text, tag = event.value, event.tag
         if (tag is None and event.implicit[0]) or tag in _SCALAR_TAGS:
             if len(text) > MAX_NUMBER_CHARS and _MANY_DIGITS_RE.fullmatch(text):
                 problem = f"a number must have at most {MAX_NUMBER_CHARS} digits, got {len(text)}"
                 raise self._error(event, problem)
-            return _plain(text)
+            return _parse_plain_scalar(text)
         if tag not in _TEXT_TAGS:
             raise self._unsupported_tag(event)
         return text
@@ -211,7 +211,7 @@ class _Reader:
         inner = self._open[-1]
         return inner.key is None and isinstance(inner.value, dict)
 
-    def _key(self, event: Any, key: str) -> None:
+    def _set_key(self, event: Any, key: str) -> None:
         inner = self._open[-1]
         inner.key = key
         if self._with_lines and key is not _MERGE:
@@ -221,28 +221,28 @@ class _Reader:
                 repeated.setdefault(key, lines[key])
             lines[key] = event.start_mark.line + 1
 
-    def _start(self, event: Any, value: Any, tags: tuple[str | None, ...]) -> None:
+    def _begin_collection(self, event: Any, value: Any, tags: tuple[str | None, ...]) -> None:
         if self._expects_key():
             raise self._error(event, "a key must be a string, got a list or mapping")
         if event.tag not in tags:
             raise self._unsupported_tag(event)
         if len(self._open) >= MAX_DEPTH:
             raise self._error(event, _TOO_DEEP)
-        location = self._place() if self._open else ""
-        self._put(event, value, 1)
+        location = self._next_key_or_index() if self._open else ""
+        self._put_value(event, value, 1)
         self._open.append(_Open(value, location, event.anchor, self._count))
         if self._with_lines:
             self.document.lines[id(value)] = {}
 
-    def _end(self, event: Any) -> None:
+    def _end_collection(self, event: Any) -> None:
         inner = self._open[-1]
         if inner.merged:
-            self._merge(event, inner)
+            self._merge_mappings(event, inner)
         self._open.pop()
         if inner.anchor:
             self._named[inner.anchor] = inner.value, self._count - inner.count + 1
 
-    def _merge(self, event: Any, inner: _Open) -> None:
+    def _merge_mappings(self, event: Any, inner: _Open) -> None:
         """Add the keys of merged mappings before the mapping's own keys, which take precedence."""
         merged: dict[str, Any] = {}
         lines: dict[str, int] = {}
@@ -259,19 +259,19 @@ class _Reader:
         if self._with_lines:
             self.document.lines[id(inner.value)] = lines | self.document.lines[id(inner.value)]
 
-    def _alias(self, event: Any) -> None:
+    def _take_alias(self, event: Any) -> None:
         if event.anchor not in self._named:
             problem = f"the alias {preview(event.anchor)} has no anchor before it"
             raise self._error(event, f"{_NOT_YAML}: {problem}")
         value, size = self._named[event.anchor]
         if not self._expects_key():
-            self._put(event, value, size)
+            self._put_value(event, value, size)
         elif isinstance(value, str):
-            self._key(event, value)
+            self._set_key(event, value)
         else:
             raise self._error(event, f"a key must be a string, got {preview(value)}")
 
-    def _put(self, event: Any, value: Any, size: int) -> None:
+    def _put_value(self, event: Any, value: Any, size: int) -> None:
         self._count += size
         if self._count > self._max_values:
             problem = f"the number of values, aliases expanded, exceeds {self._max_values}"
@@ -292,20 +292,18 @@ class _Reader:
             inner.value[inner.key] = value
             inner.key = None
 
-    def _place(self) -> str | int:
-        """Return the key or index of the next value in the innermost mapping or list."""
+    def _next_key_or_index(self) -> str | int:
         inner = self._open[-1]
         return len(inner.value) if inner.key is None else inner.key
 
     def _error(self, event: Any, problem: str) -> YamlError:
         keys = [part.place for part in self._open[1:]]
         if self._open and not self._expects_key():
-            keys.append(self._place())
+            keys.append(self._next_key_or_index())
         return _error(event.start_mark.line + 1, problem, tuple(keys))
 
 
-def _plain(text: str) -> Any:
-    """Return the value of an unquoted scalar."""
+def _parse_plain_scalar(text: str) -> Any:
     first = text[:1]
     if first in _NUMBER_STARTS:
         integer = _INTEGER_RE.fullmatch(text)

@@ -37,23 +37,22 @@ def checked_archive(
     """
     name = str(file) if isinstance(file, Path) else str(getattr(file, "name", "the archive"))
     try:
-        with _opened(file) as archive:
-            for fault in _faults(archive):
+        with _open_archive(file) as archive:
+            for fault in _describe_member_faults(archive):
                 raise error(f"{name!r} is refused: {fault}; save the file again")
             yield archive
     except _DAMAGE as problem:
         raise error(f"{name!r} is damaged or not a zip archive: {one_line(problem)}") from problem
 
 
-def _opened(file: Path | BinaryIO) -> zipfile.ZipFile:
+def _open_archive(file: Path | BinaryIO) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except ValueError as problem:  # invalid offsets or names
         raise zipfile.BadZipFile(str(problem)) from problem
 
 
-def _faults(archive: zipfile.ZipFile) -> Iterator[str]:
-    """Yield the problems of an archive's members as text."""
+def _describe_member_faults(archive: zipfile.ZipFile) -> Iterator[str]:
     members = archive.infolist()
     if len(members) > MAX_ARCHIVE_MEMBERS:
         yield f"number of members: limit {MAX_ARCHIVE_MEMBERS}, got {len(members)}"

@@ -244,18 +244,14 @@ def _expand_files(files: str | Path | Iterable[str | Path]) -> list[Path]:
             paths += sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
         elif path.exists():
             paths.append(path)
-        else:
-            paths += _glob_pattern(path) or [path]
+        else:  # perhaps a pattern that the shell has not expanded
+            found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+            paths += sorted(found) or [path]
     missing = [str(path) for path in paths if not path.is_file()]
     if missing or not paths:
         reason = f"there is no {missing[0]!r}" if missing else "no tuning file was found"
         raise ConfigurationError(f"{reason}; give YAML files, a pattern or a folder of YAML files")
     return list(dict.fromkeys(paths))
-
-
-def _glob_pattern(pattern: Path) -> list[Path]:
-    """Return the files that match a pattern, if the shell has not expanded it."""
-    return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
 def _stored_or_new_job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:

@@ -93,12 +93,13 @@ class JobRunner:
         resume: bool,
         tell: Callable[[str], None],
     ) -> JobOutcome:
-        started, logged = time.monotonic(), _file_size(folder / LOG_FILE)
+        started, log_file = time.monotonic(), folder / LOG_FILE
+        logged = log_file.stat().st_size if log_file.exists() else 0
         begun = replace(job, reason="interrupted")
         begun.write(folder)
         tell("resumes" if resume else "starts")
         command = python_command("neural_mp.jobs.worker_main", job.file, str(folder))
-        with (folder / LOG_FILE).open("a", encoding="utf-8") as log:
+        with log_file.open("a", encoding="utf-8") as log:
             self._process = process = subprocess.Popen(
                 [*command, *(["--resume"] if resume else []), *self._trust],
                 stdin=subprocess.PIPE,
@@ -119,7 +120,7 @@ class JobRunner:
             outcome = replace(
                 outcome,
                 status=JobStatus.FAILED,
-                reason=_failure_reason(code, folder / LOG_FILE, logged),
+                reason=_failure_reason(code, log_file, logged),
                 exit_code=code,
                 seconds=time.monotonic() - started,
             )
@@ -140,10 +141,6 @@ def _read_messages(process: subprocess.Popen[str]) -> Iterator[str]:
             yield str(json.loads(line))
         except ValueError:
             continue  # incomplete last line of a killed process
-
-
-def _file_size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
 
 
 def _failure_reason(code: int, log: Path, offset: int) -> str:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.trial import Trial
@@ -141,16 +141,13 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch_parent, daemon=True).start()
 
 
-def _parse_arguments(given: list[str]) -> tuple[Any, ...]:
-    trust = (argument.removeprefix(_TRUST) for argument in given[2:] if argument.startswith(_TRUST))
-    return given[0], given[1], "--resume" in given[2:], tuple(trust)
-
-
 if __name__ == "__main__":
     from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
 
     suppress_startup_logs()
+    given = sys.argv[3:]
+    trusted = tuple(word.removeprefix(_TRUST) for word in given if word.startswith(_TRUST))
     # Exit without waiting for threads and exit handlers of frameworks.
-    code = main(*_parse_arguments(sys.argv[1:]))
+    code = main(sys.argv[1], sys.argv[2], "--resume" in given, trusted)
     sys.stderr.flush()
     os._exit(code)

@@ -176,7 +176,9 @@ def _order_arguments(
         raise _takes_others(function, [p.name for p in open_])
     names = [p.name.lower() for p in by_place[:2]]
     if any_number or len(names) == 2:
-        return _truth_first if _is_truth_first(*names) else _predictions_first
+        first, second = [*names, "", ""][:2]
+        labels_first = first in _TRUTH or (second in _PREDICTIONS and first not in _PREDICTIONS)
+        return _truth_first if labels_first else _predictions_first
     if names[0] in _MODELS:
         raise MetricError(
             f"the metric {_name_of(function)} must take (predictions, labels), got a function of a "
@@ -191,10 +193,6 @@ def takes_data(function: Callable[..., Any], options: Mapping[str, Any]) -> bool
     needed = [p.name.lower() for p in parameters if p.default is p.empty and p.name not in options]
     pair = len(needed) == 2 and any(name in _TRUTH | _PREDICTIONS for name in needed)
     return pair or (len(needed) == 1 and needed[0] in _BOTH)
-
-
-def _is_truth_first(first: str = "", second: str = "") -> bool:
-    return first in _TRUTH or (second in _PREDICTIONS and first not in _PREDICTIONS)
 
 
 def _truth_first(pair: Predicted) -> tuple[Any, ...]:

@@ -241,16 +241,12 @@ def named_scorer(name: str, known: Iterable[str]) -> Scorer:
     scorers = {key.casefold(): key for key in _sklearn_scorers()}
     canonical = scorers.get(name.casefold())
     if canonical is None:
+        hint = did_you_mean(name, [*known, *_sklearn_scorers()])
+        hint = hint if "did you mean" in hint else did_you_mean(name, known)
         raise ConfigurationError(
-            f"unknown metric {name!r}{_close_names(name, known)} (name your own metric as "
-            f"module:attribute)"
+            f"unknown metric {name!r}{hint} (name your own metric as module:attribute)"
         )
     return Scorer(_sklearn_scorers()[canonical], canonical)
-
-
-def _close_names(name: str, known: Iterable[str]) -> str:
-    hint = did_you_mean(name, [*known, *_sklearn_scorers()])
-    return hint if "did you mean" in hint else did_you_mean(name, known)
 
 
 def _is_sklearn_scorer(given: object) -> bool:

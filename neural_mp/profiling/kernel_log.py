@@ -27,7 +27,6 @@ from neural_mp.profiling.kernel_log_parsers import (
     MARKERS,
     VARIABLES,
     OneDnnReader,
-    is_profile,
     read_profile,
 )
 from neural_mp.profiling.kernel_records import KernelLog
@@ -250,7 +249,7 @@ def _parse_profile(text: str, name: str) -> KernelLog | None:
             f"{name} is not valid JSON ({error}); call end_profiling(), which completes the "
             f"profile of ONNX Runtime"
         ) from error
-    if not is_profile(content):
+    if not isinstance(content, list) or not all(isinstance(event, dict) for event in content):
         raise KernelLogError(
             f"{name} must contain a list of events, like a profile of ONNX Runtime, got JSON of "
             f"another structure"
@@ -298,16 +297,11 @@ def run_with_kernel_log(
         ) from None
     with process, _interrupted_once():
         assert process.stdout is not None
-        for part in _read_pipe(process.stdout.fileno()):
+        while part := os.read(process.stdout.fileno(), 1 << 16):
             write(sieve.passed(part))
         write(sieve.ended())
     code = process.returncode
     return reader.log(), code if code >= 0 else 128 - code
-
-
-def _read_pipe(end: int) -> Iterator[bytes]:
-    while part := os.read(end, 1 << 16):
-        yield part
 
 
 @contextmanager

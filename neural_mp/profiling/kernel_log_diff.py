@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from neural_mp.profiling.kernel_records import KernelCall, KernelKey, KernelLog, KernelRow
@@ -75,12 +75,11 @@ def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
         names = _kernel_names(first.get(work, ())), _kernel_names(second.get(work, ()))
         if names[0] != names[1]:
             alike[(work[0], *names)].append(work)
-    changes = [
-        _summarize_change(
-            primitive, old, new, [[log.get(work, []) for work in works] for log in (first, second)]
-        )
-        for (primitive, old, new), works in alike.items()
-    ]
+    changes: list[KernelChange] = []
+    for (primitive, old, new), works in alike.items():
+        logs = [[call for work in works for call in log.get(work, [])] for log in (first, second)]
+        times = [math.fsum(call.milliseconds for call in calls) for calls in logs]
+        changes.append(KernelChange(primitive, old, new, len(works), *map(len, logs), *times))
     return sorted(
         changes,
         key=lambda change: max(change.milliseconds_before, change.milliseconds_after),
@@ -113,14 +112,3 @@ def _work_key(call: KernelCall) -> tuple[str, str]:
 def _kernel_names(calls: Iterable[KernelCall]) -> tuple[str, ...]:
     named = (f"{call.implementation or call.primitive} {call.precision}" for call in calls)
     return tuple(sorted(set(named)))
-
-
-def _summarize_change(
-    primitive: str,
-    old: tuple[str, ...],
-    new: tuple[str, ...],
-    logs: Sequence[Sequence[Sequence[KernelCall]]],
-) -> KernelChange:
-    counts = [sum(map(len, works)) for works in logs]
-    times = [math.fsum(call.milliseconds for calls in works for call in calls) for works in logs]
-    return KernelChange(primitive, old, new, len(logs[0]), *counts, *times)

@@ -215,11 +215,6 @@ _EVENT = record(
 )
 
 
-def is_profile(content: object) -> bool:
-    """Whether JSON content is a list of events."""
-    return isinstance(content, list) and all(isinstance(event, dict) for event in content)
-
-
 def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
     """Return the kernels of a profile; events without time or op count as malformed."""
     calls, malformed = [], 0

@@ -121,15 +121,18 @@ def bound_ratio(first: int, second: int) -> bool:
 
 def _bootstrap_interval(rounds: np.ndarray, value: float, length: int) -> list[float]:
     """Return the bounds of the confidence interval by blocks of `length` rounds."""
-    draw = np.random.default_rng(0)
+    draw, count = np.random.default_rng(0), rounds.shape[1]
     ratios: list[float] = []
     while len(ratios) < _BOOTSTRAP_SAMPLES:
-        drawn = _draw_blocks(draw, rounds.shape[1], length)
+        # Indices of resampled rounds, [draws, count], in circular blocks of consecutive rounds.
+        starts = draw.integers(0, count, (_DRAWS_AT_ONCE, -(-count // length), 1))
+        drawn = (starts + np.arange(length)) % count
+        drawn = drawn.reshape(_DRAWS_AT_ONCE, -1)[:, :count]
         latencies, references = np.quantile(rounds[:, drawn], _LATENCY_QUANTILE, axis=2)
         ratios += (latencies / references).tolist()
     tail = (1 - _CONFIDENCE) / 2
     ends = np.log(np.quantile(ratios, (tail, 1 - tail)) / value)
-    scale = _small_sample_factor(max(2, rounds.shape[1] // length), tail)
+    scale = _small_sample_factor(max(2, count // length), tail)
     return [float(end) for end in value * np.exp(ends * scale)]
 
 
@@ -141,13 +144,6 @@ def _small_sample_factor(blocks: int, tail: float) -> float:
 
     quantiles = stdtrit(blocks - 1, tail) / ndtri(tail)
     return float(quantiles * math.sqrt(blocks / (blocks - 1)))
-
-
-def _draw_blocks(draw: np.random.Generator, count: int, length: int) -> np.ndarray:
-    """Return resampled round indices, [draws, count], in circular blocks of consecutive rounds."""
-    starts = draw.integers(0, count, (_DRAWS_AT_ONCE, -(-count // length), 1))
-    drawn = (starts + np.arange(length)) % count
-    return drawn.reshape(_DRAWS_AT_ONCE, -1)[:, :count]
 
 
 def interleaved_rounds(

@@ -56,7 +56,9 @@ def capability_table(
         notes.append(
             f"the model is in {space.graph.source_name}; fp32 stands for ops that are not lowered"
         )
-    shared = _reasons_of_all(space)
+    # Reasons common to all ops stem from the machine.
+    first, *remaining = [_shown_reasons(space, op.name) for op in space.graph] or [{}]
+    shared = {p: why for p, why in first.items() if all(o.get(p) == why for o in remaining)}
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
     return _Capabilities(title, [_build_row(space, group, shared) for group in groups], notes)
 
@@ -163,12 +165,6 @@ def _follows_layer(space: TuningSpace, op: Op, layer: Op) -> bool:
         return runs, reasons, capability.emulated
 
     return beside_integers(op.name) == beside_integers(layer.name)
-
-
-def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
-    """Return the reasons common to all ops, which stem from the machine."""
-    first, *remaining = [_shown_reasons(space, op.name) for op in space.graph] or [{}]
-    return {p: why for p, why in first.items() if all(o.get(p) == why for o in remaining)}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -44,7 +43,9 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
     title = f"{counted(len(comparison.layers), 'op')}{of_all}"
     layers = formatting.table(title, "op", "type", "A → B", *figures, "", right=figures)
     for layer in shown:
-        mark = _layer_mark(layer, comparison, marked)
+        mark = "worst" if layer.name in marked else ""
+        if comparison.first is not None and layer.name == comparison.first.name:
+            mark = "first"
         layers.add_row(*_layer_cells(layer), mark, style=_STYLES.get(mark, ""))
     parts: list[RenderableType] = [outputs] if comparison.outputs else []
     parts += [layers, Text(_describe_divergence(comparison))]
@@ -78,12 +79,6 @@ def _layer_cells(layer: LayerDifference) -> tuple[str, ...]:
         _format_cosine(layer.cosine),
         f"{layer.max_abs_error:.3g}",
     )
-
-
-def _layer_mark(layer: LayerDifference, comparison: Comparison, marked: Collection[str]) -> str:
-    if comparison.first is not None and layer.name == comparison.first.name:
-        return "first"
-    return "worst" if layer.name in marked else ""
 
 
 def _describe_divergence(comparison: Comparison) -> str:

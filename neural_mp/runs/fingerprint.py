@@ -25,7 +25,11 @@ def in_detail(**subjects: Any) -> dict[str, str]:
     for name, subject in subjects.items():
         code = code_fingerprint(subject)
         if code is not None:
-            values = {"python": _python(), "digest": code.digest, "options": dict(code.options)}
+            values = {
+                "python": _fingerprint_versions(),
+                "digest": code.digest,
+                "options": dict(code.options),
+            }
             fingerprints[name + _DETAIL] = json.dumps(values, sort_keys=True)
     return fingerprints
 
@@ -63,7 +67,7 @@ def _describe_changes(
     return [f"{name} ({'; '.join(parts)})"]
 
 
-def _python() -> str:
+def _fingerprint_versions() -> str:
     """Return the Python and fingerprint versions, since bytecode differs between versions."""
     return f"{sys.version_info.major}.{sys.version_info.minor}, form {FINGERPRINT_VERSION}"
 

@@ -93,7 +93,7 @@ class History(RunStore):
             except HistoryError:
                 raise
             except Exception as error:
-                raise _not_opened(url, error) from error
+                raise _opening_error(url, error) from error
         # Weak, so that a discarded history releases its lease at once.
         history = weakref.proxy(self)
         self.cache = RunCache(
@@ -139,7 +139,7 @@ class History(RunStore):
     def finish(self, trial: Trial) -> None:
         """Store and close a trial; afterwards, no crash loses it."""
         self.keep(trial)
-        self.set_trial_attributes(trial.number, _displayed(trial))
+        self.set_trial_attributes(trial.number, _dashboard_attributes(trial))
         value = None if trial.outcome is Outcome.FAILED else trial.accuracy
         self.close_trial(trial.number, value, pruned=trial.outcome is Outcome.PRUNED)
 
@@ -152,7 +152,7 @@ class History(RunStore):
         self.close_trial(number, accuracy_in(self._trials[number], number))
 
 
-def _displayed(trial: Trial) -> dict[str, Any]:
+def _dashboard_attributes(trial: Trial) -> dict[str, Any]:
     """Return the trial attributes displayed in a dashboard; each costs a transaction."""
     attributes = {
         "outcome": trial.outcome.value,
@@ -183,7 +183,7 @@ def compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[Runtime
         except HistoryError:
             raise
         except Exception as error:
-            raise _not_opened(url, error) from error
+            raise _opening_error(url, error) from error
 
 
 def read_record(url: str, number: int | None = None, model: str | None = None) -> RunRecord:
@@ -212,10 +212,10 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
         except HistoryError:
             raise
         except Exception as error:
-            raise _not_opened(url, error) from error
+            raise _opening_error(url, error) from error
 
 
-def _not_opened(url: str, error: Exception) -> HistoryError:
+def _opening_error(url: str, error: Exception) -> HistoryError:
     """Return a HistoryError for any exception of SQLAlchemy or a database driver."""
     logger.debug("history %r: opening failed", without_passwords(url), exc_info=True)
     return HistoryError(f"the history {url!r} cannot be opened: {one_line(error)}")

@@ -128,7 +128,7 @@ class _Heartbeat:
         _held.add(self._owner.token)
         try:
             if fingerprint is None:
-                self._acquire()
+                self._acquire_lease()
             else:
                 row.insert(fingerprint, self._owner.text)
         except BaseException:
@@ -137,7 +137,7 @@ class _Heartbeat:
         self._thread = threading.Thread(target=self._renew_until_end, daemon=True)
         self._thread.start()
 
-    def _acquire(self) -> None:
+    def _acquire_lease(self) -> None:
         for _ in range(_ATTEMPTS):
             lease = self._row.lease()
             if lease is not None:
@@ -159,11 +159,11 @@ class _Heartbeat:
                 holder,
                 self._row.name,
             )
-            alive = self._beats(lease)
+            alive = self._has_live_owner(lease)
         if alive:
             raise self._in_use(holder)
 
-    def _beats(self, lease: str) -> bool:
+    def _has_live_owner(self, lease: str) -> bool:
         """Whether the owner of a lease sends a heartbeat within the timeout."""
         until = time.monotonic() + _LEASE_TIMEOUT_SECONDS
         while time.monotonic() < until:
@@ -182,9 +182,9 @@ class _Heartbeat:
         while not self._ended.wait(_HEARTBEAT_SECONDS):
             with self._writing:
                 if not self._ended.is_set():
-                    self._renew()
+                    self._renew_lease()
 
-    def _renew(self) -> None:
+    def _renew_lease(self) -> None:
         renewed = replace(self._owner, beats=self._owner.beats + 1)
         try:
             owned = self._row.replace_lease(self._owner.text, renewed.text)

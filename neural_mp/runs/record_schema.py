@@ -80,16 +80,16 @@ def setup_from_dict(data: Any) -> RunStart:
     capabilities = {
         op.name: Capability(
             tuple(OpConfig(precision) for precision in kernels["runs in"]),
-            validate_at("ops", _reasons, (kernels, reasons)),
+            validate_at("ops", _parse_reasons, (kernels, reasons)),
             frozenset(kernels.get("emulated", ())),
         )
         for op, kernels in stored
     }
     graph = OpGraph([op for op, _ in stored], values.pop("inputs"), values.pop("outputs"))
-    return _consistent(RunStart(**values, graph=graph, capabilities=capabilities))
+    return _check_names_in_graph(RunStart(**values, graph=graph, capabilities=capabilities))
 
 
-def _consistent(setup: RunStart) -> RunStart:
+def _check_names_in_graph(setup: RunStart) -> RunStart:
     """Return the setup if all its names are in its graph.
 
     Raises:
@@ -118,7 +118,7 @@ def _consistent(setup: RunStart) -> RunStart:
     return setup
 
 
-def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, str]:
+def _parse_reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, str]:
     """Return precision → reason why an op is ineligible, from the shared list of reasons."""
     kernels, reasons = given
     parsed = {}
@@ -131,7 +131,7 @@ def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, 
     return parsed
 
 
-def _op(value: Any) -> tuple[Op, dict[str, Any]]:
+def _parse_op(value: Any) -> tuple[Op, dict[str, Any]]:
     return Op.from_dict(value), _KERNELS(value)
 
 
@@ -142,7 +142,11 @@ _KERNELS = record(
 )
 _REQUIRED, _EXTRA = field_validators(RunStart, without=("graph", "capabilities"))
 _SETUP = record(
-    {**_REQUIRED, **dict.fromkeys(("inputs", "outputs", "reasons"), _NAMES), "ops": list_of(_op)},
+    {
+        **_REQUIRED,
+        **dict.fromkeys(("inputs", "outputs", "reasons"), _NAMES),
+        "ops": list_of(_parse_op),
+    },
     _EXTRA,
 )
 
@@ -167,10 +171,10 @@ def record_from_dict(data: Any) -> RunRecord:
         HistoryError: the data does not match the schema.
     """
     with file_context("the record of a run", HistoryError):
-        return _record(data)
+        return _parse_record(data)
 
 
-def _record(data: Any) -> RunRecord:
+def _parse_record(data: Any) -> RunRecord:
     values = _RECORD(data)
     measured = {key: values.pop(key) for key in _MEASURED if key in values}
     return RunRecord(**values, measured=ProbeMeasurements(**measured))
@@ -230,4 +234,4 @@ def read_record_file(path: Path) -> RunRecord:
     Raises:
         HistoryError: the file is missing or damaged.
     """
-    return read_json(path, _record, HistoryError)
+    return read_json(path, _parse_record, HistoryError)

@@ -73,7 +73,7 @@ def open_storage(url: str) -> RDBStorage:
     from sqlalchemy.exc import DBAPIError
 
     _require_driver(url)
-    new = _is_new(url)
+    new = _is_new_sqlite_file(url)
     if not new:
         _check_tables(url)
     waits = {"connect_args": {"timeout": _SQLITE_BUSY_SECONDS}} if url.startswith("sqlite") else {}
@@ -95,7 +95,7 @@ def require_file(url: str) -> None:
     Raises:
         HistoryError: there is no such file.
     """
-    if _is_new(url):
+    if _is_new_sqlite_file(url):
         raise HistoryError(
             f"there is no run in {url!r}: the file does not exist; give the storage or the "
             f"workspace of a run"
@@ -122,8 +122,7 @@ def _require_driver(url: str) -> None:
         ) from error
 
 
-def _is_new(url: str) -> bool:
-    """Whether the URL names a SQLite file that does not exist: there is nothing to check."""
+def _is_new_sqlite_file(url: str) -> bool:
     from sqlalchemy.engine import make_url
 
     file = (make_url(url).database or "") if url.startswith("sqlite:///") else ""
@@ -175,10 +174,10 @@ def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunNa
     Other studies in the storage are skipped.
     """
     opened = open_storage(storage) if isinstance(storage, str) else storage
-    return [name for name, _ in _rows(opened, model)]
+    return [name for name, _ in _read_named_rows(opened, model)]
 
 
-def _rows(storage: RDBStorage, model: str | None) -> Iterator[tuple[RunName, Any]]:
+def _read_named_rows(storage: RDBStorage, model: str | None) -> Iterator[tuple[RunName, Any]]:
     for text, fingerprint in run_rows(storage.engine, f"{model}/" if model else ""):
         match = _NAME_RE.fullmatch(text)
         if match:
@@ -190,7 +189,7 @@ def _runs_with_fingerprints(
 ) -> list[tuple[RunName, dict[str, str]]]:
     return [
         (name, parse_json(text, mapping_of(string), f"{name}: fingerprint", HistoryError))
-        for name, text in _rows(storage, model)
+        for name, text in _read_named_rows(storage, model)
     ]
 
 
@@ -211,11 +210,13 @@ def chosen_run(runs: Sequence[RunName], number: int | None, model: str | None, u
     models = list(dict.fromkeys(name.model for name in reversed(runs)))
     matching = [m for m in models if model is None or m.startswith(model)]
     if not matching:
-        raise HistoryError(f"there is no run of a model {model!r} in {url!r}; {_listed(models)}")
+        raise HistoryError(
+            f"there is no run of a model {model!r} in {url!r}; {_list_latest_models(models)}"
+        )
     if model and len(matching) > 1:
         raise HistoryError(
             f"{model!r} must be the prefix of a single model's digest in {url!r}; "
-            f"{_listed(matching)}"
+            f"{_list_latest_models(matching)}"
         )
     of_model = [name for name in runs if name.model in matching]
     selected = [name for name in of_model if number in (None, name.number)]
@@ -226,12 +227,12 @@ def chosen_run(runs: Sequence[RunName], number: int | None, model: str | None, u
         models = [name.model for name in reversed(selected)]
         raise HistoryError(
             f"there are runs {number} of several models in {url!r}; name the model, too; "
-            f"{_listed(models)}"
+            f"{_list_latest_models(models)}"
         )
     return selected[-1]
 
 
-def _listed(models: Sequence[str]) -> str:
+def _list_latest_models(models: Sequence[str]) -> str:
     more = f" and {len(models) - _MAX_LISTED} more" if len(models) > _MAX_LISTED else ""
     return f"models, latest first: {', '.join(models[:_MAX_LISTED])}{more}"
 

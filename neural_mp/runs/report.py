@@ -213,14 +213,14 @@ class Report(Printed, JsonFields):
     @property
     def throughput(self) -> float | None:
         """Samples per second of the result; None if the throughput was not measured."""
-        return self._throughput(self.latency)
+        return self._samples_per_second(self.latency)
 
     @property
     def baseline_throughput(self) -> float | None:
         """Samples per second of FP32; None if the throughput was not measured."""
-        return self._throughput(self.baseline_latency)
+        return self._samples_per_second(self.baseline_latency)
 
-    def _throughput(self, seconds: float | None) -> float | None:
+    def _samples_per_second(self, seconds: float | None) -> float | None:
         return self.batch_size / seconds if self.streams and seconds else None
 
     def save_html(self, path: str | Path) -> None:
@@ -372,14 +372,14 @@ class RunEnd(JsonFields):
     report: Report
     chosen: Count | None = None
     finalists: tuple[Trial, ...] = ()
-    predicted: Annotated[Mapping[int, float], _predicted] = field(default_factory=dict)
+    predicted: Annotated[Mapping[int, float], _parse_predicted_times] = field(default_factory=dict)
     baseline_times: Mapping[str, NonNegative] = field(default_factory=dict)
     result_times: Mapping[str, NonNegative] = field(default_factory=dict)
     conversions: tuple[Conversion, ...] = ()
     timed_samples: Count | None = None
 
 
-def _predicted(value: object) -> dict[int, float]:
+def _parse_predicted_times(value: object) -> dict[int, float]:
     times = mapping_of(number)(value)
     wrong = next((key for key in times if not (key.isdecimal() and len(key) < 10)), None)
     if wrong is not None:

@@ -15,7 +15,7 @@ RUN_TABLE = "neural_mp_runs"
 
 
 @cache
-def _table() -> Table:
+def _build_run_table() -> Table:
     import sqlalchemy as sql
 
     return sql.Table(
@@ -33,14 +33,14 @@ def create_run_table(engine: Engine) -> None:
     from sqlalchemy.schema import CreateTable
 
     with engine.begin() as connection:
-        connection.execute(CreateTable(_table(), if_not_exists=True))
+        connection.execute(CreateTable(_build_run_table(), if_not_exists=True))
 
 
 def run_rows(engine: Engine, prefix: str = "") -> list[tuple[str, Any]]:
     """Return name and fingerprint of runs whose names start with `prefix`, oldest first."""
     import sqlalchemy as sql
 
-    columns = _table().c
+    columns = _build_run_table().c
     query = sql.select(columns.name, columns.fingerprint).order_by(columns.run_id)
     if prefix:
         query = query.where(columns.name.startswith(prefix, autoescape=True))
@@ -64,13 +64,13 @@ class RunRow:
         """Insert the row of a new run."""
         row = {"name": self.name, "fingerprint": json.dumps(dict(fingerprint)), "lease": lease}
         with self.engine.begin() as connection:
-            connection.execute(_table().insert().values(row))
+            connection.execute(_build_run_table().insert().values(row))
 
     def lease(self) -> str | None:
         """Return the lease; None if the run is free."""
         import sqlalchemy as sql
 
-        columns = _table().c
+        columns = _build_run_table().c
         with self.engine.connect() as connection:
             query = sql.select(columns.lease).where(columns.name == self.name)
             value: str | None = connection.execute(query).scalar()
@@ -78,7 +78,7 @@ class RunRow:
 
     def replace_lease(self, expected: str | None, replacement: str | None) -> bool:
         """Write the lease if it still equals `expected`; return whether it did."""
-        table = _table()
+        table = _build_run_table()
         same = (table.c.name == self.name) & (table.c.lease == expected)
         with self.engine.begin() as connection:
             done = connection.execute(table.update().where(same).values(lease=replacement))

@@ -47,10 +47,10 @@ def computes(kind: str, statement: str | None) -> bool:
     inner = tokens[start + 1 : -1]
     if kind == "index":
         return not _are_names(inner)
-    return not all(map(_is_plain, _items(inner)))
+    return not all(map(_is_plain_item, _split_table_items(inner)))
 
 
-def _items(tokens: Sequence[str]) -> Iterator[list[str]]:
+def _split_table_items(tokens: Sequence[str]) -> Iterator[list[str]]:
     """Yield the columns and constraints of a table."""
     depth, item = 0, list[str]()
     for token in tokens:
@@ -63,12 +63,12 @@ def _items(tokens: Sequence[str]) -> Iterator[list[str]]:
     yield item
 
 
-def _is_plain(item: Sequence[str]) -> bool:
+def _is_plain_item(item: Sequence[str]) -> bool:
     """Whether a column or constraint only names columns, tables, types and their lengths."""
     if "CHECK" in (token.upper() for token in item):
         start = [token.upper() for token in item].index("CHECK")
         named = len(item[:start]) in (0, 2)  # CONSTRAINT name
-        return named and _are_names(item[:start], ()) and _compares_once(item[start + 1 :])
+        return named and _are_names(item[:start], ()) and _is_single_comparison(item[start + 1 :])
     depth = 0
     group: list[str] = []
     for token in item:
@@ -95,7 +95,7 @@ def _are_numbers(tokens: Sequence[str]) -> bool:
     return all(token.isdigit() or token == "," for token in tokens)
 
 
-def _compares_once(tokens: Sequence[str]) -> bool:
+def _is_single_comparison(tokens: Sequence[str]) -> bool:
     """Whether a check compares a column with a number, or with a list of texts."""
     match list(tokens):
         case ["(", name, "=", number, ")"]:

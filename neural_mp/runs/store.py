@@ -92,7 +92,7 @@ class RunStore:
         Raises:
             HistoryError: the observations are damaged.
         """
-        return self._read(OBSERVATIONS, Observations.from_dict)
+        return self._read_attribute(OBSERVATIONS, Observations.from_dict)
 
     @observations.setter
     def observations(self, observations: Observations) -> None:
@@ -130,7 +130,7 @@ class RunStore:
         Raises:
             HistoryError: the description of the run is damaged.
         """
-        setup = self._read(SETUP, setup_from_dict)
+        setup = self._read_attribute(SETUP, setup_from_dict)
         return () if setup is None else setup.runtimes
 
     def record(self) -> RunRecord:
@@ -139,7 +139,7 @@ class RunStore:
         Raises:
             HistoryError: the data is damaged, or an earlier version stored less.
         """
-        setup = self._read(SETUP, setup_from_dict)
+        setup = self._read_attribute(SETUP, setup_from_dict)
         if setup is None:
             raise HistoryError(
                 f"run {self.name!r} must have a description of its model and settings, got none: "
@@ -157,10 +157,10 @@ class RunStore:
             self.observations or Observations(),
             tuple(self.trials()),
             measured,
-            self._read(ENDING, RunEnd.from_dict),
+            self._read_attribute(ENDING, RunEnd.from_dict),
         )
 
-    def _read(self, key: str, kind: Validator[T]) -> T | None:
+    def _read_attribute(self, key: str, kind: Validator[T]) -> T | None:
         stored = self._attributes.get(key)
         origin = f"{self.name}: {key}"
         return None if stored is None else parse_json(stored, kind, origin, HistoryError)
@@ -168,7 +168,9 @@ class RunStore:
     def set_attribute(self, name: str, value: Any) -> None:
         """Set an attribute of the run."""
         self._attributes[name] = value
-        self._store(lambda storage: storage.set_study_user_attr(self._run_id, name, value))
+        self._write_or_degrade(
+            lambda storage: storage.set_study_user_attr(self._run_id, name, value)
+        )
 
     def set_packed(self, name: str, value: Mapping[str, Any]) -> None:
         """Set an attribute of the run, compressed."""
@@ -177,7 +179,7 @@ class RunStore:
     def open_trial(self) -> int:
         """Open a trial and return its number; no other process adds trials to the run."""
         number = max(self._trials, default=-1) + 1
-        opened = self._store(lambda storage: storage.create_new_trial(self._run_id))
+        opened = self._write_or_degrade(lambda storage: storage.create_new_trial(self._run_id))
         if opened is not None:
             self._open[number] = opened
         self._trials[number] = {}
@@ -187,18 +189,18 @@ class RunStore:
         """Set attributes of an open trial."""
         self._trials[number] |= values
 
-        def store(storage: RDBStorage) -> None:
+        def store_attributes(storage: RDBStorage) -> None:
             for name, value in values.items():
                 storage.set_trial_user_attr(self._open[number], name, value)
 
         if number in self._open:
-            self._store(store)
+            self._write_or_degrade(store_attributes)
 
     def close_trial(self, number: int, value: float | None, *, pruned: bool = False) -> None:
         """Close a trial with a value, or as failed if the value is None or NaN."""
         trial = self._open.pop(number, None)
         if trial is not None:
-            self._store(lambda storage: _end_trial(storage, trial, value, pruned))
+            self._write_or_degrade(lambda storage: _end_trial(storage, trial, value, pruned))
 
     def close_killed_trials(self) -> None:
         """Close trials that are still marked as running because their process was killed."""
@@ -210,7 +212,7 @@ class RunStore:
             trial_id = storage.get_trial_id_from_study_id_trial_number(self._run_id, number)
             _end_trial(storage, trial_id, accuracy_in(trial.user_attrs, number))
 
-    def _store(self, write: Callable[[RDBStorage], Any]) -> Any:
+    def _write_or_degrade(self, write: Callable[[RDBStorage], Any]) -> Any:
         """Write to the storage unless it was given up; return the result."""
         if self.degraded_because:
             return None

@@ -90,13 +90,12 @@ class CostInputs:
                 sum(self.weights.get(op, 0) for op in ops) for ops in (weight_only, in_int8)
             )
             return frozenset(weight_only if 2 * size_only < all_int8 else ())
-
-        def net_gain(op: str, seconds: float) -> float:
+        unjustified: set[str] = set()
+        for op, seconds in zip(weight_only, self.seconds(weight_only), strict=True):
             saved = seconds * (1 - self.time_ratio(op, Precision.INT8, False)) / seconds_of_all
-            return saved - _SIZE_WEIGHT * self.weights.get(op, 0) / bytes_of_all
-
-        times = zip(weight_only, self.seconds(weight_only), strict=True)
-        return frozenset(op for op, seconds in times if net_gain(op, seconds) <= 0)
+            if saved - _SIZE_WEIGHT * self.weights.get(op, 0) / bytes_of_all <= 0:
+                unjustified.add(op)
+        return frozenset(unjustified)
 
     def seconds(self, ops: Iterable[str]) -> list[float]:
         """Return the FP32 seconds of each op; 0 if not measured."""
@@ -252,15 +251,12 @@ def _fused_in_fp32(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCo
     whole = sum(figures.seconds(space.tunable_ops))
     for op in filter(times.runs_within_another, space.tunable_ops):
         adjacent = (*space.graph.consumer_names(op), *space.graph[op].inputs)
-        kernel = next((name for name in adjacent if _has_kernel(times, name)), None)
+        timed = (name for name in adjacent if Precision.FP32 in times.ops.get(name, {}))
+        kernel = next((name for name in timed if not times.runs_within_another(name)), None)
         if kernel is not None:
             cost = (importance * times.ops[kernel][Precision.FP32] / whole, 0.0)
             for first, second in ((op, kernel), (kernel, op)):
                 yield SharedCost(cost, 1, (first,), and_not=second)
-
-
-def _has_kernel(times: OpTimings, op: str) -> bool:
-    return Precision.FP32 in times.ops.get(op, {}) and not times.runs_within_another(op)
 
 
 def predicted_time(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan) -> float | None:

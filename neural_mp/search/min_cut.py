@@ -184,9 +184,3 @@ class CutSolver:
 def _tie_break_weight(main: np.ndarray, secondary: np.ndarray) -> float:
     """Return the weight at which other costs only break ties of the main ones."""
     return float(main.sum() or 1.0) / float(secondary.sum() or 1.0) * _TIE_BREAK_WEIGHT
-
-
-def break_even_weight(faster: Cost, safer: Cost) -> float | None:
-    """Return the weight at which two costs are equally good; None if one dominates the other."""
-    time, gain = safer[0] - faster[0], faster[1] - safer[1]
-    return time / gain if time > 0 and gain > 0 else None

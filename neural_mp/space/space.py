@@ -59,7 +59,9 @@ class TuningSpace:
         return tuple(
             config
             for config in self.capabilities[name].configs
-            if not config.precision.is_16_bit or self._may_start_precision(name, config.precision)
+            if not config.precision.is_16_bit
+            or config.precision not in self.lists
+            or self.lists[config.precision].of(self.graph[name].type) is AmpList.ALLOW
         )
 
     def choice(self, name: str, precision: Precision) -> OpConfig | None:
@@ -77,10 +79,6 @@ class TuningSpace:
             for op in self.graph
             if any(lists.of(op.type) is AmpList.ALLOW for lists in self.lists.values())
         )
-
-    def _may_start_precision(self, name: str, precision: Precision) -> bool:
-        lists = self.lists.get(precision)
-        return lists is None or lists.of(self.graph[name].type) is AmpList.ALLOW
 
     @cached_property
     def tunable_ops(self) -> tuple[str, ...]:

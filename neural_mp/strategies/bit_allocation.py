@@ -66,7 +66,14 @@ def _try_noise_budgets(problem: TuningProblem, knapsack: Knapsack) -> Search:
     """Try a plan by its predicted loss, then plans between those that missed and those that met."""
     missed: Filling | None = None
     met: Filling | None = None
-    point: Filling | None = _first_filling(knapsack, problem.tolerance)
+    tolerance = problem.tolerance
+    # The cheapest plan comes first, unless its divergence leaves no hope: the loss of perplexity,
+    # as a fraction, is about the divergence; other losses are of its order.
+    point: Filling | None = (
+        knapsack.start
+        if not tolerance or knapsack.start.noise <= _HOPELESS_RATIO * tolerance
+        else knapsack.cheapest(_AIM_RATIO * tolerance)
+    )
     tried: list[tuple[float, float]] = []
     while point is not None and len(tried) < (_TRIALS_AT_MOST if met is None else _TRIALS):
         (trial,) = yield [problem.space.fastest_plan().replacing(point.configs)]
@@ -75,21 +82,11 @@ def _try_noise_budgets(problem: TuningProblem, knapsack: Knapsack) -> Search:
         else:
             missed = point
         tried.append((point.noise, trial.ranking_loss))
-        aim = _predict_next_noise(tried, point is missed, missed, met, problem.tolerance)
+        aim = _predict_next_noise(tried, point is missed, missed, met, tolerance)
         candidate = None if aim is None else knapsack.cheapest(aim)
         limit = inf if met is None else met.cost - _LEAST_GAIN
         is_new = candidate is not None and candidate not in (met, missed) and candidate.cost < limit
         point = candidate if is_new else None
-
-
-def _first_filling(knapsack: Knapsack, tolerance: float | None) -> Filling:
-    """Return the cheapest plan, unless its divergence leaves no hope.
-
-    The loss of perplexity, as a fraction, is about the divergence; other losses are of its order.
-    """
-    if not tolerance or knapsack.start.noise <= _HOPELESS_RATIO * tolerance:
-        return knapsack.start
-    return knapsack.cheapest(_AIM_RATIO * tolerance)
 
 
 def _predict_next_noise(

@@ -43,9 +43,9 @@ class Conservative(Strategy):
             if precision is Precision.FP32:
                 continue
             for decisions in types:
-                plan = at_precision(
-                    space, accepted, _unlowered_ops(problem, accepted, decisions), precision
-                )
+                low = set(lowered_ops(problem, accepted))
+                unlowered = [op for ops in decisions if low.isdisjoint(ops) for op in ops]
+                plan = at_precision(space, accepted, unlowered, precision)
                 resolved = space.resolve(plan)
                 if resolved in tried or not resolved.has_low_precision:
                     continue
@@ -69,10 +69,3 @@ def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
     for ops in space.decision_groups:
         by_type[min(order[space.graph[op].type] for op in ops)].append(ops)
     return by_type
-
-
-def _unlowered_ops(
-    problem: TuningProblem, plan: PrecisionPlan, decisions: list[Decision]
-) -> list[str]:
-    low = set(lowered_ops(problem, plan))
-    return [op for ops in decisions if low.isdisjoint(ops) for op in ops]

@@ -28,7 +28,7 @@ from neural_mp.search.cost_model import (
     without_int8,
     without_tensors,
 )
-from neural_mp.search.min_cut import Cost, break_even_weight
+from neural_mp.search.min_cut import Cost
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
@@ -383,8 +383,9 @@ class _Run:
 
     def _front_plan_between(self, missed: Cost, met: Cost) -> PrecisionPlan | None:
         """Return the plan of the Pareto front between two costs; None if one dominates."""
-        weight = break_even_weight(missed, met)
-        return None if weight is None else self.model.best_plan(weight)
+        time, gain = met[0] - missed[0], missed[1] - met[1]
+        # Both costs are equally good at the weight time / gain.
+        return self.model.best_plan(time / gain) if time > 0 and gain > 0 else None
 
     def _measure_output_noise(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return the output noise due to each of the noisiest tensors."""

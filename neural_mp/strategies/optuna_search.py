@@ -145,15 +145,11 @@ def objective_value(problem: TuningProblem, trial: Trial) -> float:
     if not trial.meets_accuracy:
         return 1.0 + squashed(trial.ranking_loss)
     cost = trial.relative_cost(problem.objectives)
-    return squashed(
-        cost if cost < inf else _fraction_of_bits(trial.plan, problem.space.tunable_ops)
-    )
-
-
-def _fraction_of_bits(plan: PrecisionPlan, tunable_ops: tuple[str, ...]) -> float:
-    chosen = plan.precisions
-    bits = [chosen.get(op, Precision.FP32).bits for op in tunable_ops]
-    return sum(bits) / (Precision.FP32.bits * len(bits))
+    if cost < inf:
+        return squashed(cost)
+    chosen = trial.plan.precisions
+    bits = [chosen.get(op, Precision.FP32).bits for op in problem.space.tunable_ops]
+    return squashed(sum(bits) / (Precision.FP32.bits * len(bits)))
 
 
 def squashed(value: float) -> float:

@@ -123,11 +123,11 @@ class AdaptorContract(OnDigits):
         if not adaptor.offers("trace_kernels"):
             pytest.skip(f"{cls.framework} does not say which kernels ran")
 
-        def audit(plan: PrecisionPlan) -> Audit:
+        def audit_plan(plan: PrecisionPlan) -> Audit:
             planned = planned_ops(space, space.resolve(plan))
             return audited(LoadedModel(adaptor, convert(plan)), planned)
 
-        return audit
+        return audit_plan
 
     def test_the_adaptor_is_found_from_the_model(self, adaptor):
         assert adaptor.framework == self.framework

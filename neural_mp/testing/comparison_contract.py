@@ -162,17 +162,17 @@ class ComparisonContract(OnDigits):
         monkeypatch.setattr(op_outputs, "HELD_BYTES", limit)
         values, sizes = LoadedModel.op_outputs, list[list[int]]()
 
-        def watched(model, ops):
+        def watch_sizes(model, ops):
             run = values(model, ops)
 
-            def called(inputs):
+            def call_watched(inputs):
                 outputs = run(inputs)
                 sizes.append([value.real.nbytes for value in outputs.values()])
                 return outputs
 
-            return called
+            return call_watched
 
-        monkeypatch.setattr(LoadedModel, "op_outputs", watched)
+        monkeypatch.setattr(LoadedModel, "op_outputs", watch_sizes)
         parts = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
         # The sizes of the first results of both models are not known in advance.
         assert len(sizes) > 12

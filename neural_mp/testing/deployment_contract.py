@@ -137,7 +137,7 @@ class DeploymentContract(OnDigits):
             made_for(target).result.save(folder / target)
         images = made_for("portable").images
 
-        def load(limit: str | None) -> Mapping[str, LoadedElsewhere]:
+        def load_under_limit(limit: str | None) -> Mapping[str, LoadedElsewhere]:
             folders = [folder / target for target in targets]
             # The limit is read when a process starts, by runtimes that heed it at all.
             in_process = not cls.heeds_onednn or limit == os.environ.get("ONEDNN_MAX_CPU_ISA")
@@ -146,7 +146,7 @@ class DeploymentContract(OnDigits):
             )
             return dict(zip(targets, loaded, strict=True))
 
-        return cache(load)
+        return cache(load_under_limit)
 
     @pytest.mark.parametrize("limit", ["AVX2", None])
     def test_a_model_made_for_exact_products_is_right_wherever_it_is_loaded(
@@ -176,14 +176,14 @@ class DeploymentContract(OnDigits):
         deployed.result.save(tmp_path / "saved")
         kind = type(deployed.result.adaptor)
 
-        def saturating(self: Any, hardware: Any) -> Any:
+        def saturating_kernels(self: Any, hardware: Any) -> Any:
             return dict.fromkeys(KernelKind, Int8Accumulation.SATURATING)
 
-        def refused(model: Any) -> Any:
+        def refuse_model(model: Any) -> Any:
             raise ConversionError("its weights are not known")
 
-        monkeypatch.setattr(kind, "int8_accumulation", saturating)
-        offered = replace(kind.portability, with_reduced_range=refused)
+        monkeypatch.setattr(kind, "int8_accumulation", saturating_kernels)
+        offered = replace(kind.portability, with_reduced_range=refuse_model)
         monkeypatch.setattr(kind, "portability", offered)
         with pytest.raises(ModelLoadError, match=r"saturate.*weights are not known.*'portable'"):
             neural_mp.load(tmp_path / "saved")

@@ -41,13 +41,13 @@ def checked(
     runtime = adaptor or OnnxRuntimeAdaptor()
     loaded = graph.model if source is None else source
 
-    def convert(drawn: OnnxGraph, target: Hardware) -> Outcome:
-        return _converted(drawn, target, runtime, loaded)
+    def check_drawn(drawn: OnnxGraph, target: Hardware) -> Outcome:
+        return _check_conversion(drawn, target, runtime, loaded)
 
-    return outcome_of(graph, convert, machine)
+    return outcome_of(graph, check_drawn, machine)
 
 
-def _converted(
+def _check_conversion(
     graph: OnnxGraph, machine: Hardware, adaptor: Adaptor[Any], source: object
 ) -> Outcome:
     unoptimized = adaptor.unoptimized_run
@@ -72,13 +72,15 @@ def _converted(
             # Some graphs run with optimizations only.
             unfused = fused
     if exceeds_rounding(reference, unfused, fused):
-        details = f"NSR {_nsr(unfused, fused):.2g} fused, {_nsr(reference, unfused):.2g} unfused"
+        details = (
+            f"NSR {_greatest_nsr(unfused, fused):.2g} fused, "
+            f"{_greatest_nsr(reference, unfused):.2g} unfused"
+        )
         return Outcome(Verdict.WRONG_FUSION, details)
-    if _nsr(reference, fused) > MAX_INT8_NSR:
-        return Outcome(Verdict.WRONG_NUMBERS, f"NSR {_nsr(reference, fused):.2g}")
+    if _greatest_nsr(reference, fused) > MAX_INT8_NSR:
+        return Outcome(Verdict.WRONG_NUMBERS, f"NSR {_greatest_nsr(reference, fused):.2g}")
     return Outcome(Verdict.RIGHT)
 
 
-def _nsr(expected: list[Array], outputs: list[Array]) -> float:
-    """Return the greatest NSR of an output."""
+def _greatest_nsr(expected: list[Array], outputs: list[Array]) -> float:
     return max(map(nsr, expected, outputs))

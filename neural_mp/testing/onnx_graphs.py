@@ -19,7 +19,7 @@ _IR_VERSION = 9
 _FATAL = 4
 
 
-def _convolution(draw: Draw, x: str) -> str:
+def _draw_convolution(draw: Draw, x: str) -> str:
     channels, axes = draw.shape[1], len(draw.shape) - 2
     groups = draw.one_of(1, 1, channels, *([2] if channels % 2 == 0 else []))
     written = groups * draw.integer(1, 2) if groups > 1 else draw.one_of(4, 8)
@@ -38,20 +38,20 @@ def _convolution(draw: Draw, x: str) -> str:
     return draw.add("Conv", x, draw.floats(*weight, scale=scale), *bias, **numbers)
 
 
-def _transposed_convolution(draw: Draw, x: str) -> str:
+def _draw_transposed_convolution(draw: Draw, x: str) -> str:
     channels, axes = draw.shape[1], len(draw.shape) - 2
     weight = draw.floats(channels, 4, *[2] * axes, scale=1 / np.sqrt(channels))
     return draw.add("ConvTranspose", x, weight, strides=draw.one_of(None, [2] * axes))
 
 
-def _product(draw: Draw, x: str) -> str:
+def _draw_product(draw: Draw, x: str) -> str:
     inputs = draw.shape[-1]
     weight = draw.floats(inputs, 8, scale=1 / np.sqrt(inputs))
     product = draw.add("MatMul", x, weight)
     return draw.one_of(product, draw.add("Add", product, draw.floats(8, scale=0.3)))
 
 
-def _gemm(draw: Draw, x: str) -> str:
+def _draw_gemm(draw: Draw, x: str) -> str:
     inputs = draw.shape[-1]
     is_transposed = draw.one_of(0, 1)
     shape = (8, inputs) if is_transposed else (inputs, 8)
@@ -92,12 +92,12 @@ def drawn_graph(seed: int, kind: str | None = None) -> OnnxGraph:
     """
     random = np.random.default_rng(seed)
     while True:
-        graph = _drawn(random, kind)
+        graph = _draw_graph(random, kind)
         if graph is not None:
             return graph
 
 
-def _drawn(random: np.random.Generator, kind: str | None) -> OnnxGraph | None:
+def _draw_graph(random: np.random.Generator, kind: str | None) -> OnnxGraph | None:
     opset = int(random.choice(OPSETS))
     shapes: Sequence[Shape] = ((2, 4, 9, 8), (2, 6, 7, 10), (2, 8, 11), (2, 12), (2, 5, 8))
     first = shapes[int(random.choice(len(shapes), p=(0.35, 0.35, 0.1, 0.1, 0.1)))]
@@ -107,7 +107,7 @@ def _drawn(random: np.random.Generator, kind: str | None) -> OnnxGraph | None:
     elif kind not in ops:
         first, ops = shapes[0], {**EVERYWHERE, **ON_IMAGES}
     draw = Draw(random, first, opset)
-    x = _kernel(draw, "x")
+    x = _draw_kernel(draw, "x")
     draw.shape = _shape_of(draw, first, x) or ()
     if not draw.shape or min(draw.shape) < 1:
         return None
@@ -115,38 +115,38 @@ def _drawn(random: np.random.Generator, kind: str | None) -> OnnxGraph | None:
     draw.shape = _shape_of(draw, first, between) or ()
     if not draw.shape or min(draw.shape) < 1:
         return None
-    outputs = [_kernel(draw, between)]
+    outputs = [_draw_kernel(draw, between)]
     if random.integers(4) == 0:
         outputs.append(between)
-    model = _model(draw, first, dict.fromkeys(outputs))
+    model = _build_model(draw, first, dict.fromkeys(outputs))
     feeds = {"x": random.normal(size=first).astype(np.float32)}
     try:
-        results = _session(model).run(None, feeds)
-        _session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL).run(None, feeds)
+        results = _build_session(model).run(None, feeds)
+        _build_session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL).run(None, feeds)
     except Exception:  # noqa: BLE001 (the bindings raise their own types)
         return None
     is_sound = all(array.size and np.isfinite(array).all() and array.any() for array in results)
     return OnnxGraph(kind.split()[0], model, feeds) if is_sound else None
 
 
-def _kernel(draw: Draw, x: str) -> str:
+def _draw_kernel(draw: Draw, x: str) -> str:
     """Add an op with an integer kernel, and maybe an activation."""
     rank = len(draw.shape)
     if draw.one_of(*[False] * 9, True):
         return draw.add("Relu", x)
     if rank == 4 or (rank == 3 and draw.one_of(True, False)):
-        kernel = draw.one_of(*[_convolution] * 5, _transposed_convolution)
+        kernel = draw.one_of(*[_draw_convolution] * 5, _draw_transposed_convolution)
     elif rank == 2:
-        kernel = draw.one_of(_product, _gemm)
+        kernel = draw.one_of(_draw_product, _draw_gemm)
     else:
-        kernel = _product if rank > 0 else drawn_simply("Relu")
+        kernel = _draw_product if rank > 0 else drawn_simply("Relu")
     result = kernel(draw, x)
     return draw.one_of(result, draw.add("Relu", result))
 
 
 def _shape_of(draw: Draw, first: Shape, name: str) -> Shape | None:
     try:
-        (output,) = _session(_model(draw, first, [name])).run(
+        (output,) = _build_session(_build_model(draw, first, [name])).run(
             None, {"x": np.ones(first, np.float32)}
         )
     except Exception:  # noqa: BLE001 (the bindings raise their own types)
@@ -154,7 +154,7 @@ def _shape_of(draw: Draw, first: Shape, name: str) -> Shape | None:
     return tuple(output.shape)
 
 
-def _model(draw: Draw, first: Shape, outputs: Any) -> onnx.ModelProto:
+def _build_model(draw: Draw, first: Shape, outputs: Any) -> onnx.ModelProto:
     dims = [draw.one_of("n", first[0]) if outputs else first[0], *first[1:]]
     graph = helper.make_graph(
         draw.nodes,
@@ -167,7 +167,7 @@ def _model(draw: Draw, first: Shape, outputs: Any) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=versions, ir_version=_IR_VERSION)
 
 
-def _session(
+def _build_session(
     model: onnx.ModelProto,
     level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 ) -> ort.InferenceSession:

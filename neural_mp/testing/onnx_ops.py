@@ -66,7 +66,7 @@ class Draw:
 Op = Callable[[Draw, str], str]
 
 
-def _pool(kind: str, draw: Draw, x: str) -> str:
+def _draw_pool(kind: str, draw: Draw, x: str) -> str:
     axes = len(draw.shape) - 2
     window = [draw.integer(1, 3) for _ in range(axes)]
     numbers: dict[str, Any] = {"kernel_shape": window}
@@ -87,19 +87,19 @@ def _pool(kind: str, draw: Draw, x: str) -> str:
     return draw.add(kind, x, **numbers)
 
 
-def _concat(draw: Draw, x: str) -> str:
+def _draw_concat(draw: Draw, x: str) -> str:
     operand = draw.one_of(x, draw.add("Relu", x), draw.add("Neg", x))
     return draw.add("Concat", *draw.one_of((x, operand), (operand, x, x)), axis=draw.axis())
 
 
-def _arithmetic(kind: str, draw: Draw, x: str) -> str:
+def _draw_arithmetic(kind: str, draw: Draw, x: str) -> str:
     small = [draw.one_of(1, size) for size in draw.shape[draw.integer(0, 1) :]]
     pooled = draw.add("ReduceMax", x, keepdims=1)
     operand = draw.one_of(x, draw.add("Sigmoid", x), pooled, draw.floats(*small))
     return draw.add(kind, *draw.one_of((x, operand), (operand, x)))
 
 
-def _pad(draw: Draw, x: str) -> str:
+def _draw_pad(draw: Draw, x: str) -> str:
     rank = len(draw.shape)
     mode = draw.one_of("constant", "reflect", "edge", *(["wrap"] if draw.opset >= 19 else []))
     least = -1 if mode == "constant" else 0
@@ -114,7 +114,7 @@ def _pad(draw: Draw, x: str) -> str:
     return draw.add("Pad", x, pads, *draw.one_of([], values), mode=mode)
 
 
-def _resize(draw: Draw, x: str) -> str:
+def _draw_resize(draw: Draw, x: str) -> str:
     rank = len(draw.shape)
     numbers: dict[str, Any] = {"mode": draw.one_of("nearest", "linear", "cubic")}
     transforms = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
@@ -140,7 +140,7 @@ def _resize(draw: Draw, x: str) -> str:
     return draw.add("Resize", x, "", "", draw.constant(sizes), **numbers)
 
 
-def _slice(draw: Draw, x: str) -> str:
+def _draw_slice(draw: Draw, x: str) -> str:
     axis = draw.axis()
     size = draw.shape[axis]
     start, step = draw.integer(0, size - 1), draw.one_of(1, 1, 2)
@@ -152,7 +152,7 @@ def _slice(draw: Draw, x: str) -> str:
     return draw.add("Slice", x, first, last, draw.constant([axis]), by)
 
 
-def _split(draw: Draw, x: str) -> str:
+def _draw_split(draw: Draw, x: str) -> str:
     axis = draw.axis(1)
     size = draw.shape[axis]
     parts = draw.integer(1, size - 1) if size > 1 else 0
@@ -163,7 +163,7 @@ def _split(draw: Draw, x: str) -> str:
     return draw.one_of(first, f"{first}_1")
 
 
-def _reshape(draw: Draw, x: str) -> str:
+def _draw_reshape(draw: Draw, x: str) -> str:
     rank = len(draw.shape)
     if rank < 4:
         shapes = [[0, -1], [-1, draw.shape[-1]]]
@@ -173,19 +173,19 @@ def _reshape(draw: Draw, x: str) -> str:
     return draw.add("Reshape", x, draw.constant(draw.one_of(*shapes)))
 
 
-def _transpose(draw: Draw, x: str) -> str:
+def _draw_transpose(draw: Draw, x: str) -> str:
     rank = len(draw.shape)
     order = [0, *(1 + int(axis) for axis in draw.random.permutation(rank - 1))]
     return draw.add("Transpose", x, perm=draw.one_of(order, order, list(range(rank))[::-1]))
 
 
-def _squeeze(draw: Draw, x: str) -> str:
+def _draw_squeeze(draw: Draw, x: str) -> str:
     axis = draw.axis(1)
     first = draw.add("Slice", x, *(draw.constant([n]) for n in (0, 1, axis)))
     return draw.add("Squeeze", first, draw.constant([axis]))
 
 
-def _unsqueeze(draw: Draw, x: str) -> str:
+def _draw_unsqueeze(draw: Draw, x: str) -> str:
     axis = draw.integer(1, len(draw.shape))
     wide = draw.add("Unsqueeze", x, draw.constant([axis]))
     if draw.one_of(True, False):
@@ -193,14 +193,14 @@ def _unsqueeze(draw: Draw, x: str) -> str:
     return draw.add("ReduceMax", wide, keepdims=1) if draw.opset < 18 else draw.add("Relu", wide)
 
 
-def _gather(draw: Draw, x: str) -> str:
+def _draw_gather(draw: Draw, x: str) -> str:
     axis = draw.axis()
     size = draw.shape[axis]
     indices = [draw.integer(-size, size - 1) for _ in range(draw.integer(1, 4))]
     return draw.add("Gather", x, draw.constant(draw.one_of(indices, indices[0])), axis=axis)
 
 
-def _reduce(kind: str, draw: Draw, x: str) -> str:
+def _draw_reduce(kind: str, draw: Draw, x: str) -> str:
     rank = len(draw.shape)
     axes = draw.one_of(list(range(2, rank)), [draw.axis(1)], [-1], list(range(1, rank)))
     keeps = draw.one_of(None, 0, 1)
@@ -209,19 +209,19 @@ def _reduce(kind: str, draw: Draw, x: str) -> str:
     return draw.add(kind, x, axes=axes or [-1], keepdims=keeps)
 
 
-def _clip(draw: Draw, x: str) -> str:
+def _draw_clip(draw: Draw, x: str) -> str:
     low = draw.one_of("", draw.constant(draw.one_of(-1, 0, 0.2), np.float32))
     high = draw.constant(draw.one_of(0.5, 6), np.float32)
     return draw.add("Clip", x, low, high)
 
 
-def _where(draw: Draw, x: str) -> str:
+def _draw_where(draw: Draw, x: str) -> str:
     operand = draw.one_of(draw.constant(0, np.float32), draw.add("Neg", x))
     is_positive = draw.add("Greater", x, draw.constant(0.1, np.float32))
     return draw.add("Where", is_positive, *draw.one_of((x, operand), (operand, x)))
 
 
-def _expand(draw: Draw, x: str) -> str:
+def _draw_expand(draw: Draw, x: str) -> str:
     wide = [1] * len(draw.shape)
     narrow = draw.add("ReduceMax", x, keepdims=1) if draw.opset < 18 else x
     if narrow != x:
@@ -231,11 +231,11 @@ def _expand(draw: Draw, x: str) -> str:
     return draw.add("Expand", narrow, draw.constant(shape))
 
 
-def _tile(draw: Draw, x: str) -> str:
+def _draw_tile(draw: Draw, x: str) -> str:
     return draw.add("Tile", x, draw.constant([1, *(draw.integer(1, 2) for _ in draw.shape[1:])]))
 
 
-def _center(draw: Draw, x: str) -> str:
+def _draw_center_crop(draw: Draw, x: str) -> str:
     if draw.opset < 18:
         return draw.add("Relu", x)
     rank = len(draw.shape)
@@ -244,18 +244,18 @@ def _center(draw: Draw, x: str) -> str:
     return draw.add("CenterCropPad", x, draw.constant(sizes), axes=axes)
 
 
-def _norm(kind: str, draw: Draw, x: str) -> str:
+def _draw_instance_norm(kind: str, draw: Draw, x: str) -> str:
     channels = draw.shape[1]
     scale = draw.constant(np.linspace(0.5, 1.5, channels), np.float32)
     return draw.add(kind, x, scale, draw.floats(channels))
 
 
-def _prelu(draw: Draw, x: str) -> str:
+def _draw_prelu(draw: Draw, x: str) -> str:
     slopes = draw.one_of((), (draw.shape[1], *[1] * (len(draw.shape) - 2)))
     return draw.add("PRelu", x, draw.constant(draw.random.uniform(0, 0.5, slopes), np.float32))
 
 
-def _space(kind: str, draw: Draw, x: str) -> str:
+def _draw_space_depth(kind: str, draw: Draw, x: str) -> str:
     if kind == "DepthToSpace":
         return draw.add(kind, x, blocksize=2, mode=draw.one_of(None, "DCR", "CRD"))
     even = draw.add("Slice", x, draw.constant([0, 0]), draw.constant([6, 4]), draw.constant([2, 3]))
@@ -265,10 +265,10 @@ def _space(kind: str, draw: Draw, x: str) -> str:
 def drawn_simply(kind: str, **choices: Sequence[Any]) -> Op:
     """Return an op of one input with attributes of some choices."""
 
-    def drawn(draw: Draw, x: str) -> str:
+    def draw_op(draw: Draw, x: str) -> str:
         return draw.add(kind, x, **{key: draw.one_of(*of) for key, of in choices.items()})
 
-    return drawn
+    return draw_op
 
 
 def _of_kind(function: Callable[[str, Draw, str], str], kind: str) -> Op:
@@ -277,21 +277,21 @@ def _of_kind(function: Callable[[str, Draw, str], str], kind: str) -> Op:
 
 #: Ops on tensors of any rank.
 EVERYWHERE: Mapping[str, Op] = {
-    **{kind: _of_kind(_arithmetic, kind) for kind in ("Add", "Mul", "Sub", "Max")},
-    **{kind: _of_kind(_reduce, kind) for kind in ("ReduceMean", "ReduceMax")},
-    "Concat": _concat,
-    "Slice": _slice,
-    "Split": _split,
-    "Reshape": _reshape,
-    "Transpose": _transpose,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Gather": _gather,
-    "Clip": _clip,
-    "Where": _where,
-    "Expand": _expand,
-    "Tile": _tile,
-    "PRelu": _prelu,
+    **{kind: _of_kind(_draw_arithmetic, kind) for kind in ("Add", "Mul", "Sub", "Max")},
+    **{kind: _of_kind(_draw_reduce, kind) for kind in ("ReduceMean", "ReduceMax")},
+    "Concat": _draw_concat,
+    "Slice": _draw_slice,
+    "Split": _draw_split,
+    "Reshape": _draw_reshape,
+    "Transpose": _draw_transpose,
+    "Squeeze": _draw_squeeze,
+    "Unsqueeze": _draw_unsqueeze,
+    "Gather": _draw_gather,
+    "Clip": _draw_clip,
+    "Where": _draw_where,
+    "Expand": _draw_expand,
+    "Tile": _draw_tile,
+    "PRelu": _draw_prelu,
     "Flatten": lambda draw, x: draw.add("Flatten", x, axis=draw.one_of(None, 1, 2, -1)),
     "Relu": drawn_simply("Relu"),
     "Sigmoid": drawn_simply("Sigmoid"),
@@ -305,16 +305,16 @@ EVERYWHERE: Mapping[str, Op] = {
 }
 #: Ops on images, [samples, channels, ...].
 ON_IMAGES: Mapping[str, Op] = {
-    **{kind: _of_kind(_pool, kind) for kind in ("AveragePool", "MaxPool", "LpPool")},
-    "AveragePool of images": _of_kind(_pool, "AveragePool"),
+    **{kind: _of_kind(_draw_pool, kind) for kind in ("AveragePool", "MaxPool", "LpPool")},
+    "AveragePool of images": _of_kind(_draw_pool, "AveragePool"),
     "GlobalAveragePool": drawn_simply("GlobalAveragePool"),
     "GlobalMaxPool": drawn_simply("GlobalMaxPool"),
-    "Pad": _pad,
-    "Resize": _resize,
-    "Resize of images": _resize,
-    "CenterCropPad": _center,
-    "DepthToSpace": _of_kind(_space, "DepthToSpace"),
-    "SpaceToDepth": _of_kind(_space, "SpaceToDepth"),
-    "InstanceNormalization": _of_kind(_norm, "InstanceNormalization"),
+    "Pad": _draw_pad,
+    "Resize": _draw_resize,
+    "Resize of images": _draw_resize,
+    "CenterCropPad": _draw_center_crop,
+    "DepthToSpace": _of_kind(_draw_space_depth, "DepthToSpace"),
+    "SpaceToDepth": _of_kind(_draw_space_depth, "SpaceToDepth"),
+    "InstanceNormalization": _of_kind(_draw_instance_norm, "InstanceNormalization"),
     "LRN": drawn_simply("LRN", size=(1, 3)),
 }

@@ -33,10 +33,10 @@ _NUDGES = (-1e-3, 1e-3)
 
 def checked(graph: TensorFlowGraph, machine: Hardware | None = None) -> Outcome:
     """Convert every eligible op of a graph to INT8 and compare the outputs."""
-    return outcome_of(graph, _converted, machine)
+    return outcome_of(graph, _check_conversion, machine)
 
 
-def _converted(graph: TensorFlowGraph, machine: Hardware) -> Outcome:
+def _check_conversion(graph: TensorFlowGraph, machine: Hardware) -> Outcome:
     adaptor = TensorFlowAdaptor()
     model = adaptor.load(graph.graph, example=graph.feeds)
     space = adaptor.space(model, machine).restricted_to([Precision.INT8])

@@ -38,7 +38,7 @@ class TensorFlowGraph:
         return self.words
 
 
-def _last_kernel(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_last_kernel(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     """Return the result of a kernel, on a matrix if a tensor has another rank or unknown sizes."""
     if x.shape.rank == 4 and None not in x.shape[1:]:
         return drawn_kernel(draw, x)
@@ -58,13 +58,13 @@ def drawn_graph(seed: int, kind: str | None = None) -> TensorFlowGraph:
     everywhere, on_images = list(EVERYWHERE), list(ON_IMAGES)
     kind = kind or str(random.choice([*everywhere, *on_images]))
     for _ in range(_MOST_DRAWS):
-        candidate = _drawn(Draw(random), kind)
+        candidate = _draw_graph(Draw(random), kind)
         if candidate is not None:
             return candidate
     raise ValueError(f"{kind} must have valid attributes in {_MOST_DRAWS} draws, got none")
 
 
-def _drawn(draw: Draw, kind: str) -> TensorFlowGraph | None:
+def _draw_graph(draw: Draw, kind: str) -> TensorFlowGraph | None:
     """Return a graph, or None if TensorFlow refuses the drawn attributes."""
     image = [draw.integer(4, 9), draw.integer(4, 9), draw.one_of(3, 4, 8)]
     shape = draw.one_of(image, image, [8]) if kind in EVERYWHERE else image
@@ -79,33 +79,33 @@ def _drawn(draw: Draw, kind: str) -> TensorFlowGraph | None:
             y = op(draw, drawn_kernel(draw, x))
             if 0 in y.shape or (y.shape.num_elements() or 0) > _MOST_ELEMENTS:
                 return None
-            tf.identity(_last_kernel(draw, y), name="y")
+            tf.identity(_draw_last_kernel(draw, y), name="y")
             with tf.compat.v1.Session() as session:
                 output = session.run("y:0", {"x:0": feeds})
         except (ValueError, tf.errors.OpError):
             return None
     if not output.size or not np.isfinite(output).all():
         return None
-    return TensorFlowGraph(graph, kind, feeds, _described(graph))
+    return TensorFlowGraph(graph, kind, feeds, _describe_graph(graph))
 
 
-def _described(graph: tf.Graph) -> str:
+def _describe_graph(graph: tf.Graph) -> str:
     skipped = ("Const", "Placeholder", "Identity")
     operations = [
         operation for operation in graph.get_operations() if operation.type not in skipped
     ]
-    return ", ".join(map(_operation, operations))
+    return ", ".join(map(_describe_operation, operations))
 
 
-def _operation(operation: tf.Operation) -> str:
+def _describe_operation(operation: tf.Operation) -> str:
     parts = [str(tensor.shape.as_list()) for tensor in operation.inputs[:1]]
-    parts += [str(value.tolist()) for value in _parameters(operation.inputs[1:])]
+    parts += [str(value.tolist()) for value in _static_integers(operation.inputs[1:])]
     for name in ("ksize", "strides", "padding", "explicit_paddings", "dilations", "alpha", "mode"):
         if name in operation.node_def.attr:
             parts.append(f"{name}={operation.get_attr(name)}")
     return f"{operation.type}({', '.join(parts)})"
 
 
-def _parameters(inputs: Sequence[tf.Tensor]) -> list[Array]:
+def _static_integers(inputs: Sequence[tf.Tensor]) -> list[Array]:
     values = [tf.get_static_value(tensor) for tensor in inputs if tensor.dtype.is_integer]
     return [value for value in values if value is not None]

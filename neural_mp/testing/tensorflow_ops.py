@@ -49,7 +49,7 @@ class Draw:
 Op = Callable[[Draw, tf.Tensor], tf.Tensor]
 
 
-def _pool(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
+def _draw_pool(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     rows, columns = draw.integer(1, 4), draw.integer(1, 4)
     steps = [1, draw.integer(1, 3), draw.integer(1, 3), 1]
     options = {"ksize": [1, rows, columns, 1], "strides": steps}
@@ -64,9 +64,11 @@ def _pool(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     return ops.AvgPool(value=x, padding=padding, **options)
 
 
-def _pad(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
+def _draw_pad(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     first = draw.one_of(0, 1, 1)
-    amounts = [[draw.integer(0, 2) if axis >= first else 0 for _ in "ba"] for axis in _axes(x)]
+    amounts = [
+        [draw.integer(0, 2) if axis >= first else 0 for _ in "ba"] for axis in _axis_range(x)
+    ]
     if kind == "MirrorPad":
         amounts[0] = [0, 0]
         return ops.MirrorPad(input=x, paddings=amounts, mode=draw.one_of("REFLECT", "SYMMETRIC"))
@@ -76,12 +78,11 @@ def _pad(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     return ops.PadV2(input=x, paddings=amounts, constant_values=value)
 
 
-def _axes(x: tf.Tensor) -> range:
+def _axis_range(x: tf.Tensor) -> range:
     return range(x.shape.rank)
 
 
-def _second(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    """Return another tensor of the same shape."""
+def _draw_same_shape(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     choices: list[Callable[[], tf.Tensor]] = [
         lambda: x,
         lambda: ops.Relu(features=x),
@@ -95,17 +96,17 @@ def _second(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     return draw.one_of(*choices)()
 
 
-def _concat(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    values = [x, _second(draw, x), *([_second(draw, x)] if draw.flag() else [])]
+def _draw_concat(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+    values = [x, _draw_same_shape(draw, x), *([_draw_same_shape(draw, x)] if draw.flag() else [])]
     return ops.ConcatV2(values=values, axis=draw.axis(x))
 
 
-def _binary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
-    broadcast = [draw.one_of(1, x.shape[axis]) for axis in _axes(x) if axis]
+def _draw_binary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
+    broadcast = [draw.one_of(1, x.shape[axis]) for axis in _axis_range(x) if axis]
     reduced = draw.one_of([0], [1], [-1], list(range(1, x.shape.rank)))
     operand = draw.one_of(
-        lambda: _second(draw, x),
-        lambda: _second(draw, x),
+        lambda: _draw_same_shape(draw, x),
+        lambda: _draw_same_shape(draw, x),
         lambda: tf.constant(draw.floats(*broadcast)),
         lambda: tf.constant(draw.floats(1, *broadcast)),
         lambda: tf.reduce_max(x, reduced, keepdims=True),
@@ -115,7 +116,7 @@ def _binary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     return function(x=first, y=second)
 
 
-def _reshape(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_reshape(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     sizes = list(x.shape[1:])
     shapes = [[-1, sizes[-1]], [-1, int(np.prod(sizes))], [-1, *sizes[::-1]], [-1, 2, *sizes]]
     shapes += [[-1, *sizes[:-1], 2, sizes[-1] // 2], [-1, *sizes, 1]]
@@ -126,7 +127,7 @@ def _reshape(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     return ops.Reshape(tensor=ops.Reshape(tensor=x, shape=shape), shape=computed)
 
 
-def _transpose(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_transpose(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     inner = [1 + int(axis) for axis in draw.random.permutation(x.shape.rank - 1)]
     order = draw.one_of(
         [0, *inner], [0, *inner], [*inner, 0], draw.random.permutation(x.shape.rank)
@@ -134,17 +135,17 @@ def _transpose(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     return ops.Transpose(x=x, perm=np.array(order, np.int32))
 
 
-def _slice(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    begin = [0, *(draw.integer(0, x.shape[axis] - 1) for axis in _axes(x) if axis)]
+def _draw_slice(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+    begin = [0, *(draw.integer(0, x.shape[axis] - 1) for axis in _axis_range(x) if axis)]
     size = [-1]
-    for axis in _axes(x)[1:]:
+    for axis in _axis_range(x)[1:]:
         size.append(draw.one_of(-1, draw.integer(1, x.shape[axis] - begin[axis])))
     return ops.Slice(input=x, begin=begin, size=size)
 
 
-def _strided_slice(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_strided_slice(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     index: list[Any] = [draw.one_of(slice(None), slice(None, None, -1), slice(1, None))]
-    for axis in _axes(x)[1:]:
+    for axis in _axis_range(x)[1:]:
         length = x.shape[axis]
         position, step = draw.integer(0, length - 1), draw.one_of(1, 1, 2, -1, -2)
         span = slice(None, None, step) if draw.flag() else slice(position, None, step)
@@ -157,7 +158,7 @@ def _strided_slice(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     return x[tuple(index)]
 
 
-def _resize(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
+def _draw_resize(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     sizes = [draw.one_of(size, 2 * size, size // 2, draw.integer(1, 9)) for size in x.shape[1:3]]
     options = {"align_corners": draw.flag()}
     if kind != "ResizeArea":
@@ -166,12 +167,12 @@ def _resize(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     return function(images=x, size=sizes, **options)
 
 
-def _depth(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
+def _draw_space_depth(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     function: Any = getattr(ops, kind)
     return function(input=x, block_size=draw.one_of(2, 2, 3, 4))
 
 
-def _to_batches(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_space_to_batch(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     block = [draw.integer(1, 3), draw.integer(1, 3)]
     pads = []
     for size, by in zip(x.shape[1:3], block, strict=True):
@@ -180,25 +181,25 @@ def _to_batches(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     return ops.SpaceToBatchND(input=x, block_shape=block, paddings=pads)
 
 
-def _from_batches(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    batches = _to_batches(draw, x)
+def _draw_batch_to_space(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+    batches = _draw_space_to_batch(draw, x)
     block = tf.get_static_value(batches.op.inputs[1])
     crops = [[draw.integer(0, 1) for _ in "ba"] for _ in block]
     return ops.BatchToSpaceND(input=batches, block_shape=block, crops=crops)
 
 
-def _tile(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    return ops.Tile(input=x, multiples=[draw.one_of(1, 1, 2) for _ in _axes(x)])
+def _draw_tile(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+    return ops.Tile(input=x, multiples=[draw.one_of(1, 1, 2) for _ in _axis_range(x)])
 
 
-def _gather(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_gather(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     axis = draw.axis(x, 1)
     positions = [draw.integer(0, x.shape[axis] - 1) for _ in range(draw.integer(1, 4))]
     indices = draw.one_of(positions, positions[0], [positions])
     return ops.GatherV2(params=x, indices=indices, axis=axis)
 
 
-def _split(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
+def _draw_split(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     axis = draw.axis(x, 1)
     length = x.shape[axis]
     if kind == "Split":
@@ -216,34 +217,34 @@ def _split(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     return ops.ConcatV2(values=[pieces[-1], chosen, pieces[0]], axis=draw.integer(0, 0))
 
 
-def _reduce(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
+def _draw_reduce(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     axes = draw.one_of([1], [-1], list(range(1, x.shape.rank)), [draw.axis(x, 1)], [1, -1])
     function: Any = getattr(ops, kind)
     axes = sorted({axis % x.shape.rank for axis in axes})
     return function(input=x, axis=axes, keep_dims=draw.flag())
 
 
-def _expand(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_expand(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     wide = ops.ExpandDims(input=x, axis=draw.one_of(1, -1, draw.integer(0, x.shape.rank)))
     return wide if draw.flag() else ops.Relu(features=wide)
 
 
-def _squeeze(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_squeeze(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     axis = draw.axis(x, 1)
     thin = tf.reduce_max(x, axis, keepdims=True)
     return ops.Squeeze(input=thin, axis=[axis])
 
 
-def _pack(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    return ops.Pack(values=[x, _second(draw, x)], axis=draw.integer(1, x.shape.rank))
+def _draw_pack(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+    return ops.Pack(values=[x, _draw_same_shape(draw, x)], axis=draw.integer(1, x.shape.rank))
 
 
-def _broadcast(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_broadcast(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     thin = tf.reduce_max(x, draw.axis(x, 1), keepdims=True)
     return ops.BroadcastTo(input=thin, shape=tf.shape(x))
 
 
-def _norm(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_batch_norm(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     width = x.shape[-1]
     values = [draw.floats(width) for _ in range(3)]
     return tf.compat.v1.nn.fused_batch_norm(
@@ -251,12 +252,12 @@ def _norm(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     )[0]
 
 
-def _select(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    operand = draw.one_of(lambda: _second(draw, x), lambda: tf.zeros_like(x))()
+def _draw_select(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+    operand = draw.one_of(lambda: _draw_same_shape(draw, x), lambda: tf.zeros_like(x))()
     return ops.SelectV2(condition=x > 0.1, t=x, e=operand)
 
 
-def _unary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
+def _draw_unary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     function: Any = getattr(ops, kind)
     if kind == "LeakyRelu":
         return function(features=x, alpha=draw.one_of(0.0, 0.1, 0.3, 1.0, 1.5))
@@ -264,52 +265,61 @@ def _unary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     return function(**{name: x})
 
 
-def _of(function: Callable[..., tf.Tensor], *kinds: str) -> dict[str, Op]:
-    def drawn(kind: str) -> Op:
+def _ops_of_kinds(function: Callable[..., tf.Tensor], *kinds: str) -> dict[str, Op]:
+    def op_of_kind(kind: str) -> Op:
         return lambda draw, x: function(draw, x, kind)
 
-    return {kind: drawn(kind) for kind in kinds}
+    return {kind: op_of_kind(kind) for kind in kinds}
 
 
 #: Ops on tensors of any rank from 2 on.
 EVERYWHERE: Mapping[str, Op] = {
-    **_of(_binary, "AddV2", "Add", "Sub", "Mul", "Maximum", "Minimum", "SquaredDifference"),
-    **_of(_reduce, "Mean", "Max", "Sum"),
-    **_of(_split, "Split", "SplitV", "Unpack"),
-    **_of(_unary, "Relu", "Relu6", "LeakyRelu", "Elu", "Sigmoid", "Tanh", "Softplus", "Abs"),
-    **_of(_pad, "Pad", "PadV2", "MirrorPad"),
-    "ConcatV2": _concat,
-    "Reshape": _reshape,
-    "Transpose": _transpose,
-    "Slice": _slice,
-    "StridedSlice": _strided_slice,
-    "Tile": _tile,
-    "GatherV2": _gather,
-    "ExpandDims": _expand,
-    "Squeeze": _squeeze,
-    "Pack": _pack,
-    "BroadcastTo": _broadcast,
-    "SelectV2": _select,
+    **_ops_of_kinds(
+        _draw_binary, "AddV2", "Add", "Sub", "Mul", "Maximum", "Minimum", "SquaredDifference"
+    ),
+    **_ops_of_kinds(_draw_reduce, "Mean", "Max", "Sum"),
+    **_ops_of_kinds(_draw_split, "Split", "SplitV", "Unpack"),
+    **_ops_of_kinds(
+        _draw_unary, "Relu", "Relu6", "LeakyRelu", "Elu", "Sigmoid", "Tanh", "Softplus", "Abs"
+    ),
+    **_ops_of_kinds(_draw_pad, "Pad", "PadV2", "MirrorPad"),
+    "ConcatV2": _draw_concat,
+    "Reshape": _draw_reshape,
+    "Transpose": _draw_transpose,
+    "Slice": _draw_slice,
+    "StridedSlice": _draw_strided_slice,
+    "Tile": _draw_tile,
+    "GatherV2": _draw_gather,
+    "ExpandDims": _draw_expand,
+    "Squeeze": _draw_squeeze,
+    "Pack": _draw_pack,
+    "BroadcastTo": _draw_broadcast,
+    "SelectV2": _draw_select,
     "ReverseV2": lambda draw, x: ops.ReverseV2(tensor=x, axis=[draw.axis(x, 1)]),
     "Roll": lambda draw, x: ops.Roll(input=x, shift=draw.integer(-2, 2), axis=draw.axis(x, 1)),
     "Identity": lambda draw, x: ops.Identity(input=x),
 }
 #: Ops on images, [samples, rows, columns, channels]; pools twice, with most attributes.
 ON_IMAGES: Mapping[str, Op] = {
-    **_of(_pool, "MaxPool", "AvgPool"),
-    **{f"{kind} of images": op for kind, op in _of(_pool, "MaxPool", "AvgPool").items()},
-    **_of(_resize, "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"),
-    **_of(_depth, "SpaceToDepth", "DepthToSpace"),
-    "SpaceToBatchND": _to_batches,
-    "BatchToSpaceND": _from_batches,
-    "FusedBatchNormV3": _norm,
+    **_ops_of_kinds(_draw_pool, "MaxPool", "AvgPool"),
+    **{
+        f"{kind} of images": op
+        for kind, op in _ops_of_kinds(_draw_pool, "MaxPool", "AvgPool").items()
+    },
+    **_ops_of_kinds(
+        _draw_resize, "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"
+    ),
+    **_ops_of_kinds(_draw_space_depth, "SpaceToDepth", "DepthToSpace"),
+    "SpaceToBatchND": _draw_space_to_batch,
+    "BatchToSpaceND": _draw_batch_to_space,
+    "FusedBatchNormV3": _draw_batch_norm,
 }
 
 
 def drawn_kernel(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     """Return the result of a kernel for the rank of a tensor, with a bias and activation or not."""
     if x.shape.rank == 4:
-        y = _convolution(draw, x)
+        y = _draw_convolution(draw, x)
     else:
         width, outputs = x.shape[-1], draw.one_of(4, 8, 12)
         weight = draw.floats(width, outputs, scale=width**-0.5)
@@ -322,10 +332,10 @@ def drawn_kernel(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     if draw.integer(0, 2):
         y = ops.BiasAdd(value=y, bias=draw.floats(y.shape[-1], scale=0.3))
     kind = draw.one_of("Identity", "Identity", "Relu", "Relu6")
-    return y if kind == "Identity" else _unary(draw, y, kind)
+    return y if kind == "Identity" else _draw_unary(draw, y, kind)
 
 
-def _convolution(draw: Draw, x: tf.Tensor) -> tf.Tensor:
+def _draw_convolution(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     channels, stride = x.shape[-1], draw.one_of(1, 1, 2)
     window = [min(draw.one_of(1, 3, 3, 2), size or 1) for size in x.shape[1:3]]
     padding: Any = draw.one_of("SAME", "VALID", "SAME")

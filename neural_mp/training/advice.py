@@ -78,9 +78,9 @@ def advise(
         DataError: the data are empty or do not fit the model.
         TrainingError: gradients are non-finite or random even in float32.
     """
-    chosen = _checked(precision, steps, limit)
+    chosen = _validate_options(precision, steps, limit)
     framework, training = training_for(model)
-    stream = _endless(batches, steps)
+    stream = _repeat_batches(batches, steps)
     first = next(stream)
     stream = itertools.chain([first], stream)
     with training.open_trainable(model, first, loss, chosen, optimizer) as trainable:
@@ -100,7 +100,7 @@ def advise(
                 if step < steps:
                     search.train(batch, step)
                 bar.advance(task)
-    return search.advice(steps, framework, _warnings(chosen))
+    return search.advice(steps, framework, _emulation_warnings(chosen))
 
 
 @dataclass
@@ -162,18 +162,17 @@ class _Search:
             )
 
         def noise_of(low: Collection[str], singly: bool = False) -> float:
-            return self._gradients(batch, low, singly).noise(reference)
+            return self._finite_gradients(batch, low, singly).noise(reference)
 
         total = noise_of(self.low)
         if total > self.limit:
             self._check_deterministic(reference, batch)
             if math.isfinite(total):
                 self.all_low_noise = max(self.all_low_noise, total)
-            total = self._settle(noise_of, batch, step)
+            total = self._keep_noisy_layers(noise_of, batch, step)
         self.noise = max(self.noise, total)
 
     def _check_deterministic(self, reference: Gradients, batch: object) -> None:
-        """Raise TrainingError if float32 gradients differ between two passes."""
         again = self.trainable.gradients(batch, (), 1.0).noise(reference)
         self.passes += 1
         if again > self.limit:
@@ -183,23 +182,25 @@ class _Search:
                 f"disable them or fix their seed for advise"
             )
 
-    def _settle(self, noise_of: Callable[..., float], batch: object, step: int) -> float:
+    def _keep_noisy_layers(self, noise_of: Callable[..., float], batch: object, step: int) -> float:
         """Keep layers until the rest is within the limit; return the remaining noise."""
         isolated: dict[str, float] = {}
-        self._examine(noise_of, [name for name in self.layers if name in self.low], isolated)
+        self._measure_isolated(
+            noise_of, [name for name in self.layers if name in self.low], isolated
+        )
         for name, noise in isolated.items():
             previous = self.layers[name]
             if not noise <= previous.noise:
                 self.layers[name] = replace(previous, noise=noise, step=step)
             if math.isinf(noise):
-                self._keep(name, self._why_not_finite(name, batch))
+                self._keep_layer(name, self._why_not_finite(name, batch))
         worst = sorted(self.low, key=lambda name: -isolated.get(name, 0.0))
-        retained = self._fewest(noise_of, worst)
+        retained = self._fewest_layers_to_keep(noise_of, worst)
         for name in retained:
-            self._keep(name, self._why_noisy(isolated.get(name, 0.0)))
+            self._keep_layer(name, self._why_noisy(isolated.get(name, 0.0)))
         return float(noise_of(self.low))
 
-    def _examine(
+    def _measure_isolated(
         self, noise_of: Callable[..., float], names: list[str], isolated: dict[str, float]
     ) -> None:
         """Measure the noise of layers alone in 16 bits, except sets that are harmless together.
@@ -214,20 +215,19 @@ class _Search:
             isolated[names[0]] = noise
         elif noise > self.limit / _HARMLESS:
             middle = len(names) // 2
-            self._examine(noise_of, names[:middle], isolated)
-            self._examine(noise_of, names[middle:], isolated)
+            self._measure_isolated(noise_of, names[:middle], isolated)
+            self._measure_isolated(noise_of, names[middle:], isolated)
 
-    def _fewest(self, noise_of: Callable[..., float], worst: list[str]) -> list[str]:
-        """Return the fewest of the noisiest layers that are enough to keep."""
+    def _fewest_layers_to_keep(self, noise_of: Callable[..., float], worst: list[str]) -> list[str]:
         low = self.low
 
-        def enough(retained: Collection[str]) -> bool:
+        def is_within_limit(retained: Collection[str]) -> bool:
             return bool(noise_of(low.difference(retained)) <= self.limit)
 
         least, most = 0, len(worst)
         while least < most:
             middle = (least + most) // 2
-            if enough(worst[:middle]):
+            if is_within_limit(worst[:middle]):
                 most = middle
             else:
                 least = middle + 1
@@ -236,11 +236,11 @@ class _Search:
             return retained
         for name in reversed(retained[:-1]):  # drop layers kept only for their rank
             rest = [layer for layer in retained if layer != name]
-            if enough(rest):
+            if is_within_limit(rest):
                 retained = rest
         return retained
 
-    def _gradients(self, batch: object, low: Collection[str], singly: bool) -> Gradients:
+    def _finite_gradients(self, batch: object, low: Collection[str], singly: bool) -> Gradients:
         """Return gradients at the first loss scale at which they are finite, if any."""
         for scale in _SCALES[self.precision]:
             gradients = self.trainable.gradients(batch, low, scale, singly=singly)
@@ -250,7 +250,7 @@ class _Search:
                 break
         return gradients
 
-    def _keep(self, name: str, reason: str) -> None:
+    def _keep_layer(self, name: str, reason: str) -> None:
         self.layers[name] = replace(self.layers[name], keep=True, reason=reason)
 
     def _why_not_finite(self, name: str, batch: object) -> str:
@@ -265,7 +265,7 @@ class _Search:
         return location.message
 
     def _why_noisy(self, noise: float) -> str:
-        message = f"in {self.precision}, {_change(noise)}"
+        message = f"in {self.precision}, {_describe_noise(noise)}"
         return message if noise > self.limit else f"{message}; all layers together exceed the limit"
 
     def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
@@ -286,27 +286,28 @@ class _Search:
         return (
             f"many layers are kept in float32: {n} of {len(self.layers)}. All layers in 16 bits "
             f"change the gradients by {share:.2g}%, which many models tolerate; with "
-            f"limit={_rounded_up(self.all_low_noise):g}, only layers that break training are kept",
+            f"limit={_round_up_noise(self.all_low_noise):g}, only layers that break training are "
+            f"kept",
         )
 
     def _why_low(self, layer: LayerAdvice) -> str:
         if math.isnan(layer.noise):
             return "in 16 bits, hardly changes the gradients even together with other layers"
-        return f"alone in 16 bits, {_change(layer.noise)}"
+        return f"alone in 16 bits, {_describe_noise(layer.noise)}"
 
 
-def _change(noise: float) -> str:
+def _describe_noise(noise: float) -> str:
     """Describe noise as text; its square root is relative to the gradients' size."""
     return f"changes the gradients by {100 * math.sqrt(noise):.2g}%"
 
 
-def _rounded_up(noise: float) -> float:
+def _round_up_noise(noise: float) -> float:
     """Round up to one significant digit, strictly above."""
     step = 10 ** math.floor(math.log10(noise))
     return (math.floor(noise / step) + 1) * step
 
 
-def _checked(precision: str | Precision, steps: object, limit: object) -> Precision:
+def _validate_options(precision: str | Precision, steps: object, limit: object) -> Precision:
     precisions = parse_precisions(precision)
     if len(precisions) != 1 or precisions[0] not in _SCALES:
         raise ConfigurationError(f"precision must be bf16 or fp16, got {precision!r}")
@@ -315,7 +316,7 @@ def _checked(precision: str | Precision, steps: object, limit: object) -> Precis
     return precisions[0]
 
 
-def _endless(batches: object, steps: int) -> Iterator[Any]:
+def _repeat_batches(batches: object, steps: int) -> Iterator[Any]:
     """Repeat the batches forever; an iterator is first read into a list, as far as needed."""
     if isinstance(batches, Iterator):
         batches = list(itertools.islice(batches, steps + 1))
@@ -324,7 +325,7 @@ def _endless(batches: object, steps: int) -> Iterator[Any]:
         yield from source
 
 
-def _warnings(precision: Precision) -> tuple[str, ...]:
+def _emulation_warnings(precision: Precision) -> tuple[str, ...]:
     support = detect().support(precision, "gpu" if is_gpu_available() else "cpu")
     if support.native:
         return ()

@@ -136,13 +136,13 @@ def fit(
     end = math.inf if seconds is None else time.monotonic() + seconds
     progress = checkpoints.resume(trainer)
     if progress is None:
-        score = _LEAST if evaluate is None else _score(evaluate, model)
+        score = _LEAST if evaluate is None else _evaluate_score(evaluate, model)
         progress, checkpoints.best = TrainingProgress(scores=(score,)), trainer.state()
     try:
         while progress.epochs < epochs and time.monotonic() < end:
             rate = learning_rate_of(progress.epochs, epochs, learning_rate)
-            mean, in_time = _epoch(trainer, batches, rate, progress.epochs + 1, end)
-            score = -mean if evaluate is None else _score(evaluate, model)
+            mean, in_time = _train_epoch(trainer, batches, rate, progress.epochs + 1, end)
+            score = -mean if evaluate is None else _evaluate_score(evaluate, model)
             progress = progress.after(mean, score, higher_is_better or evaluate is None)
             progress = replace(progress, complete=in_time and progress.epochs == epochs)
             checkpoints.store(progress, trainer.state())
@@ -152,11 +152,11 @@ def fit(
     return progress
 
 
-def _score(evaluate: Callable[[Any], float], model: Any) -> float:
+def _evaluate_score(evaluate: Callable[[Any], float], model: Any) -> float:
     return validate_option("the result of evaluate", finite, evaluate(model))
 
 
-def _epoch(
+def _train_epoch(
     trainer: Trainer, batches: Iterable[Any], rate: float, epoch: int, end: float
 ) -> tuple[float, bool]:
     """Return the mean loss of an epoch, and whether it ended within the budget."""
@@ -199,8 +199,10 @@ class _Checkpoints:
         progress = read_json(self.folder / _PROGRESS, read, ConfigurationError, _OTHER_FOLDER)
         states = []
         for epoch in (progress.epochs, progress.best):
-            with file_context(repr(str(self._file(epoch))), ConfigurationError, _OTHER_FOLDER):
-                states.append(bytes_of(self._file(epoch), _MAX_STATE_BYTES))
+            with file_context(
+                repr(str(self._state_file(epoch))), ConfigurationError, _OTHER_FOLDER
+            ):
+                states.append(bytes_of(self._state_file(epoch), _MAX_STATE_BYTES))
         trainer.load(states[0], resume=True)
         self.best = states[1]
         return progress
@@ -211,14 +213,14 @@ class _Checkpoints:
             self.best = state
         if self.folder is None:
             return
-        write_atomic(self._file(progress.epochs), state)
+        write_atomic(self._state_file(progress.epochs), state)
         content = json.dumps(progress.to_dict(), indent=1).encode()
         write_atomic(self.folder / _PROGRESS, content)
-        retained = {self._file(progress.epochs), self._file(progress.best)}
+        retained = {self._state_file(progress.epochs), self._state_file(progress.best)}
         for file in self.folder.glob("epoch_*.state"):
             if file not in retained:
                 file.unlink(missing_ok=True)
 
-    def _file(self, epoch: int) -> Path:
+    def _state_file(self, epoch: int) -> Path:
         assert self.folder is not None
         return self.folder / f"epoch_{epoch}.state"

@@ -49,7 +49,7 @@ def supported_policies(device: str | None = None) -> Mapping[str, Support]:
     names = [entry.name for entry in devices() if entry.is_accelerator] if device != "cpu" else []
     if device is None:
         device = "gpu" if names else "cpu"
-    return {policy: _support(p, device, names) for policy, p in MIXED_POLICIES.items()}
+    return {policy: _precision_support(p, device, names) for policy, p in MIXED_POLICIES.items()}
 
 
 def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
@@ -124,7 +124,7 @@ def _keras_policies() -> Any:
     return policies
 
 
-def _support(precision: Precision, device: str, gpus: Sequence[str]) -> Support:
+def _precision_support(precision: Precision, device: str, gpus: Sequence[str]) -> Support:
     machine = detect()
     if device == "gpu" and not gpus:
         return Support(False, False, "no framework in use can access a GPU")

@@ -111,7 +111,7 @@ def enable_mixed_precision_graph_rewrite(
     graph_rewrite_checks.refuse_mixed_policy()
     wrapped = with_loss_scaling(opt, loss_scale)
     with ExitStack() as switched_on:
-        chosen = switched_on.enter_context(graph_rewrite(_chosen(precision, amp), amp))
+        chosen = switched_on.enter_context(graph_rewrite(_choose_precision(precision, amp), amp))
         if graph_rewrite_state.rewrite_is_enabled():
             graph_rewrite_state.switch_off()
         elif count := graph_rewrite_checks.sessions_without_rewrite():
@@ -142,7 +142,7 @@ def disable_mixed_precision_graph_rewrite() -> None:
     graph_rewrite_state.switch_off()
 
 
-def _chosen(precision: object, amp: AutoMixedPrecisionOptions | None) -> Any:
+def _choose_precision(precision: object, amp: AutoMixedPrecisionOptions | None) -> Any:
     """Return the precision, invalid values unchanged; None if set by `amp` or a variable."""
     precisions = {kind.value: kind.precision for kind in AmpDataType}
     name = str(precision.value if isinstance(precision, Enum) else precision).lower()

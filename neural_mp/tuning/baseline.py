@@ -42,14 +42,7 @@ _BASELINE, _CALIBRATION = "baseline", "calibration"
 _BASELINE_RUNNING = "baseline running"
 
 
-def _parse_kept_entry(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    entry = _KEPT(value)
-    return entry["baseline"], entry["running"]
-
-
 _KEPT = record({"baseline": BASELINE_FIGURES, "running": checked(RunningValues.from_dict)})
-
-
 #: Evaluations in FP32 that last as long as one of a converted model, at most; seconds to convert.
 _EVALUATIONS, _CONVERSION = 2, 1.0
 
@@ -157,10 +150,11 @@ def _cached_baseline(
         with log.phase("baseline", "Reading the evaluation data", evaluator.batch_count):
             return evaluator.content(deadline)
 
-    _, entry = _cache_of_baseline(job).scoped(data=data_digest).get(_BASELINE, _parse_kept_entry)
-    if entry is not None:
-        log.cache_hit("FP32 accuracy")
-    return entry
+    _, entry = _cache_of_baseline(job).scoped(data=data_digest).get(_BASELINE, _KEPT)
+    if entry is None:
+        return None
+    log.cache_hit("FP32 accuracy")
+    return entry["baseline"], entry["running"]
 
 
 def _cache_of_baseline(job: TuningJob) -> MeasurementCache:
@@ -217,13 +211,11 @@ def _repeat_evaluation(
     evaluator.expected = evaluator.contents
     require_all = evaluator.aggregation.require_all
     evaluator.set_baseline(first, require_all)
-
-    def evaluate_again() -> tuple[float, dict[str, float]]:
-        return _evaluate_model(job, deadline), dict(evaluator.values)
-
     title = f"Evaluating {job.source_name} again, because its outputs are random"
     with log.phase("baseline", title, evaluator.batch_count):
-        repeated = repeat_baseline((accuracy, first), evaluate_again)
+        repeated = repeat_baseline(
+            (accuracy, first), lambda: (_evaluate_model(job, deadline), dict(evaluator.values))
+        )
     accuracies, mean, values = repeated.accuracies, repeated.mean, repeated.values
     if require_all:  # scores are relative to the baseline
         aggregation = evaluator.aggregation.with_baseline(values, require_all)

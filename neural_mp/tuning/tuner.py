@@ -58,14 +58,12 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
     log = log or RunLog()
     try:
         with ReraiseUserErrors():
-            return _tune_job(job, log) if job.evaluates else converted_unchecked(job, log)
+            if not job.evaluates:
+                return converted_unchecked(job, log)
+            with job.open_history() as history:
+                return _search_with_history(job, log, history)
     finally:
         log.listener.close()
-
-
-def _tune_job(job: TuningJob, log: RunLog) -> TuningResult:
-    with job.open_history() as history:
-        return _search_with_history(job, log, history)
 
 
 def _search_with_history(job: TuningJob, log: RunLog, history: History) -> TuningResult:

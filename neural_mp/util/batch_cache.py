@@ -43,7 +43,7 @@ class BatchCache:
         while position < len(self._kept):
             yield self._kept[position]
             position += 1
-        while (batch := self._read()) is not _END:
+        while (batch := self._read_next_batch()) is not _END:
             yield batch
             position += 1
             while position < len(self._kept):  # read by a concurrent pass
@@ -66,7 +66,7 @@ class BatchCache:
             pass
         return self.__dict__
 
-    def _read(self) -> Any:
+    def _read_next_batch(self) -> Any:
         if self._raised is not None:
             raise self._raised
         if self._iterator is None:
@@ -86,7 +86,7 @@ class BatchCache:
             self._raised = error
             self._kept.clear()
             raise
-        self._kept.append(_copy(batch))
+        self._kept.append(_copy_batch(batch))
         return batch
 
 
@@ -111,7 +111,7 @@ class _MemoryBudget:
         self._limit, self._taken, self._count = free_memory() * _MAX_MEMORY_FRACTION, 0, 0
 
     def take(self, value: object) -> None:
-        self._taken += _size(value)
+        self._taken += _batch_bytes(value)
         self._count += 1
         if self._taken > self._limit:
             raise DataError(
@@ -121,19 +121,18 @@ class _MemoryBudget:
             )
 
 
-def _size(value: object) -> int:
-    """Return the size of a batch in bytes."""
+def _batch_bytes(value: object) -> int:
     return sum(
         int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in tree_leaves(value)
     )
 
 
-def _copy(value: Any) -> Any:
+def _copy_batch(value: Any) -> Any:
     """Copy a batch, since loaders may reuse its memory for the next."""
     if type(value) in (tuple, list):
-        return type(value)(_copy(item) for item in value)
+        return type(value)(_copy_batch(item) for item in value)
     if type(value) is dict:
-        return {key: _copy(item) for key, item in value.items()}
+        return {key: _copy_batch(item) for key, item in value.items()}
     if type(value) is np.ndarray:
         return value.copy()
     return value.clone() if hasattr(value, "detach") else value

@@ -10,12 +10,12 @@ from importlib import metadata
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """Return package → version, for installed packages."""
-    versions = {package: _version(package) for package in packages}
+    versions = {package: _installed_version(package) for package in packages}
     return {package: version for package, version in versions.items() if version is not None}
 
 
 @cache
-def _version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     # Python parses the package's whole description, in milliseconds.
     try:
         return metadata.version(package)

@@ -69,7 +69,7 @@ def object_fingerprint(value: Any) -> str | None:
     Returns:
         64 hexadecimal digits; None if any part cannot be hashed, e.g. an open file.
     """
-    hasher = _hashed(value, include_state=True)
+    hasher = _hash_value(value, include_state=True)
     return None if hasher is None else hasher.digest.hexdigest()
 
 
@@ -84,11 +84,11 @@ def code_fingerprint(value: Any) -> CodeFingerprint | None:
     Returns:
         None if any part cannot be hashed.
     """
-    hasher = _hashed(value, include_state=False)
+    hasher = _hash_value(value, include_state=False)
     return None if hasher is None else CodeFingerprint(hasher.digest.hexdigest(), hasher.options)
 
 
-def _hashed(value: Any, include_state: bool) -> _ObjectHasher | None:
+def _hash_value(value: Any, include_state: bool) -> _ObjectHasher | None:
     hasher = _ObjectHasher(include_state)
     try:
         hasher.update(value, opened=True)
@@ -122,16 +122,16 @@ class _ObjectHasher:
         """
         opened = opened or self._include_state
         if isinstance(value, np.generic):
-            self._feed("numpy", value.dtype.str)
+            self._feed_tokens("numpy", value.dtype.str)
             value = value.item()
         if isinstance(value, enum.Enum):
-            self._feed("enum", type(value).__qualname__, str(value.name))
+            self._feed_tokens("enum", type(value).__qualname__, str(value.name))
             self.update(value.value)
         elif isinstance(value, SCALAR_TYPES):
             counts = self._include_state or is_stable(value)
-            self._feed(type(value).__name__, repr(value) if counts else "")
+            self._feed_tokens(type(value).__name__, repr(value) if counts else "")
         elif id(value) in self._seen:
-            self._feed("again", str(self._seen[id(value)][0]))
+            self._feed_tokens("again", str(self._seen[id(value)][0]))
         else:
             self._left -= 1
             if self._left < 0:
@@ -141,26 +141,26 @@ class _ObjectHasher:
                 self._seen[id(value)] = len(self._seen), value
             self._feed_new(value, opened)
 
-    def _feed(self, *tokens: str) -> None:
+    def _feed_tokens(self, *tokens: str) -> None:
         for token in tokens:
             self.digest.update(f"{len(token)}:{token};".encode("utf-8", "surrogatepass"))
 
     def _feed_sequence(self, kind: str, values: Iterable[Any], opened: bool = False) -> None:
         items = list(values)
-        self._feed(kind, str(len(items)))
+        self._feed_tokens(kind, str(len(items)))
         for value in items:
             self.update(value, opened)
 
     def _feed_mapping(self, items: Mapping[Any, Any], opened: bool = False) -> None:
-        self._feed("mapping", str(len(items)))
+        self._feed_tokens("mapping", str(len(items)))
         for key, value in items.items():
             if isinstance(key, str):
-                self._feed("key", key)
+                self._feed_tokens("key", key)
             else:
                 self.update(key, opened)
             self.update(value, opened)
 
-    def _feed_set(self, values: Iterable[Any], opened: bool) -> None:
+    def _feed_set_items(self, values: Iterable[Any], opened: bool) -> None:
         """Hash the items of a set in an order equal in every process."""
         outer, digests = (self.digest, self._seen), []
         for value in values:
@@ -168,20 +168,20 @@ class _ObjectHasher:
             self.update(value, opened)
             digests.append(self.digest.hexdigest())
         self.digest, self._seen = outer
-        self._feed("set", *sorted(digests))
+        self._feed_tokens("set", *sorted(digests))
 
     def _feed_new(self, value: Any, opened: bool) -> None:
         match value:
             case tuple():
                 self._feed_sequence("tuple", value, opened)
             case frozenset():
-                self._feed_set(value, opened)
+                self._feed_set_items(value, opened)
             case list() if opened:
                 self._feed_sequence("list", value, opened)
             case dict() | types.MappingProxyType() if opened:
                 self._feed_mapping(value, opened)
             case set() if opened:
-                self._feed_set(value, opened)
+                self._feed_set_items(value, opened)
             case types.FunctionType():
                 self._feed_function(value)
             case types.CodeType():
@@ -189,11 +189,11 @@ class _ObjectHasher:
             case type():
                 self._feed_class(value)
             case types.MethodType():
-                self._feed("method")
+                self._feed_tokens("method")
                 self.update(value.__func__)
                 self.update(value.__self__, opened)
             case functools.partial():
-                self._feed("partial")
+                self._feed_tokens("partial")
                 self.update(value.func, opened)
                 self.update(value.args)
                 self._feed_mapping(value.keywords)
@@ -204,7 +204,7 @@ class _ObjectHasher:
             case functools.cached_property():
                 self._feed_sequence("cached_property", (value.func,))
             case types.BuiltinFunctionType():
-                self._feed("builtin", value.__qualname__)
+                self._feed_tokens("builtin", value.__qualname__)
                 self.update(value.__self__)
             case types.ModuleType():
                 self._feed_module(value)
@@ -219,45 +219,45 @@ class _ObjectHasher:
         digest = digest_of(value)
         if digest is None:
             raise ValueError(f"data of {type(value)} cannot be read")
-        self._feed("data", digest)
+        self._feed_tokens("data", digest)
 
     def _feed_library(self, module: str, name: str) -> None:
         top = sys.modules.get(module.partition(".")[0])
         version = getattr(top, "__version__", "") if self._include_state else ""
-        self._feed("library", module, name, str(version))
+        self._feed_tokens("library", module, name, str(version))
 
     def _feed_module(self, module: types.ModuleType) -> None:
         if is_library_module(module.__name__):
             self._feed_library(module.__name__, "")
             return
-        self._feed("module", module.__name__)
+        self._feed_tokens("module", module.__name__)
         if self._include_state:
             source = Path(module.__file__ or "").read_bytes()
-            self._feed(hashlib.sha256(source).hexdigest())
+            self._feed_tokens(hashlib.sha256(source).hexdigest())
 
     def _feed_function(self, function: types.FunctionType) -> None:
         if is_library_module(function.__module__) and "<locals>" not in function.__qualname__:
             self._feed_library(function.__module__, function.__qualname__)
             return
         code = function.__code__
-        self._feed("function", function.__qualname__)
+        self._feed_tokens("function", function.__qualname__)
         self._feed_code(code)
         self.update(function.__defaults__)
         self._feed_mapping(function.__kwdefaults__ or {})
         loaded = names_of(code, "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
         referred = {name: function.__globals__[name] for name in loaded & {*function.__globals__}}
-        referred |= _closure(function)
+        referred |= _closure_variables(function)
         changing = names_of(code, "STORE_GLOBAL", "STORE_DEREF")
         for name in sorted(referred.keys() - (set() if self._include_state else changing)):
             value = referred[name]
-            self._feed("refers to", name)
+            self._feed_tokens("refers to", name)
             self.update(value)
             if isinstance(value, types.ModuleType):
-                self._feed_members(value, all_names_of(code))
+                self._feed_module_members(value, all_names_of(code))
             elif isinstance(value, bool | int | float) and is_stable(value):
                 self.options.setdefault(name, repr(value))
 
-    def _feed_members(
+    def _feed_module_members(
         self, module: types.ModuleType, names: set[str], above: tuple[types.ModuleType, ...] = ()
     ) -> None:
         """Hash members of a user module, and of its submodules, that a function may use."""
@@ -267,11 +267,11 @@ class _ObjectHasher:
             part = vars(module)[name]
             self.update(part)
             if isinstance(part, types.ModuleType):
-                self._feed_members(part, names, (*above, module))
+                self._feed_module_members(part, names, (*above, module))
 
     def _feed_code(self, code: types.CodeType) -> None:
-        self._feed("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
-        self._feed(str(code.co_argcount), str(code.co_kwonlyargcount), str(code.co_flags))
+        self._feed_tokens("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
+        self._feed_tokens(str(code.co_argcount), str(code.co_kwonlyargcount), str(code.co_flags))
         # Constants in code are hashed even if such values are ignored elsewhere.
         include_state, self._include_state = self._include_state, True
         self._feed_sequence("constants", code.co_consts)
@@ -281,14 +281,14 @@ class _ObjectHasher:
         if is_library_module(kind.__module__):
             self._feed_library(kind.__module__, kind.__qualname__)
             return
-        self._feed("class", kind.__module__, kind.__qualname__)
+        self._feed_tokens("class", kind.__module__, kind.__qualname__)
         changing = set() if self._include_state else mutated_attributes(kind)
         for name, member in sorted(vars(kind).items()):
             left_out = name in _NOT_CONTENT or name.startswith("_abc_")
             if left_out or isinstance(member, _SLOT_TYPES):
                 continue
             if name not in changing or isinstance(member, types.FunctionType):
-                self._feed("member", name)
+                self._feed_tokens("member", name)
                 self.update(member)
         self._feed_sequence("bases", kind.__bases__)
 
@@ -298,20 +298,19 @@ class _ObjectHasher:
         inner = getattr(value, "__dict__", {}).get("__wrapped__")
         opened = opened or is_metric(value)
         if inner is not None:
-            self._feed("wrapped")
+            self._feed_tokens("wrapped")
             self.update(inner, opened)
         if self._include_state:
-            self._feed_state(value)
+            self._feed_copied_state(value)
         elif opened:
             own = is_own_metric(value)
             for name, option in options_of(value).items():
-                self._feed("option", name)
+                self._feed_tokens("option", name)
                 self.update(option, opened=own)
                 if option is not None and isinstance(option, SCALAR_TYPES) and is_stable(option):
                     self.options.setdefault(name, repr(option))
 
-    def _feed_state(self, value: Any) -> None:
-        """Hash the state that an object exposes for copying."""
+    def _feed_copied_state(self, value: Any) -> None:
         kind = type(value)
         if is_library_module(kind.__module__) and callable(getattr(value, "get_config", None)):
             # Keras adds a timestamp to copies.
@@ -319,13 +318,13 @@ class _ObjectHasher:
             return
         parts: Any = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         if isinstance(parts, str):
-            self._feed("global", kind.__module__, parts)
+            self._feed_tokens("global", kind.__module__, parts)
             return
         listed = [list(part) if isinstance(part, Iterator) else part for part in parts]
         self._feed_sequence("object", listed)
 
 
-def _closure(function: types.FunctionType) -> dict[str, Any]:
+def _closure_variables(function: types.FunctionType) -> dict[str, Any]:
     """Return variables of outer functions, except unset ones."""
     variables = {}
     cells = function.__closure__ or ()
@@ -443,7 +442,7 @@ def names_of(code: types.CodeType, *operations: str) -> set[str]:
     """Return names used by the given bytecode operations, including inner functions."""
     return {
         str(instruction.argval)
-        for part in _parts(code)
+        for part in _walk_code_objects(code)
         for instruction in dis.get_instructions(part)
         if instruction.opname in operations
     }
@@ -451,14 +450,14 @@ def names_of(code: types.CodeType, *operations: str) -> set[str]:
 
 def all_names_of(code: types.CodeType) -> set[str]:
     """Return names of globals and attributes in a function, including inner functions."""
-    return {name for part in _parts(code) for name in part.co_names}
+    return {name for part in _walk_code_objects(code) for name in part.co_names}
 
 
-def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
+def _walk_code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _parts(constant)
+            yield from _walk_code_objects(constant)
 
 
 def mutated_attributes(kind: type) -> set[str]:
@@ -468,17 +467,17 @@ def mutated_attributes(kind: type) -> set[str]:
         for base in kind.__mro__
         for name, member in vars(base).items()
         if name not in _CONSTRUCTOR_METHODS
-        for function in _functions(member)
+        for function in _member_functions(member)
         for attribute in names_of(function.__code__, "STORE_ATTR")
     }
 
 
-def _functions(member: Any) -> Iterator[types.FunctionType]:
+def _member_functions(member: Any) -> Iterator[types.FunctionType]:
     if isinstance(member, staticmethod | classmethod):
         member = member.__func__
     if isinstance(member, property):
-        yield from _functions(member.fget)
-        yield from _functions(member.fset)
+        yield from _member_functions(member.fget)
+        yield from _member_functions(member.fset)
     elif isinstance(member, types.FunctionType):
         yield member
-        yield from _functions(getattr(member, "__wrapped__", None))
+        yield from _member_functions(getattr(member, "__wrapped__", None))

@@ -26,12 +26,12 @@ def element(_tag: str, *children: Child, **attributes: object) -> Element:
             True is a bare attribute.
     """
     attrs = {
-        name.rstrip("_").replace("_", "-"): _attribute(value)
+        name.rstrip("_").replace("_", "-"): _attribute_text(value)
         for name, value in attributes.items()
         if value is not None and value is not False
     }
     node = ElementTree.Element(_tag, attrs)
-    _put(node, children)
+    _append_children(node, children)
     return node
 
 
@@ -86,7 +86,7 @@ def notebook_table(headings: Sequence[str], rows: Sequence[Sequence[Child]], cap
     return markup(element("div", table(headings, rows[:_MAX_ROWS], caption), note))
 
 
-def _attribute(value: object) -> str:
+def _attribute_text(value: object) -> str:
     if value is True:
         return ""
     if isinstance(value, float):
@@ -94,14 +94,14 @@ def _attribute(value: object) -> str:
     return visible(str(value))
 
 
-def _put(parent: Element, children: Iterable[Child]) -> None:
+def _append_children(parent: Element, children: Iterable[Child]) -> None:
     for child in children:
         if child is None:
             continue
         if isinstance(child, Element):
             parent.append(child)
         elif isinstance(child, list | tuple):
-            _put(parent, child)
+            _append_children(parent, child)
         elif len(parent):
             parent[-1].tail = (parent[-1].tail or "") + visible(str(child))
         else:

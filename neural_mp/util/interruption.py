@@ -48,19 +48,19 @@ def interrupted_after(seconds: float, within: str) -> Iterator[None]:
     """
     limit = type("TimeLimitError", (TimeLimitError,), {"seconds": seconds})
     thread, ended = threading.get_ident(), threading.Event()
-    clock = _clock_of(thread)
-    begun = _seconds(clock)
+    clock = _thread_clock(thread)
+    begun = _clock_seconds(clock)
     imports = _count_imports(sys._getframe())
 
     def watch() -> None:
         due = begun + seconds
         while not ended.wait(_POLL_SECONDS):
-            if _seconds(clock) < due:
+            if _clock_seconds(clock) < due:
                 continue
             if not _is_within(sys._current_frames().get(thread), within, imports):
                 continue
             _set_exception(thread, limit)
-            due = _seconds(clock) + _REPEAT_SECONDS
+            due = _clock_seconds(clock) + _REPEAT_SECONDS
 
     watcher = threading.Thread(target=watch, name="neural_mp time limit", daemon=True)
     watcher.start()
@@ -71,12 +71,12 @@ def interrupted_after(seconds: float, within: str) -> Iterator[None]:
         watcher.join()
 
 
-def _clock_of(thread: int) -> int | None:
+def _thread_clock(thread: int) -> int | None:
     """Return the CPU clock of a thread; None on systems without."""
     return time.pthread_getcpuclockid(thread) if hasattr(time, "pthread_getcpuclockid") else None
 
 
-def _seconds(clock: int | None) -> float:
+def _clock_seconds(clock: int | None) -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 

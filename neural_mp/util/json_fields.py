@@ -66,7 +66,7 @@ class JsonFields:
         return {
             item.name: to_plain(getattr(self, item.name))
             for item in _stored_fields(type(self))
-            if not self.omits_defaults or getattr(self, item.name) != _default(item)
+            if not self.omits_defaults or getattr(self, item.name) != _field_default(item)
         }
 
     @classmethod
@@ -76,7 +76,7 @@ class JsonFields:
         Raises:
             NeuralMPError: the data are invalid.
         """
-        return cls(**_reader(cls)(data))  # type: ignore[arg-type]  # classes are hashable
+        return cls(**_build_validator(cls)(data))  # type: ignore[arg-type]  # classes are hashable
 
 
 def to_plain(value: Any) -> Any:
@@ -103,13 +103,13 @@ def field_validators(
     extra: dict[str, Validator[Any]] = {}
     for item in _stored_fields(kind):
         if item.name not in without:
-            validators = required if _default(item) is MISSING else extra
+            validators = required if _field_default(item) is MISSING else extra
             validators[item.name] = _validator_of(hints[item.name])
     return required, extra
 
 
 @cache
-def _reader(kind: type[JsonFields]) -> Validator[dict[str, Any]]:
+def _build_validator(kind: type[JsonFields]) -> Validator[dict[str, Any]]:
     return record(*field_validators(kind), strict=kind.refuses_unknown_keys)
 
 
@@ -117,7 +117,7 @@ def _stored_fields(kind: Any) -> list[Field[Any]]:
     return [item for item in fields(kind) if item.metadata.get("stored", True)]
 
 
-def _default(item: Field[Any]) -> Any:
+def _field_default(item: Field[Any]) -> Any:
     """Return the default of a field; `MISSING` without any."""
     return item.default if item.default_factory is MISSING else item.default_factory()
 

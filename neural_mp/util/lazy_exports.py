@@ -15,9 +15,9 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], An
         modules: public name → its module.
     """
 
-    def exported(name: str) -> Any:
+    def import_export(name: str) -> Any:
         if name in modules:
             return getattr(importlib.import_module(modules[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return exported
+    return import_export

@@ -32,7 +32,7 @@ def free_memory() -> int:
 
 
 @cache
-def _trim() -> Callable[[int], int] | None:
+def _find_malloc_trim() -> Callable[[int], int] | None:
     """Return glibc's `malloc_trim`; None with another allocator."""
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     function: Callable[[int], int] | None = getattr(library, "malloc_trim", None)
@@ -54,7 +54,7 @@ class _FreedMemory:
     def now(self) -> None:
         """Return memory to the system."""
         self._bytes = 0
-        trim = _trim()
+        trim = _find_malloc_trim()
         if trim is not None:
             trim(0)
 
@@ -84,7 +84,7 @@ class MemoryGuard:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._free, self._held = free_memory(), _held()
+        self._free, self._held = free_memory(), _resident_memory_bytes()
         self._checked = time.monotonic()
 
     def check(self, batches: int) -> None:
@@ -96,7 +96,7 @@ class MemoryGuard:
         if time.monotonic() - self._checked < _CHECK_SECONDS:
             return
         self._checked = time.monotonic()
-        used = _held() - self._held
+        used = _resident_memory_bytes() - self._held
         if (
             free_memory() < self._free * _MIN_FREE_FRACTION
             and used > self._free * _MIN_OWN_FRACTION
@@ -108,8 +108,7 @@ class MemoryGuard:
             )
 
 
-def _held() -> int:
-    """Return the resident memory of this process in bytes."""
+def _resident_memory_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)

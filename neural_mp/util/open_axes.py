@@ -20,13 +20,13 @@ def given_shapes(inputs: object) -> Shapes | None:
         inputs: shape such as `(None, None, 32)`, specification with a shape (`tf.TensorSpec`,
             `keras.Input`), or list or dict of these.
     """
-    single = _shape(inputs)
+    single = _declared_shape(inputs)
     if single is not None:
         return [single]
     if not isinstance(inputs, Mapping | tuple | list):
         return None
     values = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
-    shapes = [shape for shape in map(_shape, values) if shape is not None]
+    shapes = [shape for shape in map(_declared_shape, values) if shape is not None]
     if not shapes or len(shapes) < len(values):
         return None
     return (
@@ -34,7 +34,7 @@ def given_shapes(inputs: object) -> Shapes | None:
     )
 
 
-def _shape(value: object) -> Shape | None:
+def _declared_shape(value: object) -> Shape | None:
     if isinstance(value, tuple | list):
         sizes = [size for size in value if size is None or type(size) is int]
         return tuple(sizes) if sizes and len(sizes) == len(value) else None
@@ -61,7 +61,7 @@ def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
     for batch in batches:
         shapes = _shapes_of(batch)
         previous = shapes if common is None else common
-        common = _common(previous, shapes)
+        common = _common_shapes(previous, shapes)
         if common is None:
             return None
         if unlike is None and common != previous:
@@ -71,23 +71,29 @@ def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
 
 def _shapes_of(batch: object) -> Shapes:
     if isinstance(batch, Mapping):
-        return {str(name): _sizes(value) for name, value in without_labels(batch, ()).items()}
-    return list(map(_sizes, tree_leaves(batch)))
+        return {
+            str(name): _open_first_axis(value) for name, value in without_labels(batch, ()).items()
+        }
+    return list(map(_open_first_axis, tree_leaves(batch)))
 
 
-def _sizes(value: object) -> Shape:
+def _open_first_axis(value: object) -> Shape:
     return (None, *getattr(value, "shape", ())[1:])
 
 
-def _common(first: Shapes, second: Shapes) -> Shapes | None:
+def _common_shapes(first: Shapes, second: Shapes) -> Shapes | None:
     """Return the shapes with differing axes as None; None if not comparable."""
     if isinstance(first, dict) and isinstance(second, dict) and set(first) == set(second):
-        shapes = _joined(list(first.values()), [second[name] for name in first])
+        shapes = _open_differing_axes(list(first.values()), [second[name] for name in first])
         return None if shapes is None else dict(zip(first, shapes, strict=True))
-    return None if isinstance(first, dict) or isinstance(second, dict) else _joined(first, second)
+    return (
+        None
+        if isinstance(first, dict) or isinstance(second, dict)
+        else _open_differing_axes(first, second)
+    )
 
 
-def _joined(first: list[Shape], second: list[Shape]) -> list[Shape] | None:
+def _open_differing_axes(first: list[Shape], second: list[Shape]) -> list[Shape] | None:
     if list(map(len, first)) != list(map(len, second)):
         return None
     pairs = (zip(*shapes, strict=True) for shapes in zip(first, second, strict=True))

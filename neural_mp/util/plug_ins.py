@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
     """Return the entry points of a group, read again once a folder of `sys.path` has changed."""
-    return _entry_points(group, tuple(_version(entry) for entry in sys.path))
+    return _entry_points(group, tuple(_folder_and_mtime(entry) for entry in sys.path))
 
 
-def _version(entry: str) -> tuple[str, int | None]:
+def _folder_and_mtime(entry: str) -> tuple[str, int | None]:
     """Return a folder and when a package in it was last installed or removed."""
     try:
         folder = Path(entry).absolute()

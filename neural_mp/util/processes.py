@@ -41,7 +41,7 @@ def worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """
     if not _SAFE_PATH_WORKS:
         _check_working_directory()
-    _start_trackers()
+    _start_resource_trackers()
     return {**variables, _USERS_VALUE: os.environ.get(_SAFE_PATH, ""), _SAFE_PATH: "1"}
 
 
@@ -69,7 +69,7 @@ def _check_working_directory() -> None:
         )
 
 
-def _start_trackers() -> None:
+def _start_resource_trackers() -> None:
     """Start the clean-up processes of workers, which start only once."""
     from multiprocessing import resource_tracker
 
@@ -114,7 +114,7 @@ class ProcessIdentity(JsonFields):
         """Return the current process."""
         import psutil
 
-        return cls(platform.node(), _namespace(), os.getpid(), psutil.Process().create_time())
+        return cls(platform.node(), _pid_namespace(), os.getpid(), psutil.Process().create_time())
 
     @property
     def is_this_one(self) -> bool:
@@ -126,7 +126,7 @@ class ProcessIdentity(JsonFields):
         """Whether the process is running; None if not visible from here."""
         import psutil
 
-        if self.namespace != _namespace():
+        if self.namespace != _pid_namespace():
             return None
         try:
             process = psutil.Process(self.pid)
@@ -142,7 +142,7 @@ class ProcessIdentity(JsonFields):
         return f"process {self.pid} on {self.host}"
 
 
-def _namespace() -> str:
+def _pid_namespace() -> str:
     try:
         return f"{_BOOT.read_text().strip()} {_PID_NAMESPACE.readlink()}"
     except OSError:  # not Linux

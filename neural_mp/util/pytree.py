@@ -66,18 +66,18 @@ def structure_of(results: object) -> tuple[Structure, list[str]]:
     """
     names: list[str] = []
 
-    def visit(value: object, path: tuple[str, ...]) -> Structure:
+    def number_leaves(value: object, path: tuple[str, ...]) -> Structure:
         if value is None:
             return None
         if isinstance(value, Mapping):
-            return {str(key): visit(value[key], (*path, str(key))) for key in sorted(value)}
+            return {str(key): number_leaves(value[key], (*path, str(key))) for key in sorted(value)}
         if isinstance(value, tuple | list):
             numbered = ((*path, str(i)) if path else () for i in range(len(value)))
-            return [visit(item, under) for item, under in zip(value, numbered, strict=True)]
+            return [number_leaves(item, under) for item, under in zip(value, numbered, strict=True)]
         names.append("_".join(path) or f"output_{len(names)}")
         return len(names) - 1
 
-    structure = visit(results, ())
+    structure = number_leaves(results, ())
     return structure, names
 
 
@@ -165,7 +165,7 @@ def float_arrays(value: object) -> list[np.ndarray]:
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
-def _columns(value: object) -> dict[str, np.ndarray] | None:
+def _float_columns(value: object) -> dict[str, np.ndarray] | None:
     """Return the floats of each key in a list of maps; None for any other value."""
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         return None
@@ -180,22 +180,22 @@ def named_float_arrays(value: object) -> dict[str, np.ndarray]:
     The floats of a key in a list of maps form one array.
     """
 
-    def visit(value: object, path: tuple[str, ...]) -> None:
-        columns = _columns(value)
+    def collect_arrays(value: object, path: tuple[str, ...]) -> None:
+        columns = _float_columns(value)
         if columns is not None:
             value = columns
         if isinstance(value, Mapping):
             for key, item in value.items():
-                visit(item, (*path, str(key)))
+                collect_arrays(item, (*path, str(key)))
         elif isinstance(value, tuple | list):
             names = value.names if isinstance(value, NamedList) else ()
             for index, item in enumerate(value):
-                visit(item, (*path, names[index] if names else str(index)))
+                collect_arrays(item, (*path, names[index] if names else str(index)))
         elif hasattr(value, "shape"):
             array = as_numpy(value)
             if array.dtype.kind == "f":
                 arrays[".".join(path) or "output"] = array
 
     arrays: dict[str, np.ndarray] = {}
-    visit(value, ())
+    collect_arrays(value, ())
     return arrays

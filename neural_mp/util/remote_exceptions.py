@@ -46,11 +46,11 @@ class _ExceptionNode:
 
     def load(self, members: Sequence[BaseException]) -> BaseException:
         """Rebuild the exception, without cause and context."""
-        restored = None if self.pickled is None else _unpickled(self.pickled, members)
+        restored = None if self.pickled is None else _unpickle_error(self.pickled, members)
         error = RuntimeError(self.words) if restored is None else restored
         if self.notes:
             error.__notes__ = list(self.notes)
-        return error.with_traceback(_trace(self.frames))
+        return error.with_traceback(_build_traceback(self.frames))
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class RemoteException:
         """Rebuild the exception; a `RuntimeError` with its message if rebuilding fails."""
 
         @cache
-        def make(index: int) -> BaseException:
+        def load_node(index: int) -> BaseException:
             node = self.nodes[index]
-            return node.load([make(member) for member in node.members])
+            return node.load([load_node(member) for member in node.members])
 
         for index, node in enumerate(self.nodes):
-            error = make(index)
-            error.__cause__ = None if node.cause is None else make(node.cause)
-            error.__context__ = None if node.context is None else make(node.context)
+            error = load_node(index)
+            error.__cause__ = None if node.cause is None else load_node(node.cause)
+            error.__context__ = None if node.context is None else load_node(node.context)
             error.__suppress_context__ = node.suppressed
-        return make(0)
+        return load_node(0)
 
 
 def dump_exception(error: BaseException) -> RemoteException:
@@ -95,10 +95,10 @@ def dump_exception(error: BaseException) -> RemoteException:
 
     nodes = []
     for current in errors:  # grows during iteration
-        members = [index_of(member) for member in _members(current)]
+        members = [index_of(member) for member in _group_members(current)]
         nodes.append(
             _ExceptionNode(
-                _pickled(current),
+                _pickle_error(current),
                 f"{type(current).__name__}: {message_of(current)}",
                 tuple(str(note) for note in getattr(current, "__notes__", ())),
                 tuple(
@@ -118,18 +118,17 @@ def dump_exception(error: BaseException) -> RemoteException:
     return RemoteException(tuple(nodes))
 
 
-def _members(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the members of an exception group."""
+def _group_members(error: BaseException) -> tuple[BaseException, ...]:
     if sys.version_info >= (3, 11) and isinstance(error, builtins.BaseExceptionGroup):
         return error.exceptions
     return ()
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def _pickle_error(error: BaseException) -> bytes | None:
     """Return the first pickled variant that can be read back; None if there is none."""
     import cloudpickle
 
-    members = _members(error)
+    members = _group_members(error)
     args = error.args[:1] if members else error.args
     attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
     variants: tuple[Callable[[], Any], ...] = (
@@ -145,7 +144,7 @@ def _pickled(error: BaseException) -> bytes | None:
             # Pickling a user-defined exception may raise anything.
             logger.debug("an exception cannot be pickled", exc_info=True)
             continue
-        copy = _unpickled(pickled, members)
+        copy = _unpickle_error(pickled, members)
         if type(copy) is type(error) and message_of(copy) == message_of(error):
             return pickled
     return None
@@ -167,7 +166,7 @@ class _Rebuilder:
         return exception
 
 
-def _unpickled(pickled: bytes, members: Sequence[BaseException]) -> BaseException | None:
+def _unpickle_error(pickled: bytes, members: Sequence[BaseException]) -> BaseException | None:
     import cloudpickle
 
     try:
@@ -180,7 +179,7 @@ def _unpickled(pickled: bytes, members: Sequence[BaseException]) -> BaseExceptio
     return error if isinstance(error, BaseException) else None
 
 
-def _trace(frames: Sequence[Frame]) -> TracebackType | None:
+def _build_traceback(frames: Sequence[Frame]) -> TracebackType | None:
     """Return a traceback of frames that only have locations."""
     trace: TracebackType | None = None
     for filename, name, line in reversed(frames):

@@ -39,16 +39,16 @@ def shape_words(value: object) -> str:
         return f"{str(value.dtype).rpartition('.')[2]}[{sizes}]"
     name = type(value).__name__
     if isinstance(value, Mapping):
-        parts = [f"{key!r}: {shape_words(item)}" for key, item in _first(value.items())]
+        parts = [f"{key!r}: {shape_words(item)}" for key, item in _first_items(value.items())]
         return f"{with_article(name)} of {len(value)} ({', '.join(parts)})"
     if isinstance(value, tuple | list):
         if value and all(isinstance(item, int | float | str) for item in value):
             kind = type(value[0]).__name__
             return f"{with_article(name)} of {counted(len(value), kind)}"
-        parts = [shape_words(item) for item in _first(value)]
+        parts = [shape_words(item) for item in _first_items(value)]
         return f"{with_article(name)} of {len(value)} ({', '.join(parts)})"
     return with_article(name)
 
 
-def _first(items: Iterable[object]) -> list[Any]:
+def _first_items(items: Iterable[object]) -> list[Any]:
     return list(items)[:_MAX_LISTED]

@@ -83,17 +83,17 @@ _PREVIEW = _Preview()
 def preview(value: Any) -> str:
     """Return a value as truncated text, however large or deeply nested."""
     if isinstance(value, str | bytes):
-        return _cut(repr(value[: _MAX_PREVIEW_CHARS + 1]))
+        return _truncate_text(repr(value[: _MAX_PREVIEW_CHARS + 1]))
     bounded = isinstance(value, dict | list | tuple | int) and not isinstance(value, bool)
-    return _cut(_PREVIEW.repr(value) if bounded else repr(value))
+    return _truncate_text(_PREVIEW.repr(value) if bounded else repr(value))
 
 
 def key_words(key: object) -> str:
     """Return a key as truncated text, for the key path of an error."""
-    return _cut(str(key) if str(key).isprintable() else repr(key))
+    return _truncate_text(str(key) if str(key).isprintable() else repr(key))
 
 
-def _cut(text: str) -> str:
+def _truncate_text(text: str) -> str:
     return text if len(text) <= _MAX_PREVIEW_CHARS else f"{text[: _MAX_PREVIEW_CHARS - 1]}…"
 
 
@@ -204,12 +204,12 @@ def matching(
     The keywords are those of JSON Schema.
     """
 
-    def read(value: Any) -> Any:
+    def read_matching(value: Any) -> Any:
         if not test(value):
             raise invalid(expected, value)
         return convert(value)
 
-    return described(read, **keywords, description=expected)
+    return described(read_matching, **keywords, description=expected)
 
 
 def is_integer(value: Any) -> bool:
@@ -289,13 +289,13 @@ def one_of(names: Iterable[str], expected: str = "") -> Validator[str]:
     choices = tuple(names)
     expected = expected or f"one of {', '.join(choices)}"
 
-    def read(value: Any) -> str:
+    def read_choice(value: Any) -> str:
         if isinstance(value, str) and value in choices:
             return str(value)
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""
         raise invalid(expected, value, hint if hint.endswith("?") else "")  # the message lists all
 
-    return described(read, enum=list(choices))
+    return described(read_choice, enum=list(choices))
 
 
 def enum_of(enum: type[W]) -> Validator[W]:
@@ -320,29 +320,29 @@ def list_of(
 ) -> Validator[tuple[T, ...]]:
     """Return a validator for lists of valid items, at most `most`, as a tuple."""
 
-    def read(value: Any) -> tuple[T, ...]:
+    def read_list(value: Any) -> tuple[T, ...]:
         if not is_list(value) or len(value) > most:
             raise invalid(expected, value)
         return tuple(validate_at(i, validator, item) for i, item in enumerate(value))
 
-    return read
+    return read_list
 
 
 def tuple_of(*validators: Validator[Any]) -> Validator[tuple[Any, ...]]:
     """Return a validator for lists with one validator per item."""
 
-    def read(value: Any) -> tuple[Any, ...]:
+    def read_tuple(value: Any) -> tuple[Any, ...]:
         if not is_list(value) or len(value) != len(validators):
             raise invalid(f"a list of {len(validators)}", value)
         return tuple(validate_at(i, check, value[i]) for i, check in enumerate(validators))
 
-    return read
+    return read_tuple
 
 
 def mapping_of(validator: Validator[T], key: Validator[str] = string) -> Validator[dict[str, T]]:
     """Return a validator for mappings of strings to valid values."""
 
-    def read(value: Any) -> dict[str, T]:
+    def read_mapping(value: Any) -> dict[str, T]:
         if not isinstance(value, Mapping):
             raise invalid("a mapping", value)
         return {
@@ -350,7 +350,7 @@ def mapping_of(validator: Validator[T], key: Validator[str] = string) -> Validat
             for name, item in value.items()
         }
 
-    return read
+    return read_mapping
 
 
 def record(
@@ -369,7 +369,7 @@ def record(
     """
     schema = {**needed, **extra}
 
-    def read(value: Any) -> dict[str, Any]:
+    def read_record(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise invalid(f"a mapping with the keys {', '.join(schema)}", value)
         for key in needed:
@@ -381,14 +381,14 @@ def record(
                 raise InvalidValueError(f"unknown key {preview(key)}{hint}")
         return {key: validate_at(key, schema[key], value[key]) for key in schema if key in value}
 
-    return read
+    return read_record
 
 
 def checked(validator: Validator[Any]) -> Validator[Any]:
     """Return a validator that returns the original value, not the converted one."""
 
-    def read(value: Any) -> Any:
+    def read_checked(value: Any) -> Any:
         validator(value)
         return value
 
-    return described(read, **json_schema(validator))
+    return described(read_checked, **json_schema(validator))

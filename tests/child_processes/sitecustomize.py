@@ -12,7 +12,7 @@ import atexit
 import gc
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader, _LazyModule
 from types import ModuleType
 
@@ -40,13 +40,31 @@ class _Loader(LazyLoader):
         module.__class__ = _Module
 
 
+class _Existing:
+    """Loader of a module that exists already."""
+
+    @staticmethod
+    def create_module(spec):
+        return sys.modules[spec.name]
+
+    @staticmethod
+    def exec_module(module):
+        pass
+
+
 class _Later:
-    """Loads modules when they are first used."""
+    """Loads modules when they are first used.
+
+    An import of `sympy.logic` loads `sympy` for its path, and with it `sympy.logic`: without
+    `_Existing`, Python would load that a second time, without its parts.
+    """
 
     names = frozenset({"sympy", "onnx_ir._symbolic_shapes", "scipy.stats"})
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
+        if name.rpartition(".")[0] in cls.names and name in sys.modules:
+            return ModuleSpec(name, _Existing, is_package=hasattr(sys.modules[name], "__path__"))
         spec = PathFinder.find_spec(name, path, target) if name in cls.names else None
         if spec is not None:
             spec.loader = _Loader(spec.loader)

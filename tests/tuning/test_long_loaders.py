@@ -102,7 +102,7 @@ def test_a_metric_that_keeps_all_is_stopped_before_the_memory_is_full(
     free = itertools.count(1 << 40, -(1 << 37))
     used = itertools.count(0, 1 << 38)
     monkeypatch.setattr(memory, "free_memory", lambda: max(0, next(free)))
-    monkeypatch.setattr(memory, "_held", lambda: next(used))
+    monkeypatch.setattr(memory, "_resident_memory_bytes", lambda: next(used))
     monkeypatch.setattr(memory, "_CHECK_SECONDS", 0.0)
     converter.eval_dataloader = lambda: endless_digits(digits[1])
     converter.metric = lambda labels, preds: 0.5

@@ -85,7 +85,8 @@ class Boundary(JsonFields):
         if cached is not None:
             order, tensors = cached
             return _tensors_to_arrays([leaves[index] for index in order]), tensors
-        arrays, tensors = self.arrays(inputs), self._holds_tensors(inputs)
+        arrays, package = self.arrays(inputs), FRAMEWORKS[self.framework].package
+        tensors = any(type(v).__module__.partition(".")[0] == package for v in tree_leaves(inputs))
         if all(hasattr(leaf, "__array__") for leaf in leaves):
             indices = positions(self.signature.assigned(inputs), leaves)
             if indices is not None:
@@ -96,10 +97,6 @@ class Boundary(JsonFields):
     def _places(self) -> dict[Hashable, tuple[list[int], bool]]:
         """Layout and types of a batch → index of the leaf of each input, whether it has tensors."""
         return {}
-
-    def _holds_tensors(self, inputs: object) -> bool:
-        package = FRAMEWORKS[self.framework].package
-        return any(type(v).__module__.partition(".")[0] == package for v in tree_leaves(inputs))
 
     def returned(self, outputs: Any, tensor: Callable[[Array], Any] | None) -> Any:
         """Return outputs of the runtime as the source would.

@@ -79,11 +79,6 @@ def table_obstacle(table: Array) -> str | None:
     return f"its rows have fewer than {_MIN_ROW_LENGTH} values, so INT8 would increase its size"
 
 
-def activation_spec(algorithm: CalibrationAlgorithm) -> QuantSpec:
-    """Return the activation quantization of all integer kernels, calibrated by `algorithm`."""
-    return QuantSpec(QuantDType.UINT8, Scheme.ASYMMETRIC, Granularity.PER_TENSOR, algorithm)
-
-
 @dataclass(frozen=True)
 class IntegerKernel:
     """The integer kernel of an op and the quantization that it supports.
@@ -107,10 +102,11 @@ class IntegerKernel:
 
     def configs(self) -> list[OpConfig]:
         """Return the configs of the op, best first; most differ only in calibration."""
-        result = [
-            OpConfig(Precision.INT8, self.weight, activation_spec(algorithm))
+        activations = (
+            QuantSpec(QuantDType.UINT8, Scheme.ASYMMETRIC, Granularity.PER_TENSOR, algorithm)
             for algorithm in self.algorithms
-        ]
+        )
+        result = [OpConfig(Precision.INT8, self.weight, activation) for activation in activations]
         if self.weight_alone is not None:
             result.append(OpConfig(Precision.INT8, self.weight_alone))
         if not isinstance(self.low_bits, str):

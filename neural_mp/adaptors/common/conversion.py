@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.weights.factor_folding import fold_factors
 from neural_mp.adaptors.common.weights.reconstruction import ModelToRound, reconstructed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
-from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
+from neural_mp.core.observations import ChannelRange, Observations, Range
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import (
@@ -70,7 +70,9 @@ def quantized_ranges(
         ]
         tensor_ranges[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
     for tensor in tensors_with_channel_scales(graph, flow) & observations.channels.keys():
-        tensor_ranges[tensor] = _channel_range(tensor_ranges[tensor], observations.channels[tensor])
+        span, channels = tensor_ranges[tensor], observations.channels[tensor]
+        low, high = np.clip([channels.low, channels.high], *span).tolist()
+        tensor_ranges[tensor] = ChannelRange(span, zip(low, high, strict=True))
     return tensor_ranges
 
 
@@ -86,11 +88,6 @@ def tensors_with_channel_scales(graph: OpGraph, flow: QuantizationFlow) -> froze
         for tensor, ops in readers.items()
         if shared[tensor] == 1 and all(graph[op].channel_scales for op in ops)
     )
-
-
-def _channel_range(span: Range, channels: ChannelStats) -> ChannelRange:
-    low, high = np.clip([channels.low, channels.high], *span).tolist()
-    return ChannelRange(span, zip(low, high, strict=True))
 
 
 def _refuse_split_kernels(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:

@@ -295,10 +295,6 @@ class Compiler(Generic[M]):
     compiling: Callable[[M], M]
 
 
-def _no_devices() -> Sequence[Device]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Training:
     """Mixed-precision training of the user's own model, which is not loaded by the adaptor.
@@ -320,4 +316,4 @@ class Training:
     ]
     apply_plan: Callable[[Any, Mapping[str, Precision]], Any]
     trace_numerics: Callable[[Any, Any, Any, float], ModelTrace]
-    devices: Callable[[], Sequence[Device]] = _no_devices
+    devices: Callable[[], Sequence[Device]] = tuple

@@ -253,13 +253,15 @@ def frame_convolutions(program: ir.Model, names: GraphNames) -> bool:
     stride 128, one thread) and 14 µs instead of 26 µs for one sample. The product gets the name of
     the convolution. Results are equal up to the order of summation.
     """
-    matches = [(node, framing) for node in in_order(program.graph) if (framing := _framing(node))]
+    matches = [
+        (node, framing) for node in in_order(program.graph) if (framing := _match_framing(node))
+    ]
     for node, framing in matches:
-        _replace(node, framing, names)
+        _replace_convolution(node, framing, names)
     return bool(matches)
 
 
-def _framing(node: ir.Node) -> _Framing | None:
+def _match_framing(node: ir.Node) -> _Framing | None:
     if node.op_type != "Conv" or node.domain or not is_float32(node.inputs[0]):
         return None
     weight = array_of(node.inputs[1])
@@ -303,12 +305,12 @@ class _Writer:
         return node.outputs[0]
 
 
-def _replace(node: ir.Node, framing: _Framing, names: GraphNames) -> None:
+def _replace_convolution(node: ir.Node, framing: _Framing, names: GraphNames) -> None:
     assert node.graph is not None
     signal, bias = node.inputs[0], input_of(node, 2)
     assert signal is not None
     writer = _Writer(node, names)
-    frames = _frames(writer, signal, framing)
+    frames = _slice_frames(writer, signal, framing)
     kernels = np.ascontiguousarray(framing.weight[:, 0].T)
     weight = writer.constant("weight_framed", kernels)
     result = writer.put("MatMul", frames, weight, name=str(node.name))
@@ -321,10 +323,12 @@ def _replace(node: ir.Node, framing: _Framing, names: GraphNames) -> None:
     )
 
 
-def _frames(writer: _Writer, signal: ir.Value, framing: _Framing) -> ir.Value:
+def _slice_frames(writer: _Writer, signal: ir.Value, framing: _Framing) -> ir.Value:
     """Return the frames [batch, frames, length of a kernel] of a signal [batch, 1, length]."""
     axis, start = writer.bound(2), writer.bound(0)
-    whole = writer.put("Slice", signal, start, _whole_strides(writer, signal, framing.stride), axis)
+    whole = writer.put(
+        "Slice", signal, start, _floor_to_stride(writer, signal, framing.stride), axis
+    )
     hops = writer.put("Reshape", whole, writer.constant("hops", np.array([0, -1, framing.stride])))
     if framing.parts == 1:
         return hops
@@ -337,7 +341,7 @@ def _frames(writer: _Writer, signal: ir.Value, framing: _Framing) -> ir.Value:
     return writer.put("Concat", *parts, axis=2)
 
 
-def _whole_strides(writer: _Writer, signal: ir.Value, stride: int) -> ir.Value:
+def _floor_to_stride(writer: _Writer, signal: ir.Value, stride: int) -> ir.Value:
     """Return the length of a signal, rounded down to a multiple of the stride, int64 [1]."""
     size = signal.shape[2] if signal.shape is not None else None
     if isinstance(size, int):

@@ -74,7 +74,7 @@ def fold_constants(program: ir.Model, names: edit.GraphNames, folder: Path | Non
     """
     # Values that are computed first make more sizes known.
     for _ in range(_MOST_ROUNDS):
-        if not _fold_known(program, names, folder):
+        if not _fold_sized_nodes(program, names, folder):
             return
 
 
@@ -94,11 +94,11 @@ def stored_constants(value: ir.Value) -> list[ir.Value]:
     return [stored for operand in inputs for stored in stored_constants(operand)]
 
 
-def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> bool:
+def _fold_sized_nodes(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> bool:
     """Fold what has a known size; return whether a repetition may fold more."""
-    nodes = _computable(program)
+    nodes = _find_foldable_nodes(program)
     room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
-    inferred = _inferred(program, nodes)
+    inferred = _infer_results(program, nodes)
     byte_sizes = {value: _bytes_of_result(copy) for value, copy in inferred.items()}
     sizes = {value: size for value, size in byte_sizes.items() if size is not None}
     most = max(_MOST_GROWTH * room, _MAX_RESULT_BYTES)
@@ -106,7 +106,7 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
         node for node in nodes if sum(sizes.get(v, math.inf) for v in node.outputs if v.name) > most
     }
     if unsafe:
-        nodes = _computable(program, unsafe)
+        nodes = _find_foldable_nodes(program, unsafe)
     inside = set(nodes)
     results = [
         value
@@ -118,16 +118,16 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
     storable = [value for value in results if not chains.quantize(value)]
     folded = [value for value in storable if sizes[value] <= _SMALL]
     large = [value for value in storable if sizes[value] > _SMALL]
-    folded += _without_growth(large, sizes, chains)
-    if folded and not _fold(program, names, folder, chains.of(folded), folded):
+    folded += _select_without_growth(large, sizes, chains)
+    if folded and not _fold_values(program, names, folder, chains.of(folded), folded):
         return False
     for value in results:
         if value.uses():
-            _note_value(program, value, inferred[value], chains, folder)
+            _attach_lazy_value(program, value, inferred[value], chains, folder)
     return None in byte_sizes.values()
 
 
-def _fold(
+def _fold_values(
     program: ir.Model,
     names: edit.GraphNames,
     folder: Path | None,
@@ -136,7 +136,7 @@ def _fold(
 ) -> bool:
     """Replace computed values by constants; return whether ONNX Runtime computes them."""
     try:
-        small = _alone(program, nodes, results)
+        small = _isolate_nodes(program, nodes, results)
         values = Runner(small, folder, level=PLAIN)({}, [str(value.name) for value in results])
     except ConversionError:
         logger.debug("constant folding failed; constants are kept", exc_info=True)
@@ -177,7 +177,7 @@ class _Chains:
         return sorted(nodes, key=self._order.__getitem__)
 
 
-def _without_growth(
+def _select_without_growth(
     results: Iterable[ir.Value], sizes: Mapping[ir.Value, int], chains: _Chains
 ) -> list[ir.Value]:
     """Return the results that are not larger than the constants that they replace."""
@@ -197,7 +197,7 @@ def _without_growth(
     return foldable
 
 
-def _note_value(
+def _attach_lazy_value(
     program: ir.Model,
     value: ir.Value,
     inferred: ir.Value,
@@ -209,20 +209,20 @@ def _note_value(
     shape, dtype = inferred.shape, inferred.dtype
     if not nodes or shape is None or dtype is None or value.const_value is not None:
         return
-    isolated = _alone(program, nodes, [value])
+    isolated = _isolate_nodes(program, nodes, [value])
 
-    def computed() -> ir.TensorProtocol:
+    def compute_value() -> ir.TensorProtocol:
         (array,) = Runner(isolated, folder, level=PLAIN)({}, [str(isolated.graph.outputs[0].name)])
         return ir.tensor(array, dtype=dtype)
 
     value.dtype, value.shape = dtype, shape
-    value.const_value = ir.LazyTensor(computed, dtype=dtype, shape=shape, name=value.name)
+    value.const_value = ir.LazyTensor(compute_value, dtype=dtype, shape=shape, name=value.name)
     for node in nodes:
         if not any(result.is_graph_output() for result in node.outputs):
             node.meta[_CONSTANT] = True
 
 
-def _inferred(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
+def _infer_results(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
     """Return result → a copy with the type and shape by ONNX's shape inference.
 
     Sizes declared in the model may be false. A few bytes can describe a chain of ops whose results
@@ -231,7 +231,7 @@ def _inferred(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.
     results = [value for node in nodes for value in node.outputs if value.name]
     if not results:
         return {}
-    isolated = _alone(program, nodes, results)
+    isolated = _isolate_nodes(program, nodes, results)
     try:
         common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(isolated)
     except Exception:
@@ -283,7 +283,7 @@ def _clear_bodies(node: ir.Node) -> None:
             body.remove(inner, safe=True)
 
 
-def _computable(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir.Node]:
+def _find_foldable_nodes(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir.Node]:
     """Return the nodes that read constants only, including nodes of bodies.
 
     The nodes of `without`, and those that read their results, are left out.
@@ -299,7 +299,7 @@ def _computable(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir
             and constants.issuperset(inputs)
             and not node.op_type.startswith(RANDOM)
             and all(_is_number(value) for value in (*inputs, *node.outputs))
-            and _has_kernel(node, opset)
+            and _has_cpu_kernel(node, opset)
             and not list(bodies_of(node))
         ):
             nodes.append(node)
@@ -307,7 +307,9 @@ def _computable(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir
     return nodes
 
 
-def _alone(program: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> ir.Model:
+def _isolate_nodes(
+    program: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Value]
+) -> ir.Model:
     """Return a model of copies of nodes from any graph, with constant inputs only."""
     copies: dict[ir.Value, ir.Value] = {}
     copied = []
@@ -334,7 +336,7 @@ def _alone(program: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Val
     return ir.Model(graph, ir_version=program.ir_version)
 
 
-def _has_kernel(node: ir.Node, opset: int) -> bool:
+def _has_cpu_kernel(node: ir.Node, opset: int) -> bool:
     """Whether the CPU computes a node: few ops have kernels for bfloat16."""
     values = (value for value in (*node.inputs, *node.outputs) if value is not None)
     if all(value.dtype is not ir.DataType.BFLOAT16 for value in values):

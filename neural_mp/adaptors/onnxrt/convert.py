@@ -93,7 +93,7 @@ class _Writer:
             return
         self.variants.place, self.variants.owner = node, name
         precision = self.plan.effective.get(name, Precision.FP32)
-        weight = self._grouped_weight(name)
+        weight = self._grouped_weight_spec(name)
         fusion_group = self.structure.fusion_groups.get(name)
         if weight is not None:
             write_low_bits = write_low_bit_table if is_table(node) else write_low_bit_product
@@ -109,22 +109,20 @@ class _Writer:
         else:
             for value in dict.fromkeys(edit.read_by(node)):
                 if value in self.structure.names:
-                    edit.redirect(node, value, self._real(node, value))
+                    edit.redirect(node, value, self._fp32_input(node, value))
 
-    def _grouped_weight(self, name: str) -> QuantSpec | None:
-        """Return the quantization of a weight that the plan stores in groups."""
+    def _grouped_weight_spec(self, name: str) -> QuantSpec | None:
         config = self.plan.plan.get(name)
         weight = None if config is None else config.weight
         return weight if weight is not None and weight.group_size is not None else None
 
-    def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
-        """Return the input of an FP32 op for a tensor."""
+    def _fp32_input(self, node: ir.Node, value: ir.Value) -> ir.Value:
         if str(node.name) in self.model.rejected and edit.is_float32(value):
             return self.variants.shielded(value)
         if value is node.inputs[0] and self.variants.comes_stored(value):
             axis, channels = rounded_by_runtime(node)
             if channels == 1 or self._leads_to_rounding(node):
-                axis, channels = _wide_axis(value)
+                axis, channels = _first_wide_axis(value)
             if channels:
                 return self.variants.by_channel(value, axis, channels)
         return self.variants.real(value)
@@ -174,7 +172,9 @@ class _Writer:
         for index, value in enumerate(list(graph.outputs)):
             if value not in final:
                 output = self.variants.real(value)
-                final[value] = value if output is value else self._renamed(value, output)
+                final[value] = (
+                    value if output is value else self._restore_output_name(value, output)
+                )
             graph.outputs[index] = final[value]
         common.RemoveUnusedNodesPass()(self.program)
         sink_constants(self.program)
@@ -199,8 +199,7 @@ class _Writer:
                 by_op[name] = OutputLocation(str(final.name), untouched.nodes[op].op_type, encoding)
         return by_op
 
-    def _renamed(self, value: ir.Value, output: ir.Value) -> ir.Value:
-        """Return a value as a graph output under its original name."""
+    def _restore_output_name(self, value: ir.Value, output: ir.Value) -> ir.Value:
         if output.is_graph_output() or output.is_graph_input():
             copied = ir.val(None)
             self.variants.insert(
@@ -213,7 +212,7 @@ class _Writer:
         return output
 
 
-def _wide_axis(value: ir.Value) -> tuple[int, int]:
+def _first_wide_axis(value: ir.Value) -> tuple[int, int]:
     """Return an axis of known size above 1 and its size; zeros if there is none."""
     sizes = () if value.shape is None else value.shape.dims
     wide = ((axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1)

@@ -76,7 +76,7 @@ def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructu
         nodes,
         {str(head.name): group for head, group in groups.items()},
         {str(op.name): str(head.name) for op, head in fused_into(groups.values()).items()},
-        frozenset(name for name, node in sound.items() if _moves(node, opset)),
+        frozenset(name for name, node in sound.items() if _is_agnostic_op(node, opset)),
         frozenset(
             name for name, node in nodes.items() if is_table(node) or has_role(node, Role.RECURRENT)
         ),
@@ -129,7 +129,7 @@ class _Kernels(FusionRules[ir.Node, ir.Value]):
         step = _only_reader(group.tail.outputs[0])
         if step is None or row_of(group.head).bias is not None:
             return None
-        bias = _bias(group.head, step)
+        bias = _match_bias(group.head, step)
         return Step(BIAS, (step,), bias) if bias is not None else None
 
     def activation(self, group: FusionGroup) -> Step | None:
@@ -148,7 +148,7 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
     return use.node if use.node.graph is value.graph and not use.node.domain else None
 
 
-def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
+def _match_bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
     """Return the constant that an addition adds to every row of a product."""
     if step.op_type != "Add":
         return None
@@ -164,7 +164,7 @@ def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
     return None
 
 
-def _moves(node: ir.Node, opset: int) -> bool:
+def _is_agnostic_op(node: ir.Node, opset: int) -> bool:
     """Whether an op yields the same on quantized as on float values."""
     if not has_role(node, Role.MOVING) or not is_float32(node.outputs[0]):
         return False

@@ -18,7 +18,7 @@ _OPSET, _IR_VERSION = 17, 9
 _STORED = 200
 
 
-def _multiply(case: Case, x: Array, weight: Array) -> Array:
+def _sum_products(case: Case, x: Array, weight: Array) -> Array:
     """Return the sums of products of a kernel; a convolution requantizes them to uint8."""
     if isinstance(case, Convolution):
         step = np.float32(255 * 127 * weight[0].size / _STORED)
@@ -29,13 +29,15 @@ def _multiply(case: Case, x: Array, weight: Array) -> Array:
             group=case.groups,
             kernel_shape=list(weight.shape[2:]),
         )
-        return _run(node, x, TensorProto.UINT8, weight, step) * np.float64(step)
+        return _run_node(node, x, TensorProto.UINT8, weight, step) * np.float64(step)
     names = ["x", "w", "one", "steps", "zero", "middles"]
     node = helper.make_node("MatMulIntegerToFloat", names, ["y"], domain=CONTRIB)
-    return _run(node, x, TensorProto.FLOAT, weight.T.copy(), np.float32(1))
+    return _run_node(node, x, TensorProto.FLOAT, weight.T.copy(), np.float32(1))
 
 
-def _run(node: onnx.NodeProto, x: Array, result: int, weight: Array, step: np.float32) -> Array:
+def _run_node(
+    node: onnx.NodeProto, x: Array, result: int, weight: Array, step: np.float32
+) -> Array:
     outputs = weight.shape[-1 if node.domain else 0]
     constants = {
         "one": np.float32(1),
@@ -61,4 +63,4 @@ def _run(node: onnx.NodeProto, x: Array, result: int, weight: Array, step: np.fl
 
 if __name__ == "__main__":
     # The bindings raise their own types.
-    probe_accumulation(CASES, _multiply, Exception)
+    probe_accumulation(CASES, _sum_products, Exception)

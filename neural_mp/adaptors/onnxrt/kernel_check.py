@@ -52,7 +52,7 @@ class KernelCheck:
         """Op → the reason why it cannot run between integer ops."""
         return {
             op: f"between integer ops, ONNX Runtime {reason}"
-            for op, reason in _deviations(self.cases()).items()
+            for op, reason in _find_deviations(self.cases()).items()
         }
 
     def cases(self) -> dict[str, bytes]:
@@ -78,10 +78,10 @@ class KernelCheck:
 def compare_ahead(checks: Iterable[KernelCheck]) -> None:
     """Compare the ops of several models in one child process."""
     cases = (case for check in checks for case in check.cases().values())
-    _deviations({str(index): case for index, case in enumerate(cases)})
+    _find_deviations({str(index): case for index, case in enumerate(cases)})
 
 
-def _deviations(cases: Mapping[str, bytes]) -> dict[str, str]:
+def _find_deviations(cases: Mapping[str, bytes]) -> dict[str, str]:
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
     return deviations(_PROBE, f"{_VERSION} {version}", cases)
 
@@ -111,7 +111,7 @@ def case_of(node: ir.Node, role: str, opset: int) -> bytes | None:
     # Arbitrary indices would not be valid.
     if ir.DataType.FLOAT not in kinds or kinds - {ir.DataType.FLOAT, ir.DataType.BOOL}:
         return None
-    names = {value: f"x{index}" for index, value in enumerate(dict.fromkeys(_values(node)))}
+    names = {value: f"x{index}" for index, value in enumerate(dict.fromkeys(_present_inputs(node)))}
     proto = ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]
     proto.name = proto.doc_string = ""
@@ -125,12 +125,14 @@ def case_of(node: ir.Node, role: str, opset: int) -> bytes | None:
     if role == LAYER:
         ordered = [attribute for attribute in ordered if attribute.name != "group"]
     proto.attribute.extend(ordered)
-    free = [value for value in names if value.const_value is None or _is_generated(node, value)]
+    free = [
+        value for value in names if value.const_value is None or _has_arbitrary_values(node, value)
+    ]
     if role == LAYER:
-        shapes, groups = _layer_shapes(node)
+        shapes, groups = _convolution_shapes(node)
         proto.attribute.append(onnx.helper.make_attribute("group", groups))
     else:
-        shapes = list(_shapes([_dims(value) for value in free]))
+        shapes = list(_candidate_shapes([_input_dims(value) for value in free]))
     inputs = [
         onnx.helper.make_tensor_value_info(names[value], int(value.dtype or 0), None)
         for value in free
@@ -154,11 +156,11 @@ def case_of(node: ir.Node, role: str, opset: int) -> bytes | None:
     return model.SerializeToString(deterministic=True)
 
 
-def _values(node: ir.Node) -> Iterator[ir.Value]:
+def _present_inputs(node: ir.Node) -> Iterator[ir.Value]:
     return (value for value in node.inputs if value is not None)
 
 
-def _is_generated(node: ir.Node, value: ir.Value) -> bool:
+def _has_arbitrary_values(node: ir.Node, value: ir.Value) -> bool:
     """Whether the values of a constant are of no importance; those of Resize are sizes."""
     constant = value.const_value
     return (
@@ -169,7 +171,7 @@ def _is_generated(node: ir.Node, value: ir.Value) -> bool:
     )
 
 
-def _dims(value: ir.Value) -> Dims:
+def _input_dims(value: ir.Value) -> Dims:
     if value.const_value is not None:
         return tuple(value.const_value.shape.numpy())
     if value.shape is None:
@@ -177,7 +179,7 @@ def _dims(value: ir.Value) -> Dims:
     return tuple(size if isinstance(size, int) else None for size in value.shape)
 
 
-def _shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:
+def _candidate_shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:
     """Yield the shapes to run, each with alternatives: those which the op accepts count.
 
     Reduced shapes come first, as they take less time and apply to more models.
@@ -195,28 +197,30 @@ def _shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:
         reduced = [
             tuple(
                 min(size, _FIRST_SIZE) if rank > 2 and len(shape) == rank and not axis else size
-                for axis, size in enumerate(map(_reduced, shape))
+                for axis, size in enumerate(map(_reduce_size, shape))
             )
             for shape in whole
         ]
         alternatives = [reduced, whole] if whole != reduced else [whole]
-        yield [shapes for shapes in alternatives if max(map(_count, shapes)) <= _MAX_ELEMENTS]
+        yield [
+            shapes for shapes in alternatives if max(map(_count_elements, shapes)) <= _MAX_ELEMENTS
+        ]
 
 
-def _reduced(size: int) -> int:
+def _reduce_size(size: int) -> int:
     return size if size <= _MAX_SIZE else _REMAINDER_OF + size % _REMAINDER_OF
 
 
-def _count(shape: Shape) -> int:
+def _count_elements(shape: Shape) -> int:
     count = 1
     for size in shape:
         count *= size
     return count
 
 
-def _layer_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:
+def _convolution_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:
     """Return the shapes of a convolution's data, weight and bias with few channels, and groups."""
-    data, weight, *bias = _values(node)
+    data, weight, *bias = _present_inputs(node)
     assert weight.const_value is not None
     outputs, inputs, *window = weight.const_value.shape.numpy()
     groups = node.attributes.get_int("group", 1)
@@ -224,8 +228,8 @@ def _layer_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:
     out_channels = few * min(outputs // groups, _MAX_CHANNELS)
     in_channels = min(inputs, _MAX_CHANNELS)
     constants: list[Shape] = [(out_channels, in_channels, *window), *[(out_channels,)] * len(bias)]
-    dims = _dims(data) if data.shape is not None else (None,) * (2 + len(window))
+    dims = _input_dims(data) if data.shape is not None else (None,) * (2 + len(window))
     return [
         [[(_FIRST_SIZE, few * in_channels, *shapes[0][2:]), *constants] for shapes in alternatives]
-        for alternatives in _shapes([dims])
+        for alternatives in _candidate_shapes([dims])
     ], few

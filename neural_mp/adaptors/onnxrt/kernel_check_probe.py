@@ -151,16 +151,16 @@ class _Builder:
         return [np.asarray(output) for output in self.session(level).run(None, self.inputs)]
 
 
-def _compare(case: onnx.ModelProto, shapes: list[list[int]]) -> str | None:
+def _compare_results(case: onnx.ModelProto, shapes: list[list[int]]) -> str | None:
     """Return a deviation of an op on inputs of some shapes, empty if none; None if unknown."""
     try:
-        reference = _float_part(case, shapes)
+        reference = _build_float_model(case, shapes)
         results = reference.run(_PLAIN)
         if not all(actual.size and np.isfinite(actual).all() for actual in results):
             return None
-        written = _stored(reference, results)
+        written = _store_results(reference, results)
         expected = written.run(_PLAIN)
-        fused = _as_mover(case, shapes) if _role(case) == MOVER else written
+        fused = _build_mover_model(case, shapes) if _case_role(case) == MOVER else written
     except Exception:  # noqa: BLE001 (the bindings raise their own types)
         # Without a reference, nothing can be compared.
         return None
@@ -186,17 +186,16 @@ def _greatest_difference(expected: Array, actual: Array) -> int:
     return int(np.abs(expected.astype(np.int64) - actual.astype(np.int64)).max(initial=0))
 
 
-def _role(case: onnx.ModelProto) -> str:
-    return _details(case)[ROLE]
+def _case_role(case: onnx.ModelProto) -> str:
+    return _case_details(case)[ROLE]
 
 
-def _details(case: onnx.ModelProto) -> Mapping[str, Any]:
+def _case_details(case: onnx.ModelProto) -> Mapping[str, Any]:
     return {entry.key: json.loads(entry.value) for entry in case.metadata_props}
 
 
-def _float_part(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
-    """Return the model from stored inputs to the float results of the op."""
-    built = _begun(case, shapes)
+def _build_float_model(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
+    built = _start_builder(case, shapes)
     renamed = {}
     for name in [value.name for value in case.graph.input]:
         if name in built.constants or f"{name}.scale" not in built.constants:
@@ -204,7 +203,7 @@ def _float_part(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
         by = _Parameters(f"{name}.scale", f"{name}.zero")
         stored = built.convolve(name, built.inputs[name].shape, by)
         renamed[name] = built.dequantize(stored, by)
-    if _role(case) == LAYER:
+    if _case_role(case) == LAYER:
         weight = built.node.input[1]
         first = built.node.input[0]
         built.quantized_weight(
@@ -213,14 +212,14 @@ def _float_part(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
     for position, name in enumerate(built.node.input):
         built.node.input[position] = renamed.get(name, name)
     built.nodes.append(built.node)
-    built.outputs = _details(case)[READ]
+    built.outputs = _case_details(case)[READ]
     return built
 
 
-def _begun(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
+def _start_builder(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
     """Return a builder with the inputs, stored if of floats, and the constants of a case."""
-    built = _Builder(_copied(case))
-    random, generated = np.random.default_rng(0), _details(case)[GENERATED]
+    built = _Builder(_copy_case(case))
+    random, generated = np.random.default_rng(0), _case_details(case)[GENERATED]
     for tensor in case.graph.initializer:
         built.constants[tensor.name] = numpy_helper.to_array(tensor)
     for index, (value, shape) in enumerate(zip(case.graph.input, shapes, strict=True)):
@@ -240,16 +239,15 @@ def _begun(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
     return built
 
 
-def _copied(case: onnx.ModelProto) -> onnx.ModelProto:
+def _copy_case(case: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(case)
     return copy
 
 
-def _stored(built: _Builder, results: list[Array]) -> _Builder:
-    """Return the model with stored results."""
+def _store_results(built: _Builder, results: list[Array]) -> _Builder:
     own = built.inputs.keys()
-    mover = _role(built.case) == MOVER
+    mover = _case_role(built.case) == MOVER
     outputs = []
     for name, array in zip(built.outputs, results, strict=True):
         if array.dtype != np.float32:
@@ -266,9 +264,8 @@ def _stored(built: _Builder, results: list[Array]) -> _Builder:
     return built
 
 
-def _as_mover(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
-    """Return the model whose op moves stored values."""
-    built = _begun(case, shapes)
+def _build_mover_model(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
+    built = _start_builder(case, shapes)
     (name,) = built.inputs
     by = _Parameters(f"{name}.scale", f"{name}.zero")
     built.node.input[0] = built.convolve(name, built.inputs[name].shape, by)
@@ -277,11 +274,11 @@ def _as_mover(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
             built.node.input.append("")
         built.node.input[2] = by.zero
     built.nodes.append(built.node)
-    reference = _float_part(case, shapes)
+    reference = _build_float_model(case, shapes)
     sizes = [output.shape for output in reference.run(_PLAIN)]
     built.outputs = [
         built.convolve(name, shape, by)
-        for name, shape in zip(_details(case)[READ], sizes, strict=True)
+        for name, shape in zip(_case_details(case)[READ], sizes, strict=True)
     ]
     return built
 
@@ -289,8 +286,8 @@ def _as_mover(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
 def find_deviation(path: Path) -> str:
     """Return the deviation of the op of a case on the shapes that it may run on."""
     case = onnx.load(str(path))
-    for alternatives in _details(case)[SHAPES]:
-        results = (_compare(case, shapes) for shapes in alternatives)
+    for alternatives in _case_details(case)[SHAPES]:
+        results = (_compare_results(case, shapes) for shapes in alternatives)
         deviation = next((result for result in results if result is not None), "")
         if deviation:
             return deviation

@@ -24,15 +24,15 @@ from neural_mp.util.pytree import Array
 
 def layer_params(model: OnnxModel) -> dict[str, LayerParams]:
     """Return op → its constants."""
-    return _layers(model.structure)
+    return _params_by_layer(model.structure)
 
 
-def _layers(graph: GraphStructure) -> dict[str, LayerParams]:
-    layers = {name: _layer(graph, name, node) for name, node in graph.nodes.items()}
+def _params_by_layer(graph: GraphStructure) -> dict[str, LayerParams]:
+    layers = {name: _build_layer_params(graph, name, node) for name, node in graph.nodes.items()}
     return {name: layer for name, layer in layers.items() if layer is not None}
 
 
-def _layer(graph: GraphStructure, name: str, node: ir.Node) -> LayerParams | None:
+def _build_layer_params(graph: GraphStructure, name: str, node: ir.Node) -> LayerParams | None:
     scales = _scales_position(node)
     if scales is not None:
         value = edit.input_of(node, scales)
@@ -51,7 +51,7 @@ def _layer(graph: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
         return LayerParams(name, weight) if axes == 1 else None
     if not is_product(node):
         groups = numbers.get_int("group", 1)
-        window = _window(node, axes - 2)
+        window = _conv_window(node, axes - 2)
         return LayerParams(name, weight, 0, 1, groups, 1 - axes, pooled=True, window=window)
     if has_bias:
         factors = numbers.get_float("alpha", 1.0), numbers.get_float("beta", 1.0)
@@ -65,7 +65,7 @@ def _layer(graph: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
     return LayerParams(result, weight, outputs, inputs, shifts=group.bias is not None)
 
 
-def _window(node: ir.Node, axes: int) -> Window:
+def _conv_window(node: ir.Node, axes: int) -> Window:
     """Return the window of a convolution over some spatial axes."""
     numbers, ones = node.attributes, [1] * axes
     strides, dilations = (tuple(numbers.get_ints(name, ones)) for name in ("strides", "dilations"))
@@ -105,13 +105,13 @@ def with_layer_params(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> 
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
     graph, names = structure(program, model.rejected), edit.GraphNames(program.graph)
-    layers = _layers(graph)
+    layers = _params_by_layer(graph)
     for name, change in changes.items():
-        _change(graph, name, layers[name], change, names)
+        _rescale_layer(graph, name, layers[name], change, names)
     return replace(model, program=program, given=None, _runners={})
 
 
-def _change(
+def _rescale_layer(
     graph: GraphStructure,
     name: str,
     layer: LayerParams,
@@ -125,7 +125,7 @@ def _change(
         edit.put_input(node, scales, names.constant(f"{name}/corrected/weight", weight))
         return
     edit.put_input(node, 1, names.constant(f"{name}/corrected/weight", weight))
-    addition, position = _bias_place(graph, name, node)
+    addition, position = _locate_bias(graph, name, node)
     original = edit.array_of(edit.input_of(addition, position)) if addition is not None else None
     if addition is None or (original is None and change.shift is None):
         return
@@ -137,7 +137,7 @@ def _change(
     edit.put_input(addition, position, names.constant(f"{name}/corrected/bias", bias))
 
 
-def _bias_place(graph: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
+def _locate_bias(graph: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
     """Return the node that reads the bias and the position; for MatMul, the Add after it."""
     position = row_of(node).bias
     if position is not None:
@@ -159,9 +159,9 @@ def stored_layers(model: OnnxModel) -> dict[str, StoredLayer]:
             tensor = model.structure.names.get(node.inputs[0]) if node.inputs[0] else None
             weight = node.inputs[1]
             if tensor is not None and weight is not None and weight.const_value is not None:
-                stored[name] = StoredLayer(partial(_weight, node), tensor)
+                stored[name] = StoredLayer(partial(_transposed_weight, node), tensor)
     return stored
 
 
-def _weight(node: ir.Node) -> Array:
+def _transposed_weight(node: ir.Node) -> Array:
     return np.ascontiguousarray(matrix_and_bias(node)[0].T)

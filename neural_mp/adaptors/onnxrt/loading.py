@@ -115,19 +115,19 @@ def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
         ConfigurationError: a given name is not an input or output of the model.
         DataError: the example does not fit the model.
     """
-    file = _read(source)
+    file = _read_source(source)
     given, program = program_of(file), program_of(file)
     origin = Origin.of(file.folder, given)
-    signature = _signature(given).choosing(spec.names, spec.outputs)
+    signature = _read_signature(given).choosing(spec.names, spec.outputs)
     folder = origin.folder if origin else None
-    original = _started(given, program, folder, provider)
+    original = _start_runner(given, program, folder, provider)
     _keep_outputs(program, signature)
     feeds, unsure = spec.feeds(signature)
     reference = Reference.of(original, given, signature, feeds)
     del original  # two sessions at a time would double the memory
     obstacle = quantized = None
     try:
-        warnings = _prepared(program, reference, folder, provider)
+        warnings = _canonicalize_graph(program, reference, folder, provider)
         warnings += left_alone(program)
         program, quantized, notes = _read_quantization(program, reference, folder, provider)
         warnings += notes
@@ -155,7 +155,7 @@ def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
     )
 
 
-def _started(given: ir.Model, program: ir.Model, folder: Path | None, provider: str) -> Runner:
+def _start_runner(given: ir.Model, program: ir.Model, folder: Path | None, provider: str) -> Runner:
     """Return a session of a model without optimization.
 
     The `onnx` package writes its own newest IR version into every model, which an older runtime
@@ -172,10 +172,10 @@ def _started(given: ir.Model, program: ir.Model, folder: Path | None, provider: 
         if newest is None or given.ir_version <= int(newest[1]):
             raise ModelLoadError(str(error)) from error
         given.ir_version = program.ir_version = int(newest[1])
-        return _started(given, program, folder, provider)
+        return _start_runner(given, program, folder, provider)
 
 
-def _prepared(
+def _canonicalize_graph(
     program: ir.Model, reference: Reference, folder: Path | None, provider: str
 ) -> list[str]:
     """Canonicalize a graph, in place; check that results stay equal; return notes to the user.
@@ -226,7 +226,7 @@ def _read_quantization(
     return bare, program, [_QUANTIZATION_READ]
 
 
-def _read(source: object) -> _Read:
+def _read_source(source: object) -> _Read:
     if isinstance(source, str | Path):
         return read_file(Path(source))
     proto = source
@@ -237,7 +237,7 @@ def _read(source: object) -> _Read:
         except DecodeError as error:
             raise ModelLoadError(f"the model must be a serialized ONNX model: {error}") from error
     elif isinstance(source, ir.Model):
-        return _spill(source)
+        return _write_temporary_files(source)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelLoadError(
             f"the model must be a path, a ModelProto or its bytes, got "
@@ -251,11 +251,12 @@ def _read(source: object) -> _Read:
         )
     if proto.ByteSize() < _SPILL_MIN_BYTES:
         return _Read(proto, Path())
-    return _spill(program_from(onnx.ModelProto.FromString(proto.SerializeToString())))
+    return _write_temporary_files(
+        program_from(onnx.ModelProto.FromString(proto.SerializeToString()))
+    )
 
 
-def _spill(program: ir.Model) -> _Read:
-    """Write a graph with its weights to temporary files."""
+def _write_temporary_files(program: ir.Model) -> _Read:
     directory = tempfile.TemporaryDirectory()
     path = Path(directory.name) / "model.onnx"
     save_program(program, path, "model.data")
@@ -307,14 +308,14 @@ def program_of(file: _Read) -> ir.Model:
     return program
 
 
-def _signature(program: ir.Model) -> Signature:
+def _read_signature(program: ir.Model) -> Signature:
     fed = [value for value in program.graph.inputs if not value.is_initializer()]
-    outputs = tuple(map(_port, program.graph.outputs))
+    outputs = tuple(map(_tensor_spec, program.graph.outputs))
     returns = 0 if len(outputs) == 1 else list(range(len(outputs)))
-    return Signature(tuple(map(_port, fed)), outputs, returns)
+    return Signature(tuple(map(_tensor_spec, fed)), outputs, returns)
 
 
-def _port(value: ir.Value) -> TensorSpec:
+def _tensor_spec(value: ir.Value) -> TensorSpec:
     """Return the spec of an input or output; ONNX Runtime judges one without a type."""
     name = str(value.name)
     if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.UNDEFINED):
@@ -379,7 +380,7 @@ class Reference:
         if self.results is None:
             return
         outputs = prepared(self.feeds, self.outputs)
-        if not _are_close(outputs, self.results) and self._is_stable(folder, provider):
+        if not _are_outputs_close(outputs, self.results) and self._is_stable(folder, provider):
             raise ConversionError("the outputs differ")
 
     def is_near(self, bare: Runner) -> bool:
@@ -398,21 +399,21 @@ class Reference:
 
         Random ops never do, and a sorted or thresholded output may not.
         """
-        nudged = {name: _nudged(array) for name, array in self.feeds.items()}
+        nudged = {name: _nudge_last_bits(array) for name, array in self.feeds.items()}
         optimized = Runner(self.given, folder, provider)
-        return self.results is not None and _are_close(
+        return self.results is not None and _are_outputs_close(
             optimized(nudged, self.outputs), self.results
         )
 
 
-def _are_close(actual: Any, expected: Any) -> bool:
+def _are_outputs_close(actual: Any, expected: Any) -> bool:
     """Whether outputs agree, including the tensors within sequences and maps."""
     pairs = list(zip(tree_leaves(actual), tree_leaves(expected), strict=False))
     is_complete = len(pairs) == len(tree_leaves(actual)) == len(tree_leaves(expected))
-    return is_complete and all(_is_close(np.asarray(a), np.asarray(b)) for a, b in pairs)
+    return is_complete and all(_are_arrays_close(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
 
-def _is_close(actual: Array, expected: Array) -> bool:
+def _are_arrays_close(actual: Array, expected: Array) -> bool:
     """Whether two arrays agree up to rounding, relative to the largest value."""
     if actual.shape != expected.shape:
         return False
@@ -423,7 +424,6 @@ def _is_close(actual: Array, expected: Array) -> bool:
     return np.allclose(output, target, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
 
 
-def _nudged(value: Any) -> Any:
-    """Return floats changed in their last bits; other inputs unchanged."""
+def _nudge_last_bits(value: Any) -> Any:
     is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
     return value * value.dtype.type(1 + _NUDGE_RATIO) if is_float else value

@@ -57,7 +57,9 @@ class Origin:
                     f"weight file {name!r} must be inside the folder of the model, "
                     f"{str(folder)!r}; move the file into that folder"
                 )
-        return cls(folder, {name: _state(folder / name) for name in names}) if names else None
+        return (
+            cls(folder, {name: _size_and_mtime(folder / name) for name in names}) if names else None
+        )
 
     def check(self) -> None:
         """Check that the weight files are unchanged.
@@ -66,14 +68,14 @@ class Origin:
             ModelLoadError: a file was changed.
         """
         for name, state in self.files.items():
-            if _state(self.folder / name) != state:
+            if _size_and_mtime(self.folder / name) != state:
                 raise ModelLoadError(
                     f"weight file {str(self.folder / name)!r} changed after the model was loaded; "
                     f"load the model again"
                 )
 
 
-def _state(file: Path) -> tuple[int, int]:
+def _size_and_mtime(file: Path) -> tuple[int, int]:
     try:
         status = file.stat()
     except OSError:
@@ -157,12 +159,12 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 tuple(dict.fromkeys(inputs)),
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
-                writes_int8=_writes_int8(model, name),
+                writes_int8=_writes_int8_only(model, name),
                 joins_int8=name in structure.fusion_groups and has_role(node, Role.JOINING),
                 weights=sum(constant.size for constant in constants_of(node)),
                 source_precision=_source_precision(node),
-                shape=_shape(node),
-                constants=_large_constants(node),
+                shape=_output_shape(node),
+                constants=_large_constant_names(node),
             )
         )
     for part, op in structure.parts.items():
@@ -173,7 +175,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
     return OpGraph(ops, [*model.signature.input_tensors, *step_inputs], sorted(outputs))
 
 
-def _large_constants(node: ir.Node) -> tuple[str, ...]:
+def _large_constant_names(node: ir.Node) -> tuple[str, ...]:
     """Return the names of the large stored constants that a node reads, also through others."""
     stored = (constant for value in node.inputs if value for constant in stored_constants(value))
     return tuple(
@@ -187,8 +189,7 @@ def _large_constants(node: ir.Node) -> tuple[str, ...]:
     )
 
 
-def _writes_int8(model: OnnxModel, name: str) -> bool:
-    """Whether the integer kernel of an op cannot write float."""
+def _writes_int8_only(model: OnnxModel, name: str) -> bool:
     node, group = model.structure.nodes[name], model.structure.fusion_groups.get(name)
     if group is None or not has_role(node, Role.LAYER) or is_product(node):
         return False
@@ -207,7 +208,7 @@ def _source_precision(node: ir.Node) -> Precision:
     return next((SIXTEEN_BITS[dtype] for dtype in dtypes if dtype in SIXTEEN_BITS), Precision.FP32)
 
 
-def _shape(node: ir.Node) -> tuple[int | None, ...] | None:
+def _output_shape(node: ir.Node) -> tuple[int | None, ...] | None:
     """Return the sizes of the first result of a node, None for a free size."""
     shape = node.outputs[0].shape if node.outputs else None
     if shape is None:

@@ -60,7 +60,7 @@ def watch(
     """
     fetch = _Fetch.of(model, tensors)
     channels = {name: 1 if _channels_second(value) else -1 for name, value in fetch.watched.items()}
-    for name, array in _values(model, batches, fetch, collected):
+    for name, array in _observe_values(model, batches, fetch, collected):
         summary = summarized(array, channels[name])
         if summary is not None:
             yield name, in_source_range(summary, source_range(fetch.watched[name]))
@@ -70,16 +70,15 @@ def values(
     model: OnnxModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, Array]]:
     """Run batches and yield the values of the named floating-point tensors for every part."""
-    return _values(model, batches, _Fetch.of(model, tensors))
+    return _observe_values(model, batches, _Fetch.of(model, tensors))
 
 
-def _values(
+def _observe_values(
     model: OnnxModel,
     batches: Iterable[Any],
     fetch: _Fetch,
     collected: KeptOutputs | None = None,
 ) -> Iterator[tuple[str, Array]]:
-    """Yield tensors and their values for every part of each batch."""
     most = 0  # samples per run; determined with the first batch of several samples
     collected = collected or KeptOutputs(limit=0)
     for batch in batches:
@@ -107,13 +106,13 @@ def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> d
     only one.
     """
     feeds = model.signature.bind(inputs)
-    sizes = _inferred_counts(model, feeds, tensors)
+    sizes = _infer_element_counts(model, feeds, tensors)
     if sizes is None:
-        sizes = _counted(model, feeds, tensors)
+        sizes = _measure_element_counts(model, feeds, tensors)
     return {name: size for name, size in sizes.items() if size}
 
 
-def _inferred_counts(
+def _infer_element_counts(
     model: OnnxModel, feeds: Mapping[str, Any], tensors: Iterable[str]
 ) -> dict[str, float] | None:
     """Return tensor → its number of elements by shape inference; None if one stays unknown."""
@@ -132,10 +131,9 @@ def _inferred_counts(
     return counts
 
 
-def _counted(
+def _measure_element_counts(
     model: OnnxModel, feeds: dict[str, Array], tensors: Collection[str]
 ) -> dict[str, float]:
-    """Return tensor → its number of elements, from a run."""
     fetch, samples, times = _Fetch.of(model, tensors), model.signature.samples(feeds), 1
     isolated = _samples_alone(model, feeds, fetch) if samples > 1 else []
     if samples > 1 and _SEPARABLE[model]:
@@ -193,11 +191,11 @@ class _Fetch:
         results = dict(feeds)
         if fetches:
             results.update(zip(fetches, self.runner(feeds, fetches), strict=True))
-        tensors = {name: _floats(results[value]) for name, value in values.items()}
+        tensors = {name: _floats_in_output(results[value]) for name, value in values.items()}
         return _Results(tensors, [results[output] for output in names])
 
 
-def _floats(output: object) -> list[Array]:
+def _floats_in_output(output: object) -> list[Array]:
     """Return the floating-point arrays in an output; empty for other outputs."""
     # bfloat16 is of kind V in numpy.
     floats = (array for array in subgraph_outputs.arrays_in(output) if array.dtype.kind in "fV")
@@ -264,12 +262,12 @@ def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
         and value.dtype in (None, *_FLOATING)
     }
 
-    def fetch(ops: Sequence[str]) -> list[list[Array]]:
+    def fetch_floats(ops: Sequence[str]) -> list[list[Array]]:
         fetched = [floating[op] for op in ops]
         runner = model.session(subgraph_outputs.with_outputs(program, fetched), level=PLAIN)
-        return [_floats(output) for output in runner(feeds, fetched)]
+        return [_floats_in_output(output) for output in runner(feeds, fetched)]
 
-    first = first_with_non_finite(list(floating), fetch)
+    first = first_with_non_finite(list(floating), fetch_floats)
     return None if first is None else model.ops.get(first, first)
 
 
@@ -296,7 +294,7 @@ def op_outputs(
     extended = subgraph_outputs.with_outputs(program, fetched)
     runner = model.session(extended, lean=True, level=level)
 
-    def called(inputs: Any) -> dict[str, OpOutput]:
+    def run_batch(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
         results = dict(zip(fetched, runner(feeds, fetched), strict=True))
         arrays = {
@@ -310,7 +308,7 @@ def op_outputs(
         }
         return {op: value for op, value in decoded.items() if value is not None}
 
-    return called
+    return run_batch
 
 
 def _in_own_type(array: Array, value: ir.Value) -> Array:

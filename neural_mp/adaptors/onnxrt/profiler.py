@@ -54,7 +54,9 @@ def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]
     # Ops without a kernel are fused into others.
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
     layer_of, run = model.structure.layer_of, 0
-    owners = {name: layer_of.get(op, op) for name, op in _owners(model, conversions=True).items()}
+    owners = {
+        name: layer_of.get(op, op) for name, op in _kernel_owners(model, conversions=True).items()
+    }
     kernels: list[dict[str, Any]] = []
     recorded, nodes = _events_and_nodes(model, inputs, runs)
     for event in recorded:
@@ -133,7 +135,7 @@ def op_of(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
     return owners.get(whole) or owners.get(bare_name(event))
 
 
-def _owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
+def _kernel_owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
     """Return possible kernel name (node or result) → its op, with or without conversions."""
     owners: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
@@ -161,14 +163,14 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     """
     model = model.as_given
     # The kernels of conversions bear the node's name, too.
-    owners = _owners(model, conversions=False)
+    owners = _kernel_owners(model, conversions=False)
     executed: dict[str, list[TracedKernel]] = {}
     nodes = model.structure.nodes
     integer = {model.ops.get(op, op) for op in nodes if multiplies_integers(nodes[op])}
     for event in filter(is_kernel, events(model, inputs, 1)):
         op = op_of(event, owners)
         if op is not None:
-            executed.setdefault(op, []).append(_kernel(event["args"], op in integer))
+            executed.setdefault(op, []).append(_traced_kernel(event["args"], op in integer))
     requested = _requested_precisions(model)
     graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in executed)}
@@ -185,7 +187,7 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
-def _kernel(details: Mapping[str, Any], multiplies_integers: bool) -> TracedKernel:
+def _traced_kernel(details: Mapping[str, Any], multiplies_integers: bool) -> TracedKernel:
     name = str(details["op_name"])
     types = [kind for tensor in details["input_type_shape"] for kind in tensor]
     reads_bytes = any(kind in _BYTES for kind in types)
@@ -213,14 +215,18 @@ def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
                 rounded[node.inputs[0]] = formats[node.outputs[0]] = kind
         elif node.op_type not in CONVERSIONS:
             working[model.ops.get(name, name)] = node.outputs[0]
-            inputs = [kind for v in node.inputs if v and (kind := formats.get(v) or _stored_in(v))]
+            inputs = [
+                kind
+                for v in node.inputs
+                if v and (kind := formats.get(v) or _constant_precision(v))
+            ]
             if inputs:
                 formats.update(dict.fromkeys(node.outputs, inputs[0]))
     requested = {**rounded, **formats}
     return {op: requested[result] for op, result in working.items() if result in requested}
 
 
-def _stored_in(value: ir.Value) -> Precision | None:
+def _constant_precision(value: ir.Value) -> Precision | None:
     """Return the 16-bit precision of a constant; None for other values."""
     constant = value.const_value
     return None if constant is None else SIXTEEN_BITS.get(ir.DataType(constant.dtype))
@@ -258,14 +264,14 @@ def fused_owners(
         if not node.name:
             unnamed[node.op_type].append(node)
     ops = {}
-    for name, node in _matched(kernels, named, unnamed):
-        op = _owner(node, readers, owners)
+    for name, node in _match_kernel_nodes(kernels, named, unnamed):
+        op = _find_owner(node, readers, owners)
         if op is not None:
             ops[name] = op
     return ops
 
 
-def _matched(
+def _match_kernel_nodes(
     kernels: Iterable[Mapping[str, Any]],
     named: Mapping[str, onnx.NodeProto],
     unnamed: Mapping[str, Sequence[onnx.NodeProto]],
@@ -285,7 +291,7 @@ def _matched(
             yield from zip(names, unnamed[kind], strict=True)
 
 
-def _owner(
+def _find_owner(
     node: onnx.NodeProto,
     readers: Mapping[str, Sequence[onnx.NodeProto]],
     owners: Mapping[str, str],

@@ -30,18 +30,18 @@ class _Read:
 
 def full_range_kernels(model: OnnxModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with a signed weight beyond ±63."""
-    return wide_kinds(_weights(model.runs.graph))
+    return wide_kinds(_integer_weights(model.runs.graph))
 
 
 def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
     """Return the model with unsigned weights in kernels that may saturate: equal results."""
     program = model.runs.clone()
     names = edit.GraphNames(program.graph)
-    for usage in saturating(_weights(program.graph)):
+    for usage in saturating(_integer_weights(program.graph)):
         node, weight = usage.node, usage.node.inputs[usage.weight]
         integers = edit.known_array(weight)
         assert weight is not None
-        zeros = _zero_points(usage, integers)
+        zeros = _read_zero_points(usage, integers)
         for index, value, suffix in (
             (usage.weight, integers, "uint8"),
             (usage.zero_point, zeros, "middle"),
@@ -52,7 +52,7 @@ def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
     return replace(model, program=program, given=original, _runners={})
 
 
-def _zero_points(usage: _Read, integers: Array) -> Array:
+def _read_zero_points(usage: _Read, integers: Array) -> Array:
     """Return the zero points; if there are none, zeros of the shape of the scales."""
     node = usage.node
     array = edit.array_of(edit.input_of(node, usage.zero_point))
@@ -62,7 +62,7 @@ def _zero_points(usage: _Read, integers: Array) -> Array:
     return np.zeros(scales.shape if scales is not None else (), integers.dtype)
 
 
-def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
+def _integer_weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
     """Yield the signed weights of INT8 products, once per node that reads them."""
     for node in in_order(graph):
         multiplying: ir.Node | None = node

@@ -45,7 +45,7 @@ def source_range(value: ir.Value) -> Range | None:
 
 
 def ran_in_integers(node: ir.Node) -> bool:
-    """Whether the given model ops.quantizes the inputs of an op."""
+    """Whether the source model quantizes the inputs of an op."""
     source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
     return _IN_INTEGERS in node.meta or (source is not None and ops.dequantizes(source))
 
@@ -58,45 +58,52 @@ def dequantize_source(program: ir.Model, names: GraphNames) -> bool:
     bypassed = False
     for node in list(in_order(program.graph)):
         data = node.inputs[0] if ops.quantizes(node) else None
-        parameters = _parameters(node) if data is not None else None
+        parameters = _read_parameters(node) if data is not None else None
         if data is None or parameters is None or data.const_value is not None:
             continue
         if data.dtype not in (None, ir.DataType.FLOAT):
             continue
-        bypassed |= _bypass(node, data, parameters, names)
+        bypassed |= _bypass_quantization(node, data, parameters, names)
     if bypassed:
         common.RemoveUnusedNodesPass()(program)
     return bypassed
 
 
-def _bypass(node: ir.Node, data: ir.Value, parameters: _Parameters, names: GraphNames) -> bool:
-    """Let float consumers of a quantized tensor read the float tensor."""
+def _bypass_quantization(
+    node: ir.Node, data: ir.Value, parameters: _Parameters, names: GraphNames
+) -> bool:
     (quantized,) = node.outputs
-    whole = _is_dequantized(quantized, parameters)
-    ends = [use.node for use in quantized.uses() if use.idx == 0 and _undoes(use.node, parameters)]
+    whole = _is_only_dequantized(quantized, parameters)
+    ends = [
+        use.node
+        for use in quantized.uses()
+        if use.idx == 0 and _undoes_quantization(use.node, parameters)
+    ]
     if not whole and not ends:
         return False
-    value = _clamped(node, data, parameters, names)
-    _read_float(quantized, value, parameters, whole)
+    value = _attach_range(node, data, parameters, names)
+    _redirect_to_float(quantized, value, parameters, whole)
     return True
 
 
-def _read_float(quantized: ir.Value, value: ir.Value, parameters: _Parameters, whole: bool) -> None:
+def _redirect_to_float(
+    quantized: ir.Value, value: ir.Value, parameters: _Parameters, whole: bool
+) -> None:
     """Replace a quantized tensor by a float one where it is dequantized, or moved until there."""
     for use in list(quantized.uses()):
         if ops.dequantizes(use.node):
-            if use.idx == 0 and _undoes(use.node, parameters):
-                _replace(use.node.outputs[0], value)
+            if use.idx == 0 and _undoes_quantization(use.node, parameters):
+                _replace_dequantized(use.node.outputs[0], value)
         elif whole:
             use.node.replace_input_with(use.idx, value)
             (result,) = use.node.outputs
             # A clone of a graph shares its types.
             result.type = ir.TensorType(ir.DataType.FLOAT)
             result.meta[_RANGE] = value.meta[_RANGE]
-            _read_float(result, result, parameters, whole)
+            _redirect_to_float(result, result, parameters, whole)
 
 
-def _replace(dequantized: ir.Value, value: ir.Value) -> None:
+def _replace_dequantized(dequantized: ir.Value, value: ir.Value) -> None:
     for use in dequantized.uses():
         use.node.meta[_IN_INTEGERS] = True
     if dequantized.is_graph_output():
@@ -111,7 +118,9 @@ def _replace(dequantized: ir.Value, value: ir.Value) -> None:
     dequantized.replace_all_uses_with(value, replace_graph_outputs=True)
 
 
-def _clamped(node: ir.Node, data: ir.Value, parameters: _Parameters, names: GraphNames) -> ir.Value:
+def _attach_range(
+    node: ir.Node, data: ir.Value, parameters: _Parameters, names: GraphNames
+) -> ir.Value:
     """Return a tensor with its range, after the Relu that a range from 0 on stands for, if any."""
     low, high = parameters.range
     if _is_non_negative(data):
@@ -147,32 +156,31 @@ def _is_non_negative(value: ir.Value) -> bool:
     return producer.op_type in ops.NON_NEGATIVE
 
 
-def _is_dequantized(quantized: ir.Value, parameters: _Parameters) -> bool:
+def _is_only_dequantized(quantized: ir.Value, parameters: _Parameters) -> bool:
     """Whether a quantized tensor is only dequantized with its own scale, or moved until there."""
     if quantized.is_graph_output() or not quantized.uses():
         return False
     return all(
-        _undoes(use.node, parameters)
+        _undoes_quantization(use.node, parameters)
         or (
             use.idx == 0
             and _moves_any_value(use.node)
             and len(use.node.outputs) == 1
-            and _is_dequantized(use.node.outputs[0], parameters)
+            and _is_only_dequantized(use.node.outputs[0], parameters)
         )
         for use in quantized.uses()
     )
 
 
-def _undoes(node: ir.Node, parameters: _Parameters) -> bool:
-    """Whether a node ops.dequantizes with the parameters of the quantization."""
-    return ops.dequantizes(node) and _parameters(node) == parameters
+def _undoes_quantization(node: ir.Node, parameters: _Parameters) -> bool:
+    return ops.dequantizes(node) and _read_parameters(node) == parameters
 
 
 def _moves_any_value(node: ir.Node) -> bool:
     return ops.has_role(node, ops.Role.MOVING) and ops.row_of(node).fill is None
 
 
-def _parameters(node: ir.Node) -> _Parameters | None:
+def _read_parameters(node: ir.Node) -> _Parameters | None:
     """Return the constant parameters of a tensor quantized as a whole; None for others."""
     scale, zero = array_of(input_of(node, 1)), array_of(input_of(node, 2))
     if scale is None or scale.size != 1 or (input_of(node, 2) is not None and zero is None):

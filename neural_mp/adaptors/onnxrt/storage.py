@@ -103,7 +103,7 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
         program.metadata_props.update(metadata)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         complete = Path(scratch) / path.name
-        _write(program, complete)
+        _write_program(program, complete)
         for file in Path(scratch).iterdir():
             file.replace(path.parent / file.name)
 
@@ -120,7 +120,7 @@ def dump_graph(model: OnnxModel, path: Path) -> tuple[Path, ...]:
     return binary, text
 
 
-def _write(program: ir.Model, path: Path) -> None:
+def _write_program(program: ir.Model, path: Path) -> None:
     values = program.graph.initializers.values()
     if sum(map(bytes_of, values)) > MESSAGE_LIMIT:
         save_program(program, path, f"{path.name}.data")
@@ -161,11 +161,11 @@ def fingerprint(model: OnnxModel) -> str:
     for name, value in sorted(program.graph.initializers.items()):
         running.update(name.encode())
         if value.const_value is not None:
-            running.update(_content(value.const_value))
+            running.update(_tensor_bytes(value.const_value))
     return running.hexdigest()
 
 
-def _content(tensor: ir.TensorProtocol) -> bytes:
+def _tensor_bytes(tensor: ir.TensorProtocol) -> bytes:
     if tensor.dtype is ir.DataType.STRING:
         return repr(tensor.numpy().tolist()).encode()
     return raw_bytes(tensor)

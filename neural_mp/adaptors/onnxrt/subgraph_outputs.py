@@ -129,18 +129,18 @@ class _Recorder:
         # Sequences do not support BF16; float32 represents all values except large integers.
         if value.dtype is not ir.DataType.FLOAT:
             producer = value.producer()
-            cast = self._made("Cast", [value], {"to": int(ir.DataType.FLOAT)})
+            cast = self._make_node("Cast", [value], {"to": int(ir.DataType.FLOAT)})
             if producer is None:
                 around[-1].insert_before(around[-1][0], cast)
             else:
                 around[-1].insert_after(producer, cast)
             value = cast.outputs[0]
-        empty = self._made("SequenceEmpty", [], {"dtype": int(ir.DataType.FLOAT)})
+        empty = self._make_node("SequenceEmpty", [], {"dtype": int(ir.DataType.FLOAT)})
         first = self._graph[0]
         self._graph.insert_before(first, empty)
-        self._through(around, parents, value, empty.outputs[0]).name = name
+        self._collect_values(around, parents, value, empty.outputs[0]).name = name
 
-    def _through(
+    def _collect_values(
         self,
         around: list[ir.Graph],
         parents: dict[ir.Graph, ir.Node],
@@ -150,27 +150,27 @@ class _Recorder:
         """Return the sequence with the tensor's values, in the outermost of the graphs."""
         graph, *inner = around
         if not inner:
-            return self._append(graph, "SequenceInsert", [sequence, value])
+            return self._append_node(graph, "SequenceInsert", [sequence, value])
         body, node = inner[0], parents[inner[0]]
         if node.op_type == "Scan":
-            return self._append(
-                graph, "SequenceInsert", [sequence, self._scanned(node, body, value)]
+            return self._append_node(
+                graph, "SequenceInsert", [sequence, self._add_scan_output(node, body, value)]
             )
         if node.op_type == "If":
             for branch in bodies_of(node):
                 if branch is body:
-                    branch.outputs.append(self._through(inner, parents, value, sequence))
+                    branch.outputs.append(self._collect_values(inner, parents, value, sequence))
                 else:
-                    branch.outputs.append(self._append(branch, "Identity", [sequence]))
+                    branch.outputs.append(self._append_node(branch, "Identity", [sequence]))
             node.resize_outputs(len(node.outputs) + 1)
             node.outputs[-1].name = self._names.new(f"{node.name}/kept")
             return node.outputs[-1]
-        return self._looped(node, inner, parents, value, sequence)
+        return self._carry_through_loop(node, inner, parents, value, sequence)
 
-    def _scanned(self, node: ir.Node, body: ir.Graph, value: ir.Value) -> ir.Value:
+    def _add_scan_output(self, node: ir.Node, body: ir.Graph, value: ir.Value) -> ir.Value:
         graph = node.graph
         assert isinstance(graph, ir.Graph)
-        result = self._append(body, "Identity", [value])
+        result = self._append_node(body, "Identity", [value])
         result.type, result.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
         body.outputs.append(result)
         for attribute in ("scan_output_axes", "scan_output_directions"):
@@ -182,12 +182,14 @@ class _Recorder:
         steps.name = self._names.new(f"{node.name}/kept")
         # Steps are concatenated without an axis of their own, so channel axes stay valid.
         bounds = [self._names.constant("recorded/bound", np.array([b])) for b in (2, 2**31)]
-        shape = self._append(graph, "Slice", [self._append(graph, "Shape", [steps]), *bounds])
+        shape = self._append_node(
+            graph, "Slice", [self._append_node(graph, "Shape", [steps]), *bounds]
+        )
         every = self._names.constant("recorded/every", np.array([-1]))
-        whole = self._append(graph, "Concat", [every, shape], {"axis": 0})
-        return self._append(graph, "Reshape", [steps, whole])
+        whole = self._append_node(graph, "Concat", [every, shape], {"axis": 0})
+        return self._append_node(graph, "Reshape", [steps, whole])
 
-    def _looped(
+    def _carry_through_loop(
         self,
         node: ir.Node,
         inner: list[ir.Graph],
@@ -201,7 +203,7 @@ class _Recorder:
         kind = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
         accumulator = ir.val(self._names.new(f"{node.name}/carried"), type=kind)
         body.inputs.append(accumulator)
-        body.outputs.insert(1 + carried, self._through(inner, parents, value, accumulator))
+        body.outputs.insert(1 + carried, self._collect_values(inner, parents, value, accumulator))
         old = list(node.outputs)
         new = [ir.val(None, type=result.type) for result in old]
         collected = ir.val(self._names.new(f"{node.name}/kept"), type=kind)
@@ -220,18 +222,17 @@ class _Recorder:
         node.graph.remove(node)
         return collected
 
-    def _append(
+    def _append_node(
         self,
         graph: ir.Graph,
         op: str,
         inputs: list[ir.Value],
         attributes: dict[str, int] | None = None,
     ) -> ir.Value:
-        """Append a node to a graph and return its result."""
-        graph.append(node := self._made(op, inputs, attributes))
+        graph.append(node := self._make_node(op, inputs, attributes))
         return node.outputs[0]
 
-    def _made(
+    def _make_node(
         self, op: str, inputs: list[ir.Value], attributes: dict[str, int] | None = None
     ) -> ir.Node:
         result = ir.val(self._names.new("recorded"))

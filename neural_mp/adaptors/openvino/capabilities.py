@@ -94,7 +94,7 @@ def _integer_kernel(
             return FUSED
         if name in structure.agnostic_ops:
             return AGNOSTIC
-        return _reason(node)
+        return _no_kernel_reason(node)
     if has_role(node, Role.JOINING):
         return IntegerKernel(algorithms=RANGE_ALGORITHMS)
     if is_product(node):
@@ -108,7 +108,7 @@ def _integer_kernel(
         return IntegerKernel(
             spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=_RESTORED
         )
-    sizes, scaled = matrix_sizes(node), _is_scaled(node)
+    sizes, scaled = matrix_sizes(node), _is_scaled_by_constant(node)
     low_bits = _SCALED if scaled else low_bit_specs(Role.PRODUCT, *sizes)
     alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
     if not isinstance(low_bits, str):
@@ -143,8 +143,7 @@ def _obstacle_of_layer(node: Any) -> str | None:
     return None
 
 
-def _is_scaled(node: Any) -> bool:
-    """Whether a multiplication by a constant reads the result of a product."""
+def _is_scaled_by_constant(node: Any) -> bool:
     return any(
         has_role(reader, Role.SCALING) and any(map(is_constant, reader.input_values()))
         for reader in readers_of(node.output(0))
@@ -178,7 +177,7 @@ def _kernel_of_product(node: Any, accumulation: KernelAccumulation) -> IntegerKe
     return IntegerKernel(algorithms=RANGE_ALGORITHMS)
 
 
-def _reason(node: Any) -> str:
+def _no_kernel_reason(node: Any) -> str:
     if has_role(node, Role.RECURRENT):
         return obstacle(node) or NO_INTEGER_KERNEL
     if not has_role(node, Role.LAYER):

@@ -74,7 +74,7 @@ def convert_graph(
     """
     program = model.program.clone()
     graph = structure(program, model.rejected)
-    writer = _Writer(graph, plan, ranges, _factors(graph, plan))
+    writer = _Writer(graph, plan, ranges, _factor_scale_owners(graph, plan))
     weights = WeightWriter(graph, plan, model.grouped, writer.owners)
     set_input_group(program, weights.input_groups())
     weights.quantize_layers()
@@ -101,7 +101,9 @@ def convert_graph(
     )
 
 
-def _factors(graph: GraphStructure, plan: ResolvedPlan) -> tuple[frozenset[str], frozenset[str]]:
+def _factor_scale_owners(
+    graph: GraphStructure, plan: ResolvedPlan
+) -> tuple[frozenset[str], frozenset[str]]:
     """Return the owners of the scales of first and of second factors of INT8 products."""
     products = [
         node
@@ -158,13 +160,13 @@ class _Writer:
             if written and op in moved and not has_role(nodes[op], Role.CONCATENATION):
                 continue
             # The state within the kernel of a sequence is quantized, its result is float.
-            if self._recurs(op) and all(
+            if self._is_sequence_head(op) and all(
                 tensor not in tensors for tensors in flow.int8_reads.values()
             ):
                 continue
             # The plugin fuses a sum into a convolution if the result of the convolution is
             # quantized, too.
-            is_term = not written and self._is_within(op)
+            is_term = not written and self._is_inside_kernel(op)
             readers = [
                 port
                 for port in output.get_target_inputs()
@@ -186,7 +188,7 @@ class _Writer:
         layers = {
             name: node
             for name, node in self.structure.nodes.items()
-            if self._recurs(name) and self.plan.effective.get(name) is Precision.INT8
+            if self._is_sequence_head(name) and self.plan.effective.get(name) is Precision.INT8
         }
         widths = input_widths(layers.values())
         for name, node in layers.items():
@@ -195,7 +197,7 @@ class _Writer:
                 node.input(0).replace_source_output(self._stored[tensor].input_value(0))
             span = self.ranges[self.plan.flow.scale_owner[tensor]]
             limit = weight_qmax(self.plan.plan[name].weight)
-            state = self._params(self.plan.flow.scale_owner[name])
+            state = self._shared_scale_params(self.plan.flow.scale_owner[name])
             op_names = quantize_sequence(node, span, state, limit, widths[name])
             self.owners.update(dict.fromkeys(op_names, name))
 
@@ -208,7 +210,7 @@ class _Writer:
         for name, node in self.structure.nodes.items():
             if not has_role(node, Role.CONVOLUTION) or f"{name}{WEIGHT}" not in self.owners:
                 continue
-            if name in self.plan.flow.int8_outputs or self._is_within(name):
+            if name in self.plan.flow.int8_outputs or self._is_inside_kernel(name):
                 continue
             readers = list(node.output(0).get_target_inputs())
             bounded = ops.clamp(node, -_FLOAT_BOUND, _FLOAT_BOUND)
@@ -241,20 +243,19 @@ class _Writer:
                 self.owners[name_of(barrier)] = name
                 redirect_inputs([port], barrier)
 
-    def _params(self, root: str) -> QuantParams:
-        """Return the parameters of the tensors that share a scale."""
+    def _shared_scale_params(self, root: str) -> QuantParams:
         span = self.ranges[root]
-        states = any(map(self._recurs, self.plan.flow.scale_members[root]))
+        states = any(map(self._is_sequence_head, self.plan.flow.scale_members[root]))
         first, second = self.factors
         signed = states or root in second or (root in first and span[0] < 0)
         return (QuantParams.signed if signed else QuantParams.of)(span)
 
-    def _recurs(self, op: str) -> bool:
+    def _is_sequence_head(self, op: str) -> bool:
         heads, nodes = self.structure.fusion_groups, self.structure.nodes
         return op in heads and has_role(nodes[op], Role.SEQUENCE)
 
     def _fake_quantize(self, tensor: str, output: Any, root: str) -> Any:
-        span, params = self.ranges[root], self._params(root)
+        span, params = self.ranges[root], self._shared_scale_params(root)
         low, high = np.array(params.low, np.float32), np.array(params.high, np.float32)
         if isinstance(span, ChannelRange):
             low, high = _limits_by_channel(span, rank_of(output) or 0)
@@ -290,9 +291,9 @@ class _Writer:
         for port in node.inputs():
             output = port.get_source_output()
             if output.get_element_type() in _FLOATING and output.get_element_type() != kind:
-                port.replace_source_output(self._as_type(output, kind))
+                port.replace_source_output(self._cast_output(output, kind))
 
-    def _as_type(self, output: Any, kind: Any) -> Any:
+    def _cast_output(self, output: Any, kind: Any) -> Any:
         """Return a tensor in another type: a cast, the origin of a cast, or a cast constant."""
         node, name = output.get_node(), f"{tensor_of(output)}/{kind.get_type_name()}{CAST}"
         if name in self._cast:
@@ -318,13 +319,21 @@ class _Writer:
             op = self.structure.parts.get(tensor, tensor)
             node = self.structure.nodes.get(op)
             output = self.structure.tensors[tensor]
-            if node is None or self._is_within(op) or output.get_element_type() not in _FLOATING:
+            if (
+                node is None
+                or self._is_inside_kernel(op)
+                or output.get_element_type() not in _FLOATING
+            ):
                 continue
             root = self.plan.flow.scale_owner.get(tensor)
             written = tensor in self.plan.flow.int8_outputs
-            if written and root is not None and (tensor in self._stored or not self._recurs(op)):
+            if (
+                written
+                and root is not None
+                and (tensor in self._stored or not self._is_sequence_head(op))
+            ):
                 name = f"{tensor}{QUANTIZED}" if tensor in self._stored else tensor
-                params = self._params(root)
+                params = self._shared_scale_params(root)
                 locations[tensor] = OutputLocation(name, type_of(node), params)
             else:
                 bounded = f"{tensor}{BOUNDED}"
@@ -332,7 +341,7 @@ class _Writer:
                 locations[tensor] = OutputLocation(name, type_of(node))
         return locations
 
-    def _is_within(self, op: str) -> bool:
+    def _is_inside_kernel(self, op: str) -> bool:
         """Whether an op has no result of its own: all ops of an INT8 kernel except the last."""
         head = op if op in self.structure.fusion_groups else self.structure.layer_of.get(op)
         if head is None or self.plan.effective.get(head) is not Precision.INT8:

@@ -61,10 +61,10 @@ class _Checks:
 
     def run(self, text: bytes) -> None:
         parser = expat.ParserCreate()
-        parser.StartDoctypeDeclHandler = self._doctype
-        parser.EntityDeclHandler = self._doctype
-        parser.StartElementHandler = self._element
-        parser.EndElementHandler = self._end
+        parser.StartDoctypeDeclHandler = self._reject_doctype
+        parser.EntityDeclHandler = self._reject_doctype
+        parser.StartElementHandler = self._enter_element
+        parser.EndElementHandler = self._leave_element
         try:
             parser.Parse(text, True)
         except expat.ExpatError as error:
@@ -73,13 +73,13 @@ class _Checks:
     def _error(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{str(self._path)!r} {what}")
 
-    def _doctype(self, *_: object) -> None:
+    def _reject_doctype(self, *_: object) -> None:
         raise self._error("declares a document type or entities, which model files never do")
 
-    def _end(self, _: str) -> None:
+    def _leave_element(self, _: str) -> None:
         self._depth -= 1
 
-    def _element(self, tag: str, attributes: dict[str, str]) -> None:
+    def _enter_element(self, tag: str, attributes: dict[str, str]) -> None:
         self._depth += 1
         if self._depth == 1 and tag != "net":
             raise self._error(f"must hold a 'net', got {tag!r}; give the .xml file of OpenVINO")

@@ -72,7 +72,9 @@ def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
             if output.get_index():
                 parts[tensor_of(output)] = name
     sound = {name: node for name, node in nodes.items() if name not in rejected}
-    groups = find_fusion_groups([n for n, node in sound.items() if _heads(node)], _Kernels(nodes))
+    groups = find_fusion_groups(
+        [n for n, node in sound.items() if _is_group_head(node)], _Kernels(nodes)
+    )
     return GraphStructure(
         nodes,
         tensors,
@@ -97,7 +99,7 @@ def is_product(node: Any) -> bool:
     return all(is_float(output) and not is_constant(output) for output in node.input_values())
 
 
-def _heads(node: Any) -> bool:
+def _is_group_head(node: Any) -> bool:
     if has_integer_kernel(node):
         return True
     if len(outputs_of(node)) != 1 or not is_float(node.output(0)):
@@ -118,20 +120,19 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
     if (rank_of(sources[0]) or 0) < _LEAST_AXES:
         return ()
     if has_role(node, Role.MEAN):
-        return (tensor_of(sources[0]),) if _averages_positions(node) else ()
+        return (tensor_of(sources[0]),) if _averages_all_positions(node) else ()
     if any(map(is_constant, sources)):
         return ()
     if has_role(node, Role.SCALING):
         per_channel = [output for output in sources if has_one_position(output)]
         remaining = [output for output in sources if output not in per_channel]
         return (tensor_of(remaining[0]),) if len(per_channel) == len(remaining) == 1 else ()
-    if any(map(_follows_convolution, sources)):
+    if any(map(_is_convolution_result, sources)):
         return ()
     return tuple(map(tensor_of, sources))
 
 
-def _averages_positions(node: Any) -> bool:
-    """Whether a mean is over the axes of positions, all of them after that of channels."""
+def _averages_all_positions(node: Any) -> bool:
     axes, rank = array_of(node.input_value(1)), rank_of(node.input_value(0)) or 0
     return axes is not None and {int(a) % rank for a in axes.ravel()} == {
         *range(_CHANNELS + 1, rank)
@@ -146,14 +147,14 @@ def has_one_position(output: Any) -> bool:
     return all(size.is_static and size.get_length() == 1 for size in list(shape)[_CHANNELS + 1 :])
 
 
-def _follows_convolution(output: Any) -> bool:
+def _is_convolution_result(output: Any) -> bool:
     """Whether a result is that of a convolution, or of its bias, with a single reader."""
     node = output.get_node()
     if len(output.get_target_inputs()) != 1:
         return False
     if has_role(node, Role.SUM):
         computed = [layer for layer in node.input_values() if not is_constant(layer)]
-        return len(computed) == 1 and _follows_convolution(computed[0])
+        return len(computed) == 1 and _is_convolution_result(computed[0])
     return has_role(node, Role.CONVOLUTION) and has_weight(node)
 
 
@@ -188,16 +189,18 @@ class _Kernels(FusionRules[str, str]):
     nodes: Mapping[str, Any]
 
     def bias(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail, Role.SUM)
+        step = self._only_reader_with_role(group.tail, Role.SUM)
         if step is None or not has_weight(self.nodes[group.head]):
             return None
         constants = [i for i in range(2) if is_constant(step.input_value(i))]
-        if len(constants) != 1 or not _is_bias(self.nodes[group.head], step, constants[0]):
+        if len(constants) != 1 or not _adds_channel_bias(
+            self.nodes[group.head], step, constants[0]
+        ):
             return None
         return Step(BIAS, (name_of(step),), tensor_of(step.input_value(constants[0])))
 
     def residual_sum(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail, Role.SUM)
+        step = self._only_reader_with_role(group.tail, Role.SUM)
         if step is None or not has_role(self.nodes[group.head], Role.CONVOLUTION):
             return None
         operands = [o for o in step.input_values() if name_of(o.get_node()) != group.tail]
@@ -208,21 +211,19 @@ class _Kernels(FusionRules[str, str]):
         return Step(SUM, (name_of(step),), tensor_of(operands[0]))
 
     def activation(self, group: FusionGroup) -> Step | None:
-        step = self._only_reader(group.tail, Role.ACTIVATION)
+        step = self._only_reader_with_role(group.tail, Role.ACTIVATION)
         if step is None or has_role(self.nodes[group.head], Role.SEQUENCE):
             return None
         return Step(type_of(step), (name_of(step),))
 
-    def _only_reader(self, name: str, role: Role) -> Any | None:
-        """Return the only reader of an op's result if it has a role."""
+    def _only_reader_with_role(self, name: str, role: Role) -> Any | None:
         readers = readers_of(self.nodes[name].output(0))
         if len(readers) != 1 or not has_role(readers[0], role):
             return None
         return self.nodes.get(name_of(readers[0]))
 
 
-def _is_bias(layer: Any, step: Any, position: int) -> bool:
-    """Whether an addition adds one constant per output channel of a layer."""
+def _adds_channel_bias(layer: Any, step: Any, position: int) -> bool:
     array, axes = array_of(step.input_value(position)), rank_of(layer.output(0))
     if array is None or axes is None or array.ndim > axes:
         return False

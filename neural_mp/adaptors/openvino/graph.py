@@ -51,7 +51,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 constants=_large_constants(node),
                 layers=_module_layers(name, type_of(node)),
                 source_precision=_source_precision(node),
-                shape=_shape(node),
+                shape=_output_shape(node),
             )
         )
     for part, op in structure.parts.items():
@@ -88,7 +88,7 @@ def _source_precision(node: Any) -> Precision:
     return next((SIXTEEN_BITS[kind] for kind in kinds if kind in SIXTEEN_BITS), Precision.FP32)
 
 
-def _shape(node: Any) -> tuple[int | None, ...] | None:
+def _output_shape(node: Any) -> tuple[int | None, ...] | None:
     """Return the sizes of the first result of a node, None for a free size."""
     if not node.get_output_size():
         return None

@@ -31,7 +31,7 @@ def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
     return probed_accumulation(hardware, __name__, version, COMMON_CASES)
 
 
-def _multiply(case: Case, x: Array, weight: Array) -> Array:
+def _sum_products(case: Case, x: Array, weight: Array) -> Array:
     """Return the sums of products of a kernel with uint8 input and int8 weight."""
     parameter = ops.parameter(list(x.shape), np.float32, name="x")
     quantized = ops.fake_quantize(
@@ -39,22 +39,22 @@ def _multiply(case: Case, x: Array, weight: Array) -> Array:
     )
     if isinstance(case, Convolution):
         zeros, ones = ([value] * (weight.ndim - 2) for value in (0, 1))
-        factor = _weight(weight.reshape(case.groups, -1, *weight.shape[1:]), (0, 1))
+        factor = _dequantized_weight(weight.reshape(case.groups, -1, *weight.shape[1:]), (0, 1))
         if case.groups == 1:
-            factor = _weight(weight, (0,))
+            factor = _dequantized_weight(weight, (0,))
         convolution = ops.convolution if case.groups == 1 else ops.group_convolution
         result = convolution(quantized, factor, ones, zeros, zeros, ones)
     else:
-        result = ops.matmul(quantized, _weight(weight, (0,)), False, True)
+        result = ops.matmul(quantized, _dequantized_weight(weight, (0,)), False, True)
     model = ov.Model([result], [parameter], "probe")
     return Runner(model)([x.astype(np.float32)])[0]
 
 
-def _weight(integers: Array, channels: tuple[int, ...]) -> ov.Node:
+def _dequantized_weight(integers: Array, channels: tuple[int, ...]) -> ov.Node:
     shape = [size if axis in channels else 1 for axis, size in enumerate(integers.shape)]
     scales = ops.constant(np.ones(shape, np.float32))
     return ops.multiply(ops.convert(ops.constant(integers), "f32"), scales)
 
 
 if __name__ == "__main__":
-    probe_accumulation(COMMON_CASES, _multiply, ConversionError)
+    probe_accumulation(COMMON_CASES, _sum_products, ConversionError)

@@ -106,7 +106,7 @@ def low_bit_specs(op: Role, outputs: int, inputs: int) -> tuple[QuantSpec, ...] 
     if not fitting:
         sizes = ", ".join(map(str, GROUP_SIZES))
         return f"weights in groups require inputs that a group size divides ({sizes}), got {inputs}"
-    probed = _probed()
+    probed = _working_cases()
     working: dict[QuantSpec, bool] = {}
     for case in cases():
         if case.op is op and case.spec.group_size in fitting:
@@ -123,10 +123,10 @@ def by_channel_spec(outputs: int, inputs: int) -> QuantSpec | None:
     if outputs < _MIN_OUTPUTS or inputs < min(GROUP_SIZES):
         return None
     case = Case(Role.PRODUCT, BY_CHANNEL, input_group(BY_CHANNEL, inputs))
-    return BY_CHANNEL if str(case) in _probed() else None
+    return BY_CHANNEL if str(case) in _working_cases() else None
 
 
-def _probed() -> frozenset[str]:
+def _working_cases() -> frozenset[str]:
     return probe_results(__name__, f"{_VERSION} {version_of('openvino')}")
 
 
@@ -138,10 +138,10 @@ def set_input_group(program: Any, sizes: Collection[int]) -> None:
 
 def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: QuantSpec) -> Any:
     """Return a constant with its decompression, in place of a weight [outputs, inputs]."""
-    codes = give_name(stored_name, _constant(weight.full_groups(), spec))
+    codes = give_name(stored_name, _pack_codes(weight.full_groups(), spec))
     steps = give_name(f"{name}/float", ops.convert(codes, "f32"))
     if spec.scheme is Scheme.ASYMMETRIC:
-        zeros = _constant(weight.zero_points[..., None], spec)
+        zeros = _pack_codes(weight.zero_points[..., None], spec)
         steps = give_name(f"{name}/steps", ops.subtract(steps, ops.convert(zeros, "f32")))
     scaled = give_name(
         f"{name}/grouped", ops.multiply(steps, ops.constant(weight.scales[..., None]))
@@ -153,7 +153,7 @@ def _add_reshape(node: Any, shape: tuple[int, ...]) -> Any:
     return ops.reshape(node, ops.constant(np.array(shape, np.int64)), False)
 
 
-def _constant(codes: Array, spec: QuantSpec) -> Any:
+def _pack_codes(codes: Array, spec: QuantSpec) -> Any:
     if spec.dtype.bits == 8:
         return ops.constant(np.ascontiguousarray(codes))
     kind = ov.Type.u4
@@ -248,7 +248,7 @@ def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
     return [*nodes, ops.multiply(centred, steps)]
 
 
-def _run_case(name: str) -> Iterator[str]:
+def _probe_case(name: str) -> Iterator[str]:
     """Yield the name of a case that works."""
     (case,) = (case for case in cases() if str(case) == name)
     random = np.random.default_rng(0)
@@ -277,4 +277,4 @@ def _run_case(name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    try_each(map(str, cases()), _run_case, ConversionError)
+    try_each(map(str, cases()), _probe_case, ConversionError)

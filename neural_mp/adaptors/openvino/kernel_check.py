@@ -63,17 +63,16 @@ def op_cases(program: Any) -> dict[str, bytes]:
     cases, cached = dict[str, bytes](), dict[str, bytes | None]()
     for node in op_nodes(program):
         if _is_compared(node):
-            key = _key(node)
+            key = _case_key(node)
             if key not in cached:
-                cached[key] = _case(program.clone(), name_of(node))
+                cached[key] = _build_case(program.clone(), name_of(node))
             case = cached[key]
             if case is not None:
                 cases[name_of(node)] = case
     return cases
 
 
-def _key(node: Any) -> str:
-    """Return a text that differs for nodes with different cases."""
+def _case_key(node: Any) -> str:
     sources = node.input_values()
     tensors = [*map(tensor_of, sources)]
     repeated = [tensors.index(tensor) for tensor in tensors]
@@ -81,21 +80,21 @@ def _key(node: Any) -> str:
     shapes = [str(output.get_partial_shape()) for output in sources]
     results = [output.get_index() for output in outputs_of(node)]
     attributes = sorted(node.get_attributes().items(), key=str)
-    layers = _layers_before(node)
+    layers = _preceding_layer_types(node)
     return f"{type_of(node)} {attributes} {shapes} {repeated} {constants} {results} {layers}"
 
 
-def _layers_before(node: Any) -> str:
+def _preceding_layer_types(node: Any) -> str:
     """Return the types of the layers whose scales may move to a node."""
     layers = (source for source in nodes_before(node, Role.LAYER) if has_role(source, Role.LAYER))
     return " ".join(sorted({*map(type_of, layers)}))
 
 
-def _case(copied: Any, name: str) -> bytes | None:
+def _build_case(copied: Any, name: str) -> bytes | None:
     """Return the case of an op, cut from a copy of the graph; None if no data can be drawn."""
     node = next(node for node in op_nodes(copied) if name_of(node) == name)
-    details = {MOVES: str(moves(node)), FOLLOWS: _layers_before(node)}
-    case = _alone(node)
+    details = {MOVES: str(moves(node)), FOLLOWS: _preceding_layer_types(node)}
+    case = _isolate_op(node)
     if case is None:
         return None
     for path, text in details.items():
@@ -130,13 +129,13 @@ def _is_compared(node: Any) -> bool:
     return check is Check.ALWAYS
 
 
-def _alone(node: Any) -> Any | None:
+def _isolate_op(node: Any) -> Any | None:
     """Return a model of an op, cut from its graph; None if no data can be drawn for its inputs."""
     inputs: dict[str, Any] = {}
     for position, port in enumerate(node.inputs()):
         output = port.get_source_output()
         if is_constant(output):
-            redirect_inputs([port], _constant(output, position))
+            redirect_inputs([port], _copy_constant(output, position))
             continue
         shape = output.get_partial_shape()
         if shape.rank.is_dynamic or np.prod(fixed_shape(shape)) > _MAX_ELEMENTS:
@@ -154,7 +153,7 @@ def _alone(node: Any) -> Any | None:
     return ov.Model(results, [*inputs.values()], "op")
 
 
-def _constant(output: Any, position: int) -> Any:
+def _copy_constant(output: Any, position: int) -> Any:
     """Return a constant input; the values of vectors of floats are of no importance."""
     values = np.asarray(array_of(output))
     if is_float(output) and values.size > 1:

@@ -85,7 +85,7 @@ def find_deviation(path: Path) -> str:
     """Return the deviation of the op of a case, empty if none or if unknown."""
     content, random = path.read_bytes(), np.random.default_rng(0)
     try:
-        graph = _graph(content, None)
+        graph = _build_branches(content, None)
         feeds = [
             random.normal(size=fixed_shape(port.get_output_partial_shape(0))).astype(np.float32)
             for port in graph.inputs
@@ -99,12 +99,11 @@ def find_deviation(path: Path) -> str:
     if not all(array.size and np.isfinite(array).all() for array in values):
         return ""
     count = len(graph.results)
-    quantized = _graph(content, values[count:])
-    return _deviation(quantized, feeds, values[:count])
+    quantized = _build_branches(content, values[count:])
+    return _compare_results(quantized, feeds, values[:count])
 
 
-def _graph(content: bytes, values: Sequence[Array] | None) -> _Graph:
-    """Return all branches of a case."""
+def _build_branches(content: bytes, values: Sequence[Array] | None) -> _Graph:
     ranges = _Ranges(values)
     inputs: list[Any] = []
     results = []
@@ -126,45 +125,45 @@ def _graph(content: bytes, values: Sequence[Array] | None) -> _Graph:
             output = result.input(0).get_source_output()
             output.get_node().validate_and_infer_types()
             stored = output if is_mover and kernel is None else ranges.quantize(output)
-            last = _convolved if _rank_of(stored) in _IMAGE_RANKS else _multiplied
+            last = _add_conv_relu if _rank_or_zero(stored) in _IMAGE_RANKS else _add_product
             results.append(last(stored, values is not None))
     return _Graph(inputs, results, ranges.tensors)
 
 
-def _rank_of(output: Any) -> int:
-    """Return the number of axes of a tensor, 0 if unknown."""
+def _rank_or_zero(output: Any) -> int:
     shape = output.get_partial_shape()
     return 0 if shape.rank.is_dynamic else len(shape)
 
 
 # A bias in these layers would keep the scales, which are multiplied before, from moving.
-def _convolved(output: Any, in_int8: bool) -> Any:
-    """Return an image after a convolution with an activation, whose weight may be int8."""
-    shape, axes = output.get_partial_shape(), _rank_of(output) - 2
+def _add_conv_relu(output: Any, in_int8: bool) -> Any:
+    shape, axes = output.get_partial_shape(), _rank_or_zero(output) - 2
     if axes + 2 not in _IMAGE_RANKS or shape[1].is_dynamic:
         return output
     size = shape[1].get_length()
-    weight = _weight((size, size, *[1] * (axes - 1), _WINDOW), in_int8)
+    weight = _per_channel_weight((size, size, *[1] * (axes - 1), _WINDOW), in_int8)
     ones, pads = [1] * axes, [*[0] * (axes - 1), _WINDOW // 2]
     return ops.relu(ops.convolution(output, weight, ones, pads, pads, ones)).output(0)
 
 
-def _multiplied(output: Any, in_int8: bool) -> Any:
-    """Return a tensor after a product, whose weight may be int8."""
-    shape, rank = output.get_partial_shape(), _rank_of(output)
+def _add_product(output: Any, in_int8: bool) -> Any:
+    shape, rank = output.get_partial_shape(), _rank_or_zero(output)
     if rank < _LEAST_AXES or shape[rank - 1].is_dynamic:
         return output
     size = shape[rank - 1].get_length()
-    weight = _weight((size, size), in_int8)
+    weight = _per_channel_weight((size, size), in_int8)
     return ops.matmul(output, weight, False, True).output(0)
 
 
 #: Type of a layer before an op → its kernel.
-_KERNELS = {"Convolution": _convolved, "GroupConvolution": _convolved, "MatMul": _multiplied}
+_KERNELS = {
+    "Convolution": _add_conv_relu,
+    "GroupConvolution": _add_conv_relu,
+    "MatMul": _add_product,
+}
 
 
-def _weight(shape: tuple[int, ...], in_int8: bool) -> Any:
-    """Return a weight with a scale per output channel."""
+def _per_channel_weight(shape: tuple[int, ...], in_int8: bool) -> Any:
     random, limit = np.random.default_rng(shape[0]), _LARGEST_WEIGHT
     integers = random.integers(-limit, limit + 1, shape).astype(np.int8)
     steps = np.linspace(0.5, 1, shape[0]) / (limit * np.sqrt(np.prod(shape[1:])))
@@ -174,7 +173,7 @@ def _weight(shape: tuple[int, ...], in_int8: bool) -> Any:
     return ops.multiply(ops.convert(ops.constant(integers), "f32"), ops.constant(scales))
 
 
-def _deviation(quantized: _Graph, feeds: list[Array], expected: list[Array]) -> str:
+def _compare_results(quantized: _Graph, feeds: list[Array], expected: list[Array]) -> str:
     """Return a deviation of the results of quantized tensors, empty if none."""
     results = quantized.results
     try:

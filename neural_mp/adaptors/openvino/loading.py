@@ -41,19 +41,19 @@ def load(source: object, spec: InputSpec) -> OpenVinoModel:
     Raises:
         ModelLoadError: OpenVINO cannot read the model.
     """
-    original = _read(source, spec)
+    original = _read_source(source, spec)
     _check_attention(source, original)
     program = original.clone()
     canonicalize(program)
     signature = read_signature(program).choosing(spec.names, spec.outputs)
     example, warnings = spec.feeds(signature)
-    notes = (*warnings, *_left_alone(program))
+    notes = (*warnings, *_float_recurrent_notes(program))
     model = OpenVinoModel(program, signature, example, program, warnings=notes)
-    _try(model)
+    _check_example_runs(model)
     return model
 
 
-def _read(source: object, spec: InputSpec) -> Any:
+def _read_source(source: object, spec: InputSpec) -> Any:
     if isinstance(source, ov.Model):
         return source
     try:
@@ -125,11 +125,11 @@ def canonicalize(program: Any) -> None:
 def read_signature(program: Any) -> Signature:
     """Return the inputs and outputs of a graph."""
     inputs = tuple(
-        _port(output, name_of(output.get_node()), name_of(output.get_node()))
+        _tensor_spec(output, name_of(output.get_node()), name_of(output.get_node()))
         for output in program.inputs
     )
     outputs = tuple(
-        _port(output, _output_name(output, index), name_of(output.get_node()))
+        _tensor_spec(output, _output_name(output, index), name_of(output.get_node()))
         for index, output in enumerate(program.outputs)
     )
     returns: Structure = list(range(len(outputs))) if len(outputs) > 1 else 0
@@ -140,7 +140,7 @@ def _output_name(output: Any, index: int) -> str:
     return next(iter(sorted(output.get_names())), f"output_{index}")
 
 
-def _port(output: Any, name: str, tensor: str) -> TensorSpec:
+def _tensor_spec(output: Any, name: str, tensor: str) -> TensorSpec:
     shape = output.get_partial_shape()
     sizes = None
     if shape.rank.is_static:
@@ -151,16 +151,14 @@ def _port(output: Any, name: str, tensor: str) -> TensorSpec:
     return TensorSpec(alias or name, tensor, dtype, sizes, name if alias else None)
 
 
-def _try(model: OpenVinoModel) -> None:
-    """Run a model once, so that a broken one is refused on loading."""
+def _check_example_runs(model: OpenVinoModel) -> None:
     try:
         model.run(model.example)
     except ConversionError as error:
         raise ModelLoadError(f"OpenVINO cannot run the model: {error}") from error
 
 
-def _left_alone(program: Any) -> tuple[str, ...]:
-    """Return a note about recurrent layers without an integer kernel."""
+def _float_recurrent_notes(program: Any) -> tuple[str, ...]:
     recurrent = (node for node in op_nodes(program) if has_role(node, Role.RECURRENT))
     types = (
         type_of(node)

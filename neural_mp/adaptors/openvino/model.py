@@ -62,10 +62,10 @@ class OpenVinoModel(GraphModel[Any]):
         is_converted = self.given is None
         runner = ShapedRunner(self.runs, example, streams=self.streams, rounds=not is_converted)
 
-        def run(bound: Mapping[str, Array]) -> list[Array]:
+        def run_bound(bound: Mapping[str, Array]) -> list[Array]:
             return self.in_order(runner([bound[tensor] for tensor in inputs]))
 
-        return run
+        return run_bound
 
     def __reduce__(self) -> tuple[Callable[..., OpenVinoModel], tuple[Any, ...]]:
         """Return the parts for pickling: graphs as the contents of their files."""
@@ -74,7 +74,7 @@ class OpenVinoModel(GraphModel[Any]):
         contents = [to_bytes(rest.pop("program"))]
         if original is not None and original is not self.program:
             contents.append(to_bytes(original))
-        return _unpickled, (contents, original is None, {**rest, "_runners": {}})
+        return _unpickle_model, (contents, original is None, {**rest, "_runners": {}})
 
 
 def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
@@ -89,7 +89,7 @@ def renamed(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
     return replace(model, program=program, given=program, _runners={})
 
 
-def _unpickled(
+def _unpickle_model(
     contents: list[tuple[bytes, bytes]], converted: bool, rest: dict[str, Any]
 ) -> OpenVinoModel:
     graphs = [from_bytes(*content) for content in contents]

@@ -61,7 +61,7 @@ def values(
     named = [name for name in sorted(tensors) if is_float(outputs[name])]
     inputs = [name for name in named if name in model.signature.input_tensors]
     fetched = [name for name in named if name not in inputs]
-    runner = Runner(_with_outputs(model.program, fetched))
+    runner = Runner(_copy_with_outputs(model.program, fetched))
     most = 1
     for feeds in map(model.signature.bind, batches):
         samples = model.signature.samples(feeds)
@@ -81,7 +81,7 @@ def inferred_counts(
 
     None if the size of a tensor depends on values, or an op is missing.
     """
-    sized = _with_sizes(model, model.signature.bind(inputs))
+    sized = _copy_with_sizes(model, model.signature.bind(inputs))
     if sized is None:
         return None
     outputs = {tensor_of(o): o for node in sized.get_ops() for o in node.outputs()}
@@ -94,7 +94,7 @@ def inferred_counts(
     return {name: float(size) for name, size in sizes.items() if size}
 
 
-def _with_sizes(model: OpenVinoModel, bound: Mapping[str, Array]) -> Any:
+def _copy_with_sizes(model: OpenVinoModel, bound: Mapping[str, Array]) -> Any:
     """Return a copy of a graph with the sizes of bound inputs; None if it rejects them."""
     sized = model.program.clone()
     try:
@@ -105,8 +105,7 @@ def _with_sizes(model: OpenVinoModel, bound: Mapping[str, Array]) -> Any:
     return sized
 
 
-def _with_outputs(program: Any, tensors: Sequence[str]) -> Any:
-    """Return a copy of a graph with the named tensors as its only outputs."""
+def _copy_with_outputs(program: Any, tensors: Sequence[str]) -> Any:
     copied = program.clone()
     outputs = {tensor_of(o): o for node in copied.get_ops() for o in node.outputs()}
     for result in copied.get_results():
@@ -130,10 +129,10 @@ def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:
         if name in model.structure.nodes and is_float(output)
     ]
 
-    def fetch(ops: Sequence[str]) -> list[list[Array]]:
-        return [[array] for array in Runner(_with_outputs(model.program, ops))(feeds)]
+    def fetch_arrays(ops: Sequence[str]) -> list[list[Array]]:
+        return [[array] for array in Runner(_copy_with_outputs(model.program, ops))(feeds)]
 
-    first = first_with_non_finite(floating, fetch)
+    first = first_with_non_finite(floating, fetch_arrays)
     return None if first is None else model.ops.get(first, first)
 
 
@@ -153,22 +152,22 @@ def op_outputs(
 
     Without `low_precision`, quantized tensors are rounded in float.
     """
-    outputs = {op: _place(model, op) for op in names}
+    outputs = {op: _output_location(model, op) for op in names}
     tensors = model.structure.tensors
     outputs = {op: output for op, output in outputs.items() if output.tensor in tensors}
     fetched = list(dict.fromkeys(output.tensor for output in outputs.values()))
-    runner = Runner(_with_outputs(model.program, fetched), low_precision=low_precision)
+    runner = Runner(_copy_with_outputs(model.program, fetched), low_precision=low_precision)
 
-    def called(inputs: Any) -> dict[str, OpOutput]:
+    def run_batch(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.feeds(model.signature.bind(inputs))
         results = dict(zip(fetched, runner(feeds), strict=True))
-        decoded = {op: _value(output, results[output.tensor]) for op, output in outputs.items()}
+        decoded = {op: _op_output(output, results[output.tensor]) for op, output in outputs.items()}
         return {op: value for op, value in decoded.items() if value is not None}
 
-    return called
+    return run_batch
 
 
-def _value(output: OutputLocation, array: Array) -> OpOutput | None:
+def _op_output(output: OutputLocation, array: Array) -> OpOutput | None:
     """Return a result; a quantized one is float in the graph, but uint8 in the kernel."""
     value = op_value(array, None)
     if value is None or output.encoding is None:
@@ -176,7 +175,7 @@ def _value(output: OutputLocation, array: Array) -> OpOutput | None:
     return OpOutput(value.real, "uint8")
 
 
-def _place(model: OpenVinoModel, op: str) -> OutputLocation:
+def _output_location(model: OpenVinoModel, op: str) -> OutputLocation:
     output = model.results.get(op)
     return output or OutputLocation(op, type_of(model.structure.tensors[op].get_node()))
 

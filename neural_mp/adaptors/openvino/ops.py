@@ -107,7 +107,7 @@ class OpRow:
         return len(self.weight_outputs) > 1
 
 
-def _rows(row: OpRow, types: str) -> dict[str, OpRow]:
+def _parse_rows(row: OpRow, types: str) -> dict[str, OpRow]:
     """Return op type → row, for types with their kinds, as in `Clamp:clip LogSoftmax`.
 
     Without a kind, the kind is the type in snake case; an empty one is none.
@@ -145,24 +145,24 @@ OPS: Mapping[str, OpRow] = {
     "ReduceMean": OpRow("mean", Role.MEAN, check=Check.ALWAYS),
     "MaxPool": replace(_MOVING, kind="max_pool", channels=1),
     "Concat": OpRow("concat", Role.CONCATENATION, check=Check.ALWAYS),
-    **_rows(
+    **_parse_rows(
         _MOVING,
         "DepthToSpace Reshape ShuffleChannels: SpaceToDepth Split Squeeze:reshape "
         "StridedSlice:slice Transpose Unsqueeze:reshape VariadicSplit:slice",
     ),
-    **_rows(
+    **_parse_rows(
         OpRow(role=Role.ACTIVATION),
         "Abs Clamp:clip Elu Gelu HSigmoid: HSwish:hard_swish Mish PRelu:prelu Relu Sigmoid "
         "SoftPlus:softplus Swish:silu Tanh",
     ),
-    **_rows(
+    **_parse_rows(
         OpRow(check=Check.ALWAYS),
         "BatchToSpace: Broadcast Interpolate:resize_nearest MVN:layer_norm NormalizeL2:l2_norm Pad "
         "ReduceL1:sum ReduceL2:l2_norm ReduceMax:max ReduceMin:min ReduceProd:prod ReduceSum:sum "
         "Slice SpaceToBatch: Tile",
     ),
-    **_rows(OpRow(check=Check.BROADCASTING), "Divide:div Maximum Minimum Subtract:sub"),
-    **_rows(
+    **_parse_rows(OpRow(check=Check.BROADCASTING), "Divide:div Maximum Minimum Subtract:sub"),
+    **_parse_rows(
         OpRow(),
         "Acos AdaptiveAvgPool:avg_pool AdaptiveMaxPool:max_pool Asin BatchNormInference:batch_norm "
         "Ceiling:ceil Cosh CumSum:cumsum Einsum Erf Exp Floor FloorMod:div GatherElements:gather "
@@ -170,7 +170,7 @@ OPS: Mapping[str, OpRow] = {
         "Negative:neg Power:pow ReverseSequence:reverse Round Select:where Selu Sign Sinh Softmax "
         "SoftSign:softsign Sqrt SquaredDifference:sub Tan",
     ),
-    **_rows(OpRow(fixed_types=_GRAPH, dynamic_only=True), "If: Loop: TensorIterator:"),
+    **_parse_rows(OpRow(fixed_types=_GRAPH, dynamic_only=True), "If: Loop: TensorIterator:"),
     "ReadValue": OpRow(fixed_types=_GRAPH),
     "Assign": OpRow(role=Role.ASSIGNMENT, fixed_types=_GRAPH),
     "Constant": OpRow(role=Role.CONSTANT),
@@ -178,7 +178,7 @@ OPS: Mapping[str, OpRow] = {
     "Result": OpRow(role=Role.RESULT),
     "FakeQuantize": OpRow(role=Role.QUANTIZATION),
     "Convert": OpRow(fixed_types="it sets the type itself"),
-    **_rows(
+    **_parse_rows(
         OpRow(dynamic_only=True),
         "GroupQueryAttention: PagedAttentionExtension: ScaledDotProductAttention:",
     ),

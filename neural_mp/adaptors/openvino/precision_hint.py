@@ -55,7 +55,7 @@ def runs_by_hint(structure: GraphStructure, effective: Mapping[str, Precision]) 
         elif precision is not Precision.BF16:
             return False
         has_spared |= precision is Precision.BF16 and Precision.INT8 in inputs
-    return has_spared and _is_native()
+    return has_spared and _has_native_bf16()
 
 
 def set_hint(program: Any, structure: GraphStructure, effective: Mapping[str, Precision]) -> None:
@@ -64,10 +64,10 @@ def set_hint(program: Any, structure: GraphStructure, effective: Mapping[str, Pr
     for name, node in structure.nodes.items():
         if effective.get(name) is Precision.BF16:
             for index, port in enumerate(node.inputs()):
-                _store(port, f"{name}{_STORED}{index}")
+                _store_as_bf16(port, f"{name}{_STORED}{index}")
 
 
-def _store(port: Any, name: str) -> None:
+def _store_as_bf16(port: Any, name: str) -> None:
     output = port.get_source_output()
     array = array_of(output) if is_float(output) and is_constant(output) else None
     if array is None:
@@ -91,24 +91,24 @@ class _Precisions:
             if is_constant(output) or not is_float(output):
                 continue
             source = output.get_node()
-            while not self._quantizes(source) and self._is_inserted(source):
+            while not self._is_inserted_quantize(source) and self._is_inserted(source):
                 source = source.input_value(0).get_node()
-            yield None if self._quantizes(source) else self.of(name_of(source))
+            yield None if self._is_inserted_quantize(source) else self.of(name_of(source))
 
     def readers(self, node: Any) -> Iterator[Precision | None]:
         """Yield the precisions of the ops that read a node's results; None for quantizations."""
         for output in node.outputs():
             for reader in readers_of(output):
-                yield None if self._quantizes(reader) else self.of(name_of(reader))
+                yield None if self._is_inserted_quantize(reader) else self.of(name_of(reader))
 
     def _is_inserted(self, node: Any) -> bool:
         return name_of(node) not in self._nodes and node.get_input_size() > 0
 
-    def _quantizes(self, node: Any) -> bool:
+    def _is_inserted_quantize(self, node: Any) -> bool:
         return self._is_inserted(node) and has_role(node, Role.QUANTIZATION)
 
 
 @lru_cache(maxsize=1)
-def _is_native() -> bool:
+def _has_native_bf16() -> bool:
     """Whether the CPU computes in BF16; on others, the plugin ignores the hint."""
     return "BF16" in core().get_property(CPU, "OPTIMIZATION_CAPABILITIES")

@@ -98,12 +98,12 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
         # Scaling of the inputs is not the product itself.
         own = tuple(name for name in kernel.ops if not name.endswith(SCALED))
         ran = list(dict.fromkeys(_ops_of(model, replace(kernel, ops=own))))
-        if _is_integer(kernel) and ran:
-            ran = [(_layer_behind if kernel.type in LAYER_KERNELS else _joining)(model, ran)]
+        if _is_integer_kernel(kernel) and ran:
+            ran = [(_layer_of_kernel if kernel.type in LAYER_KERNELS else _joining_op)(model, ran)]
         for op in ran:
             values = model.structure.nodes[op].input_values()[:1]
             quantized = all(value.get_element_type() not in _OWN_BYTES for value in values)
-            traces.setdefault(op, []).append(_traced(kernel, quantized=quantized))
+            traces.setdefault(op, []).append(_traced_kernel(kernel, quantized=quantized))
         products.update(ran if kernel.type in PRODUCT_KERNELS else ())
     for op in reversed(list(model.structure.nodes)):
         reader = _only_reader(model, op)
@@ -114,25 +114,25 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
         ):
             traces[op] = traces[reader]
             products.add(op)
-    written = {op: _written_in(node) for op, node in model.structure.nodes.items()}
+    written = {op: _written_precision(node) for op, node in model.structure.nodes.items()}
     return {
         model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in traces.items()
     }
 
 
-def _is_integer(kernel: Kernel) -> bool:
+def _is_integer_kernel(kernel: Kernel) -> bool:
     """Whether a kernel computes with integers, or reads and writes them, as a mean may."""
     return kernel.is_integer or (
         kernel.type == "Reduce" and any(name.endswith(QUANTIZED) for name in kernel.ops)
     )
 
 
-def _joining(model: OpenVinoModel, ran: list[str]) -> str:
+def _joining_op(model: OpenVinoModel, ran: list[str]) -> str:
     """Return the op that joins INT8 among those of an integer kernel, or else the first."""
     return next((op for op in ran if op in model.structure.fusion_groups), ran[0])
 
 
-def _layer_behind(model: OpenVinoModel, ran: list[str]) -> str:
+def _layer_of_kernel(model: OpenVinoModel, ran: list[str]) -> str:
     """Return the layer of an integer kernel: among its ops, or before the first of them."""
     nodes, preceding = model.structure.nodes, ran[:1]
     layers = [op for op in ran if has_weight(nodes[op]) or is_product(nodes[op])]
@@ -142,7 +142,7 @@ def _layer_behind(model: OpenVinoModel, ran: list[str]) -> str:
     return layers[0] if layers else ran[0]
 
 
-def _written_in(node: Any) -> Precision | None:
+def _written_precision(node: Any) -> Precision | None:
     """Return the 16-bit type that an op is written in; the plugin may run the op in FP32."""
     return SIXTEEN_BITS.get(node.get_output_element_type(0))
 
@@ -166,12 +166,12 @@ def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
             yield op
 
 
-def _traced(kernel: Kernel, *, quantized: bool) -> TracedKernel:
+def _traced_kernel(kernel: Kernel, *, quantized: bool) -> TracedKernel:
     if kernel.precision in _BYTES and not quantized:
         return TracedKernel(kernel.primitive)
     if kernel.precision not in _BYTES:
         return TracedKernel(kernel.primitive, _PRECISIONS.get(kernel.precision))
-    if _is_integer(kernel):
+    if _is_integer_kernel(kernel):
         return TracedKernel(kernel.primitive, Precision.INT8, True)
     # Kernels without integer variants, such as means, compute in float on what they read.
     return TracedKernel(kernel.primitive, None if kernel.may_be_integer else Precision.FP32, True)

@@ -137,7 +137,7 @@ def _in_both_directions(
         source, axis = node.input_value(position), int(position in form.states)
         key = name_of(source.get_node()), source.get_index(), axis
         if key not in splits:
-            splits[key] = _parts_of(source, axis)
+            splits[key] = _split_by_direction(source, axis)
         sources[position] = splits[key]
     options = {key: attributes[key] for key in _OPTIONS if key in attributes}
     directions = []
@@ -162,14 +162,13 @@ _OPTIONS = (
 )
 
 
-def _parts_of(output: Any, axis: int) -> list[Any]:
-    """Return the parts of a state, weight or bias for each direction, in the type that it has."""
+def _split_by_direction(output: Any, axis: int) -> list[Any]:
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
         parts = np.split(np.asarray(array_of(output)), len(_WAYS), axis)
         return [ops.constant(np.ascontiguousarray(p), node.get_element_type()) for p in parts]
     if type_of(node) == "Convert" and is_constant(output):
-        parts = _parts_of(node.input_value(0), axis)
+        parts = _split_by_direction(node.input_value(0), axis)
         return [ops.convert(part, output.get_element_type()) for part in parts]
     return list(ops.split(output, np.int64(axis), len(_WAYS)).outputs())
 
@@ -205,13 +204,13 @@ def quantize_sequence(
         width: the size of the padded input.
     """
     names = []
-    for position, part, inserted in _quantized_parts(node, span, state, limit, width):
+    for position, part, inserted in _quantize_inputs(node, span, state, limit, width):
         redirect_inputs([node.input(position)], give_name(f"{name_of(node)}/{part}", inserted))
         names.append(name_of(inserted))
     return names
 
 
-def _quantized_parts(
+def _quantize_inputs(
     node: Any, span: Range, state: QuantParams, limit: int, width: int
 ) -> Iterator[tuple[int, str, Any]]:
     """Yield position, name and node of what a sequence reads in INT8."""
@@ -223,10 +222,10 @@ def _quantized_parts(
             source, np.zeros(3, int), np.array([0, 0, extra]), "constant", np.float32(0)
         )
         source = give_name(f"{name_of(node)}/padded", padded).output(0)
-    yield 0, "input", _quantized(source, own, state)
+    yield 0, "input", _add_fake_quantize(source, own, state)
     first = node.input_value(form.states[0])
     if not is_constant(first):  # the plugin takes a constant state in float
-        yield form.states[0], "state", _quantized(first, state, state)
+        yield form.states[0], "state", _add_fake_quantize(first, state, state)
     factor = np.float32(own.scale / state.scale)
     weights[0] = np.pad(weights[0] * factor, [(0, 0), (0, 0), (0, extra)])
     scales = np.maximum(*(weight_scales(weight, (2,), limit) for weight in weights))
@@ -240,7 +239,7 @@ def _quantized_parts(
         yield index, part, ops.multiply(ops.convert(stored, "f32"), ops.constant(scales))
 
 
-def _quantized(output: Any, given: QuantParams, target: QuantParams) -> Any:
+def _add_fake_quantize(output: Any, given: QuantParams, target: QuantParams) -> Any:
     bounds = (given.low, given.high, target.low, target.high)
     return ops.fake_quantize(output, *map(np.float32, bounds), STEPS + 1)
 
@@ -294,9 +293,9 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
     size = recurrent.shape[1]
     input_weight = product_weight(f"{stem}/input", weight, spec)
     product = ops.matmul(node.input_value(0), input_weight, False, True)
-    projection = ops.add(product, _row(bias[: _GATES * size]))
+    projection = ops.add(product, _row_constant(bias[: _GATES * size]))
     state_bias = np.pad(bias[_GATES * size :], (2 * size, 0))
-    body = _step(product_weight(f"{stem}/recurrent", recurrent, spec), state_bias, size)
+    body = _build_step(product_weight(f"{stem}/recurrent", recurrent, spec), state_bias, size)
     iterator = ops.tensor_iterator()
     iterator.set_body(body)
     state, step = body.get_parameters()
@@ -317,11 +316,11 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
     ]
 
 
-def _step(weight: Any, bias: Array, size: int) -> Any:
+def _build_step(weight: Any, bias: Array, size: int) -> Any:
     """Return the graph of one step: state and read gates → the next state."""
     state = ops.parameter([-1, 1, size], np.float32, name="state")
     projection = ops.parameter([-1, 1, _GATES * size], np.float32, name="read")
-    own = ops.add(ops.matmul(state, weight, False, True), _row(bias))
+    own = ops.add(ops.matmul(state, weight, False, True), _row_constant(bias))
     axis = np.int64(2)
     read_gates, own_gates = (ops.split(term, axis, _GATES).outputs() for term in (projection, own))
     update, reset = (ops.sigmoid(ops.add(read_gates[i], own_gates[i])) for i in range(2))
@@ -331,5 +330,5 @@ def _step(weight: Any, bias: Array, size: int) -> Any:
     return ov.Model([ops.result(following)], [state, projection], "step")
 
 
-def _row(values: Array) -> Any:
+def _row_constant(values: Array) -> Any:
     return ops.constant(np.asarray(values, np.float32)[None, None])

@@ -40,7 +40,7 @@ def kernel_of(node: Any) -> KernelKind:
     return KernelKind.DEPTHWISE if single else row.kernel
 
 
-def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
+def _integer_weights(program: Any) -> Iterator[IntegerWeight[Any]]:
     """Yield the int8 weights of layers, except those stored alone.
 
     The plugin multiplies the latter in a kernel that adds up without saturation, even if the input
@@ -64,7 +64,7 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
 def full_range_kernels(model: OpenVinoModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with a weight beyond ±63."""
     products = {KernelKind.DENSE} if any(_quantized_factors(model.runs)) else set()
-    return wide_kinds(_weights(model.runs)) | products
+    return wide_kinds(_integer_weights(model.runs)) | products
 
 
 def _quantized_factors(program: Any) -> Iterator[Any]:
@@ -87,13 +87,13 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
     """
     program = model.runs.clone()
     limit = WEIGHT_LIMITS[REDUCED_RANGE]
-    for constant in saturating(_weights(program)):
+    for constant in saturating(_integer_weights(program)):
         halved = np.clip(np.rint(np.asarray(constant.get_data()) / 2), -limit, limit)
         smaller = give_name(f"{name_of(constant)}{REDUCED}", ops.constant(halved.astype(np.int8)))
         readers = list(constant.output(0).get_target_inputs())
         for reader in readers:
             reader.replace_source_output(smaller.output(0))
-            _double(reader.get_node())
+            _double_scales(reader.get_node())
     for factor in {name_of(node): node for node in _quantized_factors(program)}.values():
         _halve_levels(factor)
     program.validate_nodes_and_infer_types()
@@ -110,8 +110,7 @@ def _halve_levels(factor: Any) -> None:
     redirect_inputs(readers, give_name(f"{name_of(factor)}{REDUCED}", half))
 
 
-def _double(convert: Any) -> None:
-    """Double the scales of a weight that is converted to float."""
+def _double_scales(convert: Any) -> None:
     inserted = None
     for reader in list(convert.output(0).get_target_inputs()):
         node, index = reader.get_node(), 1 - reader.get_index()

@@ -208,12 +208,12 @@ class Runner:
         """
         request, _ = self._idle.get()
         # The request reads plain arrays where they are, so they must live as long.
-        tensors = [self._tensor(value) for value in feeds]
+        tensors = [self._share_array(value) for value in feeds]
         fed = tensors[0] if len(tensors) == 1 else dict(enumerate(tensors))
         try:
             if self._has_state:
                 request.reset_state()
-            results = self._infer(request, fed, tuple(value.shape for value in feeds), shared)
+            results = self._run_request(request, fed, tuple(value.shape for value in feeds), shared)
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
@@ -223,7 +223,7 @@ class Runner:
             return list(results)
         return [in_own_type(results[index], kind) for index, kind in enumerate(self._outputs)]
 
-    def _infer(self, request: Any, fed: Any, shapes: Shapes, shared: bool) -> tuple[Any, ...]:
+    def _run_request(self, request: Any, fed: Any, shapes: Shapes, shared: bool) -> tuple[Any, ...]:
         """Return the outputs of a run, asynchronous unless inputs of these shapes ran before.
 
         On one thread, a synchronous run ignores errors: outputs are those of the run before, and
@@ -244,7 +244,7 @@ class Runner:
         self._accepted.add(shapes)
         return tuple(request.results.to_tuple())
 
-    def _tensor(self, value: Array) -> Any:
+    def _share_array(self, value: Array) -> Any:
         """Return a plain array as OpenVINO's tensor, which spares the search for its type."""
         flags = value.flags
         plain = (
@@ -264,7 +264,9 @@ class Runner:
 
     def kernels(self) -> list[Kernel]:
         """Return the kernels of the compiled model, in execution order, with times if profiled."""
-        return [_kernel(node) for node in self._compiled.get_runtime_model().get_ordered_ops()]
+        return [
+            _parse_kernel(node) for node in self._compiled.get_runtime_model().get_ordered_ops()
+        ]
 
 
 def _check_shapes(model: Any, compiled: Any) -> None:
@@ -290,7 +292,7 @@ def _check_shapes(model: Any, compiled: Any) -> None:
             )
 
 
-def _kernel(node: Any) -> Kernel:
+def _parse_kernel(node: Any) -> Kernel:
     info = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
     time = info["execTimeMcs"]
     sources = [value.get_node() for value in node.input_values()]

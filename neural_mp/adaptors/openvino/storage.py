@@ -42,7 +42,7 @@ def restore(folder: Path) -> OpenVinoModel:
     Raises:
         ModelLoadError: the files are missing, truncated or tampered with.
     """
-    signature, details = read_details(folder / DETAILS_FILE, _details)
+    signature, details = read_details(folder / DETAILS_FILE, _parse_details)
     path = folder / MODEL_FILE
     check_xml(path)
     try:
@@ -62,7 +62,7 @@ def restore(folder: Path) -> OpenVinoModel:
     )
 
 
-def _details(value: object) -> tuple[Signature, dict[str, Any]]:
+def _parse_details(value: object) -> tuple[Signature, dict[str, Any]]:
     return Signature.from_dict(value), _DETAILS(value)
 
 
@@ -107,13 +107,13 @@ def digest(program: Any) -> str:
     for node in sorted(program.get_ops(), key=name_of):
         if has_role(node, Role.CONSTANT):
             continue
-        inputs = [_identity(port.get_source_output(), constants) for port in node.inputs()]
+        inputs = [_output_identity(port.get_source_output(), constants) for port in node.inputs()]
         attributes = sorted((key, str(value)) for key, value in node.get_attributes().items())
         running.update(repr((name_of(node), type_of(node), attributes, inputs)).encode())
     return running.hexdigest()
 
 
-def _identity(output: Any, constants: dict[str, str]) -> tuple[str, int]:
+def _output_identity(output: Any, constants: dict[str, str]) -> tuple[str, int]:
     """Return the name of a computed result, or the digest of a constant, whose name may vary."""
     node = output.get_node()
     if not has_role(node, Role.CONSTANT):

@@ -110,7 +110,7 @@ class _TriedIn16Bits(Interpreter):
         return result
 
     def _node_refusal(self, node: Node, result: object, precision: Precision) -> str:
-        if not _holds_floats(result):
+        if not any(map(fx.is_float, pytree.tree_leaves(result))):
             return reasons.NO_FLOATS
         computed = [self.env[source] for source in node.all_input_nodes if source.op != "get_attr"]
         if any(map(_near_the_end, pytree.tree_leaves((result, computed)))):
@@ -131,10 +131,6 @@ def _kind_of_call(node: Node) -> Any:
         if isinstance(leaf, float | torch.dtype)
         or (isinstance(leaf, int) and abs(leaf) > _MAX_FP16_SAFE_INTEGER)
     )
-
-
-def _holds_floats(value: object) -> bool:
-    return any(map(fx.is_float, pytree.tree_leaves(value)))
 
 
 def _call_refusal(

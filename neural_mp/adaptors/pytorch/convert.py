@@ -191,15 +191,13 @@ def _quantize_weight(
 ) -> dict[str, torch.Tensor]:
     """Return the stored parts of a weight by name; of `grouped`, if given, instead of rounding."""
     if spec is not None and spec.dtype.bits < 8:
-        parts = ops.stored_parts(grouped or _round_to_nearest(weight, Quantizer(spec)))
+        if grouped is None:
+            rows = (weight[part].float().numpy() for part in row_parts(weight.shape))
+            grouped = joined_rows(map(Quantizer(spec).nearest, rows))
+        parts = ops.stored_parts(grouped)
         return dict(zip((f"int{spec.dtype.bits}", "scales", "offsets"), parts, strict=True))
     parts = ops.quantize_weight(weight, weight_qmax(spec))
     return dict(zip(("int8", "scales"), parts, strict=True))
-
-
-def _round_to_nearest(weight: torch.Tensor, quantizer: Quantizer) -> GroupedWeight:
-    rows = (weight[part].float().numpy() for part in row_parts(weight.shape))
-    return joined_rows(map(quantizer.nearest, rows))
 
 
 def _quantize_dynamically(layer: Node) -> None:
@@ -234,22 +232,16 @@ def _is_integer(plan: ResolvedPlan, op: str) -> bool:
     return op in plan.plan and plan.plan[op].approach is not None
 
 
-def _shallow_copy_module(module: nn.Module) -> nn.Module:
-    """Return a module with the same attributes; `copy.copy` refuses parametrized modules."""
-    twin: nn.Module = module.__new__(type(module))
-    twin.__dict__.update(vars(module))
-    return twin
-
-
 def _without_converted_weights(model: TorchModel) -> nn.Module | None:
     """Return the shell without weights of converted layers, which the model would keep alive."""
     if model.shell is None:
         return None
-    layers = {
-        path: _shallow_copy_module(model.shell.get_submodule(path))
-        for path in model.converted_parts
-    }
-    for layer in layers.values():
+    layers: dict[str, nn.Module] = {}
+    for path in model.converted_parts:
+        original = model.shell.get_submodule(path)
+        # `copy.copy` refuses parametrized modules.
+        layers[path] = layer = original.__new__(type(original))
+        layer.__dict__.update(vars(original))
         layer._parameters = {
             name: None if value is None else nn.Parameter(value.to("meta"), requires_grad=False)
             for name, value in layer._parameters.items()

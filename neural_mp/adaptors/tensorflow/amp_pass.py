@@ -49,12 +49,12 @@ def runtime_lists(precision: Precision) -> FourLists | None:
     """Return the lists of the installed TensorFlow; None if its pass cannot report them."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            run_pass(_product(), precision, ["x"], ["y"], {f"{PREFIX}LOG_PATH": folder})
+            run_pass(_build_matmul_graph(), precision, ["x"], ["y"], {f"{PREFIX}LOG_PATH": folder})
         except (tf.errors.OpError, ValueError):
             logger.warning("TensorFlow's pass for %s fails", precision, exc_info=True)
         files = sorted(Path(folder).glob("paintbuckets*"))
         text = files[0].read_text(encoding="utf-8") if files else ""
-    return _parsed(text) if text else None
+    return _parse_lists(text) if text else None
 
 
 def run_pass(
@@ -73,18 +73,18 @@ def run_pass(
         tf.errors.OpError: the pass refuses the graph.
     """
     name, settings = PASSES[precision]
-    with _environment({**settings, **(variables or {})}):
+    with _set_environment({**settings, **(variables or {})}):
         return offline_passes(graph, [name], inputs, outputs)
 
 
-def _product() -> GraphDef:
+def _build_matmul_graph() -> GraphDef:
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, (None, 4), "x")
         tf.identity(tf.matmul(x, np.ones((4, 4), np.float32)), "y")
     return graph.as_graph_def()
 
 
-def _parsed(text: str) -> FourLists:
+def _parse_lists(text: str) -> FourLists:
     lists: dict[str, set[str]] = {}
     current: set[str] = set()
     for line in text.splitlines():
@@ -98,7 +98,7 @@ def _parsed(text: str) -> FourLists:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the context, hiding the user's settings of the pass."""
     touched = {key for key in os.environ if key.startswith(PREFIX)} | set(values)
     previous = {key: os.environ.pop(key) for key in touched if key in os.environ}
@@ -149,19 +149,19 @@ def enabled(precision: Precision, amp: AmpSettings) -> Iterator[None]:
     failure = bf16_obstacle() if precision is Precision.BF16 else None
     if failure is not None:
         raise UnsupportedPrecisionError(failure)
-    request = _Request(precision, _variables(precision, amp))
+    request = _Request(precision, _environment_variables(precision, amp))
     with _lock:
         _requests.append(request)
-        _apply()
+        _apply_last_request()
     try:
         yield
     finally:
         with _lock:
             _requests.remove(request)
-            _apply()
+            _apply_last_request()
 
 
-def _apply() -> None:
+def _apply_last_request() -> None:
     names = [name for name, _ in PASSES.values()]
     if not _switches:
         options = dict(tf.config.optimizer.get_experimental_options())
@@ -177,12 +177,11 @@ def _apply() -> None:
     _switches.clear()
 
 
-def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
-    """Return the environment variables for the pass."""
+def _environment_variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
     check_known(amp.edits, every_op_type())
     lists = runtime_lists(precision)
     if lists is None:
-        raise UnsupportedPrecisionError(_no_pass(precision))
+        raise UnsupportedPrecisionError(_explain_missing_pass(precision))
     lists.edited(amp.edits)  # the pass itself fails silently on a type that is on two lists
     variables = {
         f"{PREFIX}{option.upper()}": ",".join(
@@ -205,8 +204,7 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
     return {key: value for key, value in variables.items() if value}
 
 
-def _no_pass(precision: Precision) -> str:
-    """Return why TensorFlow's pass has no effect here."""
+def _explain_missing_pass(precision: Precision) -> str:
     if precision is Precision.BF16 and not _pywrap_util_port.IsMklEnabled():
         return (
             "TensorFlow's pass for bf16 requires oneDNN, which is disabled; set the environment "

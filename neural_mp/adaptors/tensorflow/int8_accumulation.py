@@ -28,7 +28,7 @@ FORMS = tuple(f"{op} {form}" for op, layer in LAYERS.items() for form in layer.f
 BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
 
 
-def _facts(onednn_limit: str | None) -> frozenset[str]:
+def _probe_facts(onednn_limit: str | None) -> frozenset[str]:
     module = "neural_mp.adaptors.tensorflow.kernels.int8_accumulation_probe"
     version = version_of("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tf-nightly")
     return probe_results(module, f"{_VERSION} {version}", onednn_limit)
@@ -37,12 +37,12 @@ def _facts(onednn_limit: str | None) -> frozenset[str]:
 @lru_cache(maxsize=1)
 def forms_that_work() -> frozenset[str]:
     """Return the integer kernel variants with correct results here, e.g. `Conv2D Sum`."""
-    return frozenset(f.removeprefix(WORKS) for f in _facts(None) if f.startswith(WORKS))
+    return frozenset(f.removeprefix(WORKS) for f in _probe_facts(None) if f.startswith(WORKS))
 
 
 def bf16_obstacle() -> str | None:
     """Return why no op runs in BF16 here; None if BF16 works."""
-    if {f"{WORKS}{case}" for case in BF16_CASES} <= _facts(None):
+    if {f"{WORKS}{case}" for case in BF16_CASES} <= _probe_facts(None):
         return None
     limit = os.environ.get(ONEDNN_LIMIT)
     if limit is None:
@@ -56,15 +56,15 @@ def bf16_obstacle() -> str | None:
 def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
     """Return the accumulation of each kernel kind on the target machine."""
 
-    def probed(onednn_limit: str | None) -> KernelAccumulation:
-        facts = _facts(onednn_limit)
+    def probe_kernels(onednn_limit: str | None) -> KernelAccumulation:
+        facts = _probe_facts(onednn_limit)
         working = [form for form in FORMS if f"{WORKS}{form}" in facts]
-        exact = [_case(form) for form in working if f"{EXACT}{form}" in facts]
-        return accumulation_of_cases(exact, map(_case, working))
+        exact = [_case_from_form(form) for form in working if f"{EXACT}{form}" in facts]
+        return accumulation_of_cases(exact, map(_case_from_form, working))
 
-    return target_accumulation(hardware, probed)
+    return target_accumulation(hardware, probe_kernels)
 
 
-def _case(form: str) -> str:
+def _case_from_form(form: str) -> str:
     layer, _, rest = form.partition(" ")
     return f"{LAYERS[layer].kind} {rest}"

@@ -52,9 +52,9 @@ class _Norm:
 def layer_params(model: TensorFlowModel) -> dict[str, LayerParams]:
     """Return op → its parameters."""
     graph = model.graph
-    params = {name: _layer(model, name) for name in model.structure.fusion_groups}
-    for name, norm in _norms(model).items():
-        _, scale = _vector(graph, norm.gamma)
+    params = {name: _layer_params(model, name) for name in model.structure.fusion_groups}
+    for name, norm in _find_norms(model).items():
+        _, scale = _constant_vector(graph, norm.gamma)
         params[name] = LayerParams(name, lambda scale=scale: scale.reshape(-1), pooled=True)  # type: ignore[misc]
     return params
 
@@ -71,7 +71,7 @@ def channel_preserving_ops(model: TensorFlowModel) -> frozenset[str]:
     return frozenset(ops)
 
 
-def _layer(model: TensorFlowModel, name: str) -> LayerParams:
+def _layer_params(model: TensorFlowModel, name: str) -> LayerParams:
     graph, node = model.graph, model.graph.nodes[name]
 
     def weight() -> Array:
@@ -88,13 +88,13 @@ def _layer(model: TensorFlowModel, name: str) -> LayerParams:
         axes = (0, 1) if across else (1, 0)
         return LayerParams(result, weight, *axes, pooled=True, shifts=bias is not None)
     groups = constant_shape(graph[node.input[1]])[2] if depthwise else 1
-    window = _window(node)
+    window = _convolution_window(node)
     return LayerParams(
         result, weight, 3, 2, groups, pooled=True, window=window, shifts=bias is not None
     )
 
 
-def _window(node: NodeDef) -> Window:
+def _convolution_window(node: NodeDef) -> Window:
     """Return the window of a convolution with channels last."""
     strides = tuple(integers_attribute(node, "strides")[1:3])
     dilations = tuple((integers_attribute(node, "dilations") or [1] * 4)[1:3])
@@ -105,7 +105,7 @@ def _window(node: NodeDef) -> Window:
     return Window(strides, dilations, ((pads[2], pads[3]), (pads[4], pads[5])))
 
 
-def _vector_input(graph: TensorGraph, node: NodeDef) -> int | None:
+def _vector_position(graph: TensorGraph, node: NodeDef) -> int | None:
     """Return the position of the only constant input if it is a vector along the last axis."""
     constants = [
         position
@@ -118,29 +118,28 @@ def _vector_input(graph: TensorGraph, node: NodeDef) -> int | None:
     return constants[0] if sizes and set(sizes[:-1]) <= {1} else None
 
 
-def _vector(graph: TensorGraph, name: str) -> tuple[int, Array]:
-    """Return the position and value of the constant vector that a node reads."""
+def _constant_vector(graph: TensorGraph, name: str) -> tuple[int, Array]:
     node = graph.nodes[name]
-    position = _vector_input(graph, node)
+    position = _vector_position(graph, node)
     assert position is not None
     return position, graph.value(node.input[position])
 
 
-def _norms(model: TensorFlowModel) -> dict[str, _Norm]:
+def _find_norms(model: TensorFlowModel) -> dict[str, _Norm]:
     """Return sum with the result of a normalization → the normalization."""
     graph = model.graph
     consumers = graph.consumers()
     norms = (
-        _norm(graph, consumers, name, model.output_nodes)
+        _match_norm(graph, consumers, name, model.output_nodes)
         for name, node in graph.nodes.items()
         if op_type(node).formula is np.multiply
         and any(graph[t].op == "Rsqrt" for t in data_inputs(node))
-        and _vector_input(graph, node) is not None
+        and _vector_position(graph, node) is not None
     )
     return {norm.result: norm for norm in norms if norm is not None}
 
 
-def _norm(
+def _match_norm(
     graph: TensorGraph, consumers: Consumers, gamma: str, outputs: frozenset[str]
 ) -> _Norm | None:
     """Follow x · γ/σ and -μ · γ/σ to their sum, with constants added on the way.
@@ -158,7 +157,7 @@ def _norm(
     shifts: list[str] = []
     while len(terms) > 1 or not shifts:
         readers = {reader for term in terms for reader, _ in consumers[term]}
-        ready = sorted(r for r in readers if _is_sum(graph, r, terms))
+        ready = sorted(r for r in readers if _is_sum_of_terms(graph, r, terms))
         if not ready:
             break
         parts = [node_of(tensor) for tensor in data_inputs(graph.nodes[ready[0]])]
@@ -171,14 +170,14 @@ def _norm(
     return _Norm(terms.pop(), gamma, tuple(shifts)) if len(terms) == 1 else None
 
 
-def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
+def _is_sum_of_terms(graph: TensorGraph, name: str, terms: set[str]) -> bool:
     """Whether an addition has only terms, or a term and a constant vector, as operands."""
     node = graph.nodes[name]
     parts = [node_of(tensor) for tensor in data_inputs(node)]
     return (
         op_type(node).formula in _SUMS
         and any(part in terms for part in parts)
-        and all(part in terms or _vector_input(graph, node) is not None for part in parts)
+        and all(part in terms or _vector_position(graph, node) is not None for part in parts)
     )
 
 
@@ -186,26 +185,29 @@ def with_layer_params(
     model: TensorFlowModel, changes: Mapping[str, LayerRescale]
 ) -> TensorFlowModel:
     """Return the model with rescaled parameters in some layers."""
-    graph, layers, norms = model.graph.copy(), layer_params(model), _norms(model)
+    graph, layers, norms = model.graph.copy(), layer_params(model), _find_norms(model)
     for name, change in changes.items():
         layer, weight = layers[name], change.weight(layers[name])
         if name in norms:
-            position, value = _vector(graph, norms[name].gamma)
-            _put(graph, norms[name].gamma, position, weight.reshape(value.shape), "scale")
+            position, value = _constant_vector(graph, norms[name].gamma)
+            _replace_constant(
+                graph, norms[name].gamma, position, weight.reshape(value.shape), "scale"
+            )
             shifts = norms[name].shifts
         else:
             shape = constant_shape(graph[graph.nodes[name].input[1]])
-            _put(graph, name, 1, weight.reshape(shape), "weight")
+            _replace_constant(graph, name, 1, weight.reshape(shape), "weight")
             shifts = (layer.result,) if layer.result != name else ()
         for shift in shifts:
-            position, value = _vector(graph, shift)
+            position, value = _constant_vector(graph, shift)
             changed = change.bias(value.reshape(-1), value.size)
-            _put(graph, shift, position, changed.reshape(value.shape), "bias")
+            _replace_constant(graph, shift, position, changed.reshape(value.shape), "bias")
     return model.with_graph(graph)
 
 
-def _put(graph: TensorGraph, name: str, position: int, value: Array, stem: str) -> None:
-    """Replace the constant that a node reads."""
+def _replace_constant(
+    graph: TensorGraph, name: str, position: int, value: Array, stem: str
+) -> None:
     constant = graph.put_constant(f"{name}/corrected_{stem}", value)
     graph.edit(name).input[position] = constant
 
@@ -242,7 +244,7 @@ def hessian_traces(
     def outputs_of(inputs: Any) -> tuple[list[tuple[int, ...]], Squares]:
         feeds = model.signature.bind(inputs)
 
-        def squared(directions: list[Array]) -> dict[str, float]:
+        def squared_gradients(directions: list[Array]) -> dict[str, float]:
             directed = zip(signs, directions, strict=True)
             arguments = {**feeds, **{placeholder.name: value for placeholder, value in directed}}
             return dict(
@@ -250,6 +252,6 @@ def hessian_traces(
             )
 
         results = runner(feeds, [tensor.name for tensor in outputs])
-        return [np.shape(value) for value in results], squared
+        return [np.shape(value) for value in results], squared_gradients
 
     return summed_traces(weights, map(outputs_of, batches))

@@ -64,10 +64,10 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            self._wrap(spec.loader)
+            self._wrap_loader(spec.loader)
         return spec
 
-    def _wrap(self, loader: Any) -> None:
+    def _wrap_loader(self, loader: Any) -> None:
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -75,15 +75,14 @@ class _Finder(importlib.abc.MetaPathFinder):
             with suppress(ValueError):
                 sys.meta_path.remove(self)
             del loader.exec_module
-            with _without_banners(self._banner):
+            with _suppress_banners(self._banner):
                 run(module)
 
         loader.exec_module = exec_module
 
 
 @contextmanager
-def _without_banners(banner: re.Pattern[bytes]) -> Iterator[None]:
-    """Remove the banners from standard error within the context."""
+def _suppress_banners(banner: re.Pattern[bytes]) -> Iterator[None]:
     try:
         original = os.dup(_STANDARD_ERROR)
     except OSError:  # there is none
@@ -92,7 +91,9 @@ def _without_banners(banner: re.Pattern[bytes]) -> Iterator[None]:
     reading, writing = os.pipe()
     os.dup2(writing, _STANDARD_ERROR)
     os.close(writing)
-    passing = threading.Thread(target=_pass, args=(reading, os.dup(original), banner), daemon=True)
+    passing = threading.Thread(
+        target=_forward_without_banners, args=(reading, os.dup(original), banner), daemon=True
+    )
     passing.start()
     try:
         yield
@@ -102,7 +103,7 @@ def _without_banners(banner: re.Pattern[bytes]) -> Iterator[None]:
         os.close(original)
 
 
-def _pass(reading: int, writing: int, banner: re.Pattern[bytes]) -> None:
+def _forward_without_banners(reading: int, writing: int, banner: re.Pattern[bytes]) -> None:
     # Each log line is written in a single call, so lines arrive complete.
     while part := os.read(reading, 1 << 16):
         os.write(writing, _REST.sub(b"", banner.sub(b"", part)))

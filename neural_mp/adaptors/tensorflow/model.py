@@ -74,7 +74,7 @@ class ServedSignature(Signature):
             return super().bind(inputs)
         except DataError:
             values = self.assigned(inputs)
-            cast = [_integers(*pair) for pair in zip(self.inputs, values, strict=True)]
+            cast = [_floats_to_integers(*pair) for pair in zip(self.inputs, values, strict=True)]
             if all(new is old for new, old in zip(cast, values, strict=True)):
                 raise
         feeds = super().bind(tuple(cast))
@@ -93,7 +93,7 @@ class ServedSignature(Signature):
         return []
 
 
-def _integers(port: TensorSpec, value: Any) -> Any:
+def _floats_to_integers(port: TensorSpec, value: Any) -> Any:
     """Return floats for an integer input as integers if in range; any other value unchanged."""
     dtype = getattr(value, "dtype", None)
     if port.dtype is None or port.dtype.kind not in "iu" or getattr(dtype, "kind", "") != "f":
@@ -153,7 +153,10 @@ class TensorFlowModel:
     @cached_property
     def runner(self) -> Runner:
         """Session with the fused graph, created on first use."""
-        tables = {name: self.graph.value(name) for name in self._tables(self._large())}
+        tables = {
+            name: self.graph.value(name)
+            for name in self._gathered_constants(self._large_constants())
+        }
         ports = self.signature.input_tensors, self.signature.output_tensors
         return compiled(self.graph, tables, *ports)
 
@@ -164,10 +167,10 @@ class TensorFlowModel:
 
     def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
         """Return the graph with placeholders for large constants, and their values."""
-        values = {name: self.graph.value(name) for name in self._large()}
+        values = {name: self.graph.value(name) for name in self._large_constants()}
         return imported(without(self.graph, values)), values
 
-    def _large(self) -> list[str]:
+    def _large_constants(self) -> list[str]:
         # Constants tied to an iteration of a loop cannot be fed.
         return [
             name
@@ -175,7 +178,7 @@ class TensorFlowModel:
             if constant_bytes(node) > LARGE and not node.input
         ]
 
-    def _tables(self, constants: Iterable[str]) -> list[str]:
+    def _gathered_constants(self, constants: Iterable[str]) -> list[str]:
         """Return constants read only by rows: making them constant speeds up no kernel."""
         uses: dict[str, set[bool]] = {}
         for node in self.graph.nodes.values():
@@ -249,7 +252,7 @@ class ConvertedModel(tf.Module):
         specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
         fetched = list(map(indexed, signature.output_tensors))
 
-        def run(*values: tf.Tensor) -> dict[str, tf.Tensor]:
+        def run_graph(*values: tf.Tensor) -> dict[str, tf.Tensor]:
             fed = dict(zip(map(indexed, signature.input_tensors), values, strict=True))
             results = tf.graph_util.import_graph_def(
                 self.graph_def, input_map=fed, return_elements=fetched, name=""
@@ -259,7 +262,7 @@ class ConvertedModel(tf.Module):
 
         # A tf.function would tie the outputs to every op with a side effect, loops written as
         # dataflow included. A wrapped function alone cannot be saved.
-        wrapped = tf.compat.v1.wrap_function(run, specs)
+        wrapped = tf.compat.v1.wrap_function(run_graph, specs)
         self._run = tf.function(
             lambda *values: wrapped(*values), input_signature=specs, autograph=False
         )

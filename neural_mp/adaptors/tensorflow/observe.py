@@ -38,10 +38,10 @@ def float_results(
     differ in every iteration.
     """
     within = frames(graph)  # without the exits of outermost loops
-    return _floats(imported, (name for name in tensors if node_of(name) not in within))
+    return _float_tensors(imported, (name for name in tensors if node_of(name) not in within))
 
 
-def _floats(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
+def _float_tensors(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
     floats = {}
     for name in tensors:
         results = imported.get_operation_by_name(node_of(name)).outputs
@@ -64,7 +64,7 @@ class LoopRecords:
         The record of a tensor is a vector of float32 that is computed in the same loop.
         """
         ops = tf.raw_ops
-        nest = self._nest(self.loop(tensor))
+        nest = self._enclosing_loops(self.loop(tensor))
         handle = ops.EmptyTensorList(
             element_shape=tf.constant(-1),
             max_num_elements=tf.constant(-1),
@@ -95,7 +95,7 @@ class LoopRecords:
         """Return the loop in which a tensor is computed."""
         return self._frames[node_of(tensor)]
 
-    def _nest(self, loop: str) -> list[str]:
+    def _enclosing_loops(self, loop: str) -> list[str]:
         """Return a loop and its enclosing loops, the outermost first."""
         nest = []
         while loop:
@@ -119,13 +119,13 @@ def watch(
     with graph.as_default():
         positions = tf.constant(sample_fractions())
         numbers = float_results(graph, model.graph, sorted(tensors))
-        reduced = {name: _reduced(tensor, positions) for name, tensor in numbers.items()}
-        recorded = _recorded(graph, model.graph, sorted(tensors), _record)
+        reduced = {name: _reduce_tensor(tensor, positions) for name, tensor in numbers.items()}
+        recorded = _record_by_loop(graph, model.graph, sorted(tensors), _record_statistics)
     fetches = [tensor.name for results in reduced.values() for tensor in results]
     fetches += [tensor.name for tensor in recorded.values()]
     runner = Runner(graph, weights)
     for feeds in map(model.signature.bind, batches):
-        for part in _parts(model, feeds):
+        for part in _split_batch(model, feeds):
             outputs = map(np.asarray, runner(part, fetches))
             for name, results in reduced.items():
                 size, sample, *rest = (next(outputs) for _ in results)
@@ -136,7 +136,7 @@ def watch(
                 stats = BatchStats(low, high, power, count, sample, mean)
                 yield name, in_source_range(stats, model.source_ranges.get(name))
             for names in recorded:
-                yield from _iterations(names, next(outputs))
+                yield from _iteration_statistics(names, next(outputs))
 
 
 def values(
@@ -151,7 +151,7 @@ def values(
         numbers = float_results(graph, model.graph, sorted(tensors))
     runner = Runner(graph, weights)
     for feeds in map(model.signature.bind, batches):
-        for part in _parts(model, feeds):
+        for part in _split_batch(model, feeds):
             # The runtime does not return what it is fed.
             fetched = [tensor.name for name, tensor in numbers.items() if name not in part]
             outputs = iter(runner(part, fetched))
@@ -161,7 +161,7 @@ def values(
                     yield name, array
 
 
-def _recorded(
+def _record_by_loop(
     imported: tf.Graph,
     graph: TensorGraph,
     tensors: Iterable[str],
@@ -169,7 +169,7 @@ def _recorded(
 ) -> dict[tuple[str, ...], tf.Tensor]:
     """Return tensors of the same loop → their records of all iterations, in this order."""
     records, bodies = LoopRecords(imported, graph), in_bodies(graph)
-    inside = _floats(imported, (name for name in tensors if node_of(name) in bodies))
+    inside = _float_tensors(imported, (name for name in tensors if node_of(name) in bodies))
     by_loop: dict[str, list[str]] = {}
     for name in inside:
         by_loop.setdefault(records.loop(name), []).append(name)
@@ -185,9 +185,9 @@ def _recorded(
     return collected
 
 
-def _record(tensor: tf.Tensor) -> tf.Tensor:
+def _record_statistics(tensor: tf.Tensor) -> tf.Tensor:
     """Return the statistics of one iteration as a vector that starts with its length."""
-    size, *rest = _reduced(tensor, tf.constant(sample_fractions()))
+    size, *rest = _reduce_tensor(tensor, tf.constant(sample_fractions()))
     parts = [tf.raw_ops.Reshape(tensor=part, shape=[-1]) for part in rest]
     counted = tf.raw_ops.Cast(x=[size], DstT=tf.float32)
     record = tf.concat([counted, *parts], 0)
@@ -195,7 +195,7 @@ def _record(tensor: tf.Tensor) -> tf.Tensor:
     return tf.concat([length, record], 0)
 
 
-def _iterations(names: Sequence[str], records: Array) -> Iterator[tuple[str, BatchStats]]:
+def _iteration_statistics(names: Sequence[str], records: Array) -> Iterator[tuple[str, BatchStats]]:
     """Yield tensor → its statistics, for every iteration in which it is not empty."""
     for name in cycle(names):
         if not records.size:
@@ -222,13 +222,12 @@ def element_counts(
         sizes = {name: tensor.shape.num_elements() for name, tensor in numbers.items()}
         if None not in sizes.values():
             return {name: float(size) for name, size in sizes.items() if size}
-    return _counted(model, feeds, sorted(tensors))
+    return _count_elements(model, feeds, sorted(tensors))
 
 
-def _counted(
+def _count_elements(
     model: TensorFlowModel, feeds: dict[str, Array], tensors: Iterable[str]
 ) -> dict[str, float]:
-    """Return tensor → its number of elements, from a run."""
     graph, weights = model.without_weights()
     with graph.as_default():
         numbers = float_results(graph, model.graph, tensors)
@@ -236,11 +235,11 @@ def _counted(
             name: tf.raw_ops.Size(input=tensor, out_type=tf.int64)
             for name, tensor in numbers.items()
         }
-        recorded = _recorded(graph, model.graph, tensors, _size_record)
+        recorded = _record_by_loop(graph, model.graph, tensors, _record_size)
     runner = Runner(graph, weights)
     fetches = [tensor.name for tensor in (*sizes.values(), *recorded.values())]
     totals: dict[str, float] = defaultdict(float)
-    for part in _parts(model, feeds):
+    for part in _split_batch(model, feeds):
         results = map(np.asarray, runner(part, fetches))
         for name in sizes:
             totals[name] += float(next(results).sum())  # empty if in a branch not taken
@@ -251,12 +250,12 @@ def _counted(
     return {name: count for name, count in totals.items() if count}
 
 
-def _size_record(tensor: tf.Tensor) -> tf.Tensor:
+def _record_size(tensor: tf.Tensor) -> tf.Tensor:
     """Return the number of elements in one iteration, as a vector."""
     return tf.raw_ops.Cast(x=[tf.raw_ops.Size(input=tensor, out_type=tf.int64)], DstT=tf.float32)
 
 
-def _reduced(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def _reduce_tensor(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """Return size, samples, minima, maxima, mean squares and means of a tensor.
 
     Args:
@@ -284,8 +283,7 @@ def _reduced(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, ...]:
     )
 
 
-def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
-    """Split a batch into parts within the memory limit."""
+def _split_batch(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
     samples, total = model.signature.samples(feeds), sum(a.nbytes for a in feeds.values())
     return in_parts(feeds, samples, max(1, samples * _INPUT_BYTES // max(total, 1)))
 
@@ -334,18 +332,18 @@ def op_outputs(
     fetches = list(dict.fromkeys(slot.tensor for slot in real.values()))
     runner = Runner(graph, weights)
 
-    def called(inputs: Any) -> dict[str, OpOutput]:
+    def compute_outputs(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
         results = dict(zip(fetches, runner(feeds, fetches), strict=True))
         outputs = {
-            op: op_value(_plain(results[slot.tensor]), slot.encoding) for op, slot in real.items()
+            op: op_value(_to_numeric_array(results[slot.tensor]), slot.encoding)
+            for op, slot in real.items()
         }
         return {op: value for op, value in outputs.items() if value is not None}
 
-    return called
+    return compute_outputs
 
 
-def _plain(value: object) -> Array:
-    """Return an array of a type that numpy can compute with."""
+def _to_numeric_array(value: object) -> Array:
     array = np.asarray(value)
     return array.view(np.uint8) if array.dtype.names else array

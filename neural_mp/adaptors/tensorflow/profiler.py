@@ -31,8 +31,8 @@ def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
     feeds = model.signature.bind(inputs)
     fetches = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
     (run,) = model.runner.traced(feeds, fetches, 1)
-    stats = list(_statistics(run))
-    dtypes = {node.node_name: _dtypes(node) for node in stats}
+    stats = list(_node_statistics(run))
+    dtypes = {node.node_name: _output_dtypes(node) for node in stats}
     traced: dict[str, list[TracedKernel]] = {}
     for node in stats:
         op = model.written.get(node.node_name, node.node_name)
@@ -46,24 +46,25 @@ def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
             for tensor in label["inputs"].split(", ")
             for dtype in dtypes.get(node_of(tensor.removeprefix("^")), ())[:1]
         ]
-        traced.setdefault(op, []).append(_kernel(label["type"], [*_dtypes(node)[:1], *operands]))
+        traced.setdefault(op, []).append(
+            _traced_kernel(label["type"], [*_output_dtypes(node)[:1], *operands])
+        )
     # The runtime fuses or drops many float ops, but no integer kernels.
     integers = (name for name, node in model.graph.nodes.items() if _INTEGER in node.op)
     reached = {op: op_trace(kernels) for op, kernels in traced.items()}
     return {**dict.fromkeys((model.written.get(n, n) for n in integers), NOT_REACHED), **reached}
 
 
-def _statistics(run: StepStats) -> Iterator[NodeExecStats]:
+def _node_statistics(run: StepStats) -> Iterator[NodeExecStats]:
     for device in run.dev_stats:
         yield from device.node_stats
 
 
-def _dtypes(node: NodeExecStats) -> list[tf.DType]:
-    """Return the element types of a kernel's outputs."""
+def _output_dtypes(node: NodeExecStats) -> list[tf.DType]:
     return [tf.as_dtype(output.tensor_description.dtype) for output in node.output]
 
 
-def _kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
+def _traced_kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
     """Return a kernel, given the types of its first output and its inputs, in that order."""
     if _INTEGER in name:
         return TracedKernel(name, Precision.INT8, True)
@@ -85,7 +86,7 @@ def time_ops(model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[f
     timings: dict[str, list[float]] = defaultdict(list)
     for run in model.runner.traced(feeds, outputs, runs):
         seconds: dict[str, float] = defaultdict(float)
-        for node in _statistics(run):
+        for node in _node_statistics(run):
             if node.node_name in model.graph:
                 name = model.counted_for.get(node.node_name, node.node_name)
                 seconds[name] += (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9

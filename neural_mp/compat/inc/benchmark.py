@@ -212,8 +212,8 @@ def timed(
     count = iterations if iterations > 0 else len(batches)
     job = Job(model, batches, max(0, warmup), count, *ports)
     if instances == 1 and cores is None:  # in this process, on all its cores
-        return Performance(batch_size_of(batches[0]), (_timed(job),))
-    return run_instances(job, _shares(cores, instances))
+        return Performance(batch_size_of(batches[0]), (_time_batches(job),))
+    return run_instances(job, _split_cores(cores, instances))
 
 
 def measured_accuracy(
@@ -272,7 +272,7 @@ def feasible(cores: int | None, instances: int) -> tuple[int | None, int]:
 
     Files and scripts are written for servers, and run unchanged on any machine.
     """
-    available = len(_cores())
+    available = len(_usable_cores())
     if (cores or 1) * instances <= available:
         return cores, instances
     logger.warning(
@@ -285,15 +285,13 @@ def feasible(cores: int | None, instances: int) -> tuple[int | None, int]:
     return None, 1
 
 
-def _cores() -> list[int]:
-    """Return the cores that this process may use."""
+def _usable_cores() -> list[int]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return cores or list(range(os.cpu_count() or 1))
 
 
-def _shares(cores: int | None, instances: int) -> list[list[int]]:
-    """Return disjoint sets of cores, one per instance."""
-    available = _cores()
+def _split_cores(cores: int | None, instances: int) -> list[list[int]]:
+    available = _usable_cores()
     share = cores if cores is not None else len(available) // instances
     if share < 1 or share * instances > len(available):
         raise ConfigurationError(
@@ -326,7 +324,8 @@ def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
         task = cloudpickle.dumps(job)
         with ProcessPoolExecutor(len(shares), env=worker_environment(threads)) as pool:
             runs = [
-                pool.submit(_instance, task, list(cores), ready, len(shares)) for cores in shares
+                pool.submit(_run_instance, task, list(cores), ready, len(shares))
+                for cores in shares
             ]
             seconds = [run.result() for run in runs]
     return Performance(
@@ -334,7 +333,7 @@ def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
     )
 
 
-def _instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[float, ...]:
+def _run_instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[float, ...]:
     restore_environment()
     # Before any import: frameworks read the affinity when they create their threads.
     if hasattr(os, "sched_setaffinity"):
@@ -352,10 +351,10 @@ def _instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[
                 )
             time.sleep(0.01)
 
-    return _timed(job, all_are_ready)
+    return _time_batches(job, all_are_ready)
 
 
-def _timed(job: Job, wait: Any = lambda: None) -> tuple[float, ...]:
+def _time_batches(job: Job, wait: Any = lambda: None) -> tuple[float, ...]:
     """Return the seconds of every timed batch."""
     model = loaded_model(job.model, job.inputs, job.outputs)
     batches = itertools.cycle(job.batches)

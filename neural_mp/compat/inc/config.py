@@ -155,10 +155,10 @@ class _Conversion:
                 inputs=tuple(tensor_names(self.inputs) or ()) or None,
                 outputs=tuple(tensor_names(self.outputs) or ()) or None,
                 precisions=precisions,
-                **_tuning(self.accuracy_criterion, self.tuning_criterion),
+                **_tuning_options(self.accuracy_criterion, self.tuning_criterion),
                 **options,
             ),
-            device=_valid(self, "device", validators.one_of(("cpu", "gpu"))),
+            device=_validate_attribute(self, "device", validators.one_of(("cpu", "gpu"))),
             constraints=constraints,
             dialect=Dialect.INC,
         )
@@ -171,13 +171,13 @@ class _Conversion:
                 logger.warning("%s=%r has no effect: %s", name, value, why)
 
 
-def _valid(holder: object, name: str, validator: Validator[Any]) -> Any:
+def _validate_attribute(holder: object, name: str, validator: Validator[Any]) -> Any:
     """Return a validated attribute; None counts as not set."""
     value = getattr(holder, name)
     return validate_option(name, validator, getattr(type(holder), name) if value is None else value)
 
 
-def _strategy(name: str | None) -> str | None:
+def _resolve_strategy(name: str | None) -> str | None:
     if name is None:
         return None
     strategy = validate_option("strategy", values.TEXT, name).lower()
@@ -186,9 +186,9 @@ def _strategy(name: str | None) -> str | None:
     return STRATEGIES.get(strategy, strategy)
 
 
-def _criterion(loss: AccuracyCriterion) -> criterion.AccuracyCriterion:
+def _convert_criterion(loss: AccuracyCriterion) -> criterion.AccuracyCriterion:
     return criterion.AccuracyCriterion(
-        _valid(loss, "tolerable_loss", values.ANY_SHARE),
+        _validate_attribute(loss, "tolerable_loss", values.ANY_SHARE),
         relative=loss.criterion == "relative",
         higher_is_better=loss.higher_is_better,
         any_tolerance=True,
@@ -196,25 +196,24 @@ def _criterion(loss: AccuracyCriterion) -> criterion.AccuracyCriterion:
     )
 
 
-def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> dict[str, Any]:
-    """Return the options of the search."""
-    objective = _valid(search, "objective", values.OBJECTIVE)
+def _tuning_options(loss: AccuracyCriterion, search: TuningCriterion) -> dict[str, Any]:
+    objective = _validate_attribute(search, "objective", values.OBJECTIVE)
     if isinstance(objective, str) and objective in IGNORED_OBJECTIVES:
         _SOURCE.ignored(("objective", objective), IGNORED_OBJECTIVES[objective])
         objective = None
     options = dict(
-        strategy=_strategy(search.strategy),
-        accuracy_criterion=_criterion(loss),
+        strategy=_resolve_strategy(search.strategy),
+        accuracy_criterion=_convert_criterion(loss),
         objective=objective,
         exit_policy=criterion.ExitPolicy(
-            timeout=_valid(search, "timeout", values.ANY_SECONDS),
-            max_trials=_valid(search, "max_trials", values.raised_to(1)),
+            timeout=_validate_attribute(search, "timeout", values.ANY_SECONDS),
+            max_trials=_validate_attribute(search, "max_trials", values.raised_to(1)),
         ),
     )
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _constraints(section: str, **limits: Mapping[str, Any] | None) -> Constraints:
+def _parse_constraints(section: str, **limits: Mapping[str, Any] | None) -> Constraints:
     options = {name: limit for name, limit in limits.items() if limit}
     return settings_from({section: options}, _SOURCE.origin, Dialect.INC).constraints
 
@@ -258,7 +257,7 @@ class PostTrainingQuantConfig(_Conversion):
             limits, bits = weight_only_limits(self.op_type_dict, self.op_name_dict)
             precisions = bits or precisions
         else:
-            limits = _constraints(
+            limits = _parse_constraints(
                 "quantization", op_wise=self.op_name_dict, optype_wise=self.op_type_dict
             )
         return self.settings_for(
@@ -281,7 +280,7 @@ class MixedPrecisionConfig(_Conversion):
 
     def settings(self) -> Settings:
         """Return the equivalent settings; raise ConfigurationError for an invalid value."""
-        limits = _constraints("mixed_precision", op_wise=self.op_name_dict)
+        limits = _parse_constraints("mixed_precision", op_wise=self.op_name_dict)
         requested = parse_precisions(self.precisions or "fp32")
         allowed = tuple(
             precision for precision in requested if precision not in self.excluded_precisions
@@ -307,7 +306,7 @@ class QuantizationAwareTrainingConfig(_Conversion):
     def rules(self) -> ConversionRules:
         """Return the rules of INT8 ops; raise ConfigurationError for an invalid value."""
         self._warn_without_effect()
-        constraints = _constraints(
+        constraints = _parse_constraints(
             "quantization", op_wise=self.op_name_dict, optype_wise=self.op_type_dict
         )
         int8 = OpConstraint((Precision.INT8,), approaches=(Approach.STATIC,), is_lenient=True)
@@ -321,7 +320,7 @@ class QuantizationAwareTrainingConfig(_Conversion):
 
     def criterion(self) -> criterion.AccuracyCriterion:
         """Return the tolerable loss."""
-        return _criterion(self.accuracy_criterion)
+        return _convert_criterion(self.accuracy_criterion)
 
 
 @dataclass

@@ -105,7 +105,7 @@ def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
 
 
 def _dataset_class(framework: str | None, name: str) -> Any:
-    def made(
+    def make_dataset(
         *positional: object, transform: Any = None, filter: object = None, **options: object
     ) -> Any:
         dataset = vocabulary(framework).datasets.find(name)(*positional, **options)
@@ -114,7 +114,7 @@ def _dataset_class(framework: str | None, name: str) -> Any:
         indexable = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         return (TransformedDataset if indexable else TransformedIterable)(dataset, transform)
 
-    return made
+    return make_dataset
 
 
 class LabelBalanceCOCORecordFilter:

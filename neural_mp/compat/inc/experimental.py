@@ -109,13 +109,13 @@ class Benchmark(Configured):
         """
         if mode not in ("performance", "accuracy"):
             raise ConfigurationError(f"mode must be performance or accuracy, got {mode!r}")
-        result = self._measured(mode == "accuracy")
+        result = self._measure_model(mode == "accuracy")
         if self.b_func is None:
             benchmark.log_result(result, f"{mode} mode benchmark result:")
         self.results[mode] = result
         return self.results
 
-    def _measured(self, is_accuracy: bool) -> Any:
+    def _measure_model(self, is_accuracy: bool) -> Any:
         model, settings, loader = runnable(self.model), self.settings, self.b_dataloader
         if self.b_func is not None:
             return self.b_func(model)

@@ -324,11 +324,11 @@ def absent_names(module: dict[str, Any]) -> Callable[[str], Any]:
         module: the names that the module defines.
     """
 
-    def missing(name: str) -> Any:
+    def absent_attribute(name: str) -> Any:
         if name in ABSENT:
             return Absent(name)
         raise AttributeError(
             f"module {module['__name__']!r} has no attribute {name!r}{did_you_mean(name, module)}"
         )
 
-    return missing
+    return absent_attribute

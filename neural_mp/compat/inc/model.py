@@ -71,15 +71,15 @@ def ports_there(
     if existing is None:
         return input_names, output_names
     inputs, outputs = (
-        _kept("input", input_names, existing[0]),
-        _kept("output", output_names, existing[1]),
+        _keep_known("input", input_names, existing[0]),
+        _keep_known("output", output_names, existing[1]),
     )
     # INC reads no names for ONNX models, and metrics count all outputs.
     is_complete = outputs == output_names or _onnx_graph(model) is None
     return inputs if inputs == input_names else None, (outputs if is_complete else None) or None
 
 
-def _kept(kind: str, names: list[str] | None, known: set[str]) -> list[str]:
+def _keep_known(kind: str, names: list[str] | None, known: set[str]) -> list[str]:
     """Return the known names; log the others."""
     for name in names or ():
         if not {name, node_name(name)} & known:
@@ -192,7 +192,7 @@ class Model:
     @input_tensor_names.setter
     def input_tensor_names(self, names: object) -> None:
         self._input_names = tensor_names(names)
-        self._forget()
+        self._forget_loaded()
 
     @property
     def output_tensor_names(self) -> list[str]:
@@ -202,19 +202,23 @@ class Model:
     @output_tensor_names.setter
     def output_tensor_names(self, names: object) -> None:
         self._output_names = tensor_names(names)
-        self._forget()
+        self._forget_loaded()
 
     @property
     def input_tensor(self) -> list[Any]:
         """The input tensors in the graph of `sess`."""
-        return [self.sess.graph.get_tensor_by_name(_tensor(n)) for n in self.input_tensor_names]
+        return [
+            self.sess.graph.get_tensor_by_name(_tensor_name(n)) for n in self.input_tensor_names
+        ]
 
     @property
     def output_tensor(self) -> list[Any]:
         """The output tensors in the graph of `sess`."""
-        return [self.sess.graph.get_tensor_by_name(_tensor(n)) for n in self.output_tensor_names]
+        return [
+            self.sess.graph.get_tensor_by_name(_tensor_name(n)) for n in self.output_tensor_names
+        ]
 
-    def _forget(self) -> None:
+    def _forget_loaded(self) -> None:
         for name in ("loaded", "sess"):
             vars(self).pop(name, None)
 
@@ -281,15 +285,14 @@ def node_name(tensor: str) -> str:
     return tensor.partition(":")[0]
 
 
-def _tensor(name: str) -> str:
+def _tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
 BaseModel = Model
 
 
-def _reason(optimized: OptimizedModel) -> str:
-    """Return the reason why the result is the FP32 model."""
+def _reason_for_fp32(optimized: OptimizedModel) -> str:
     messages = (text for text in optimized.report.warnings if _FP32_RESULT in text)
     reason = next(messages, verdict(optimized.report, optimized.met))
     return reason[: reason.index(_FP32_RESULT) + len(_FP32_RESULT)]
@@ -305,7 +308,9 @@ class Result:
     def __init__(self, optimized: OptimizedModel) -> None:
         self.optimized = optimized
         if optimized.met is False:
-            logger.warning("%s, where Intel Neural Compressor returns None", _reason(optimized))
+            logger.warning(
+                "%s, where Intel Neural Compressor returns None", _reason_for_fp32(optimized)
+            )
 
     @cached_property
     def model(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-#: INC's name, normalized by `_plain` → op types, if different from the name.
+#: INC's name, normalized by `_normalize_type` → op types, if different from the name.
 _OTHERWISE: Mapping[str, tuple[str, ...]] = {
     # PyTorch modules, and the fused modules of eager mode.
     "linear": ("linear", "addmm"),
@@ -55,11 +55,11 @@ def matching_op_types(types: Iterable[str], op_type: str) -> tuple[str, ...] | N
         The matching part of `types`, maybe empty; None if the name is neither an INC name nor an
         op type of the model.
     """
-    plain = _plain(op_type)
+    plain = _normalize_type(op_type)
     meant = _OTHERWISE.get(plain, ())
-    matches = tuple(name for name in types if name in meant or _plain(name) == plain)
+    matches = tuple(name for name in types if name in meant or _normalize_type(name) == plain)
     return matches if matches or plain in _OTHERWISE else None
 
 
-def _plain(op_type: str) -> str:
+def _normalize_type(op_type: str) -> str:
     return op_type.casefold().replace("_", "")

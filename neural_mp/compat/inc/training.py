@@ -35,16 +35,16 @@ def trained_in_place(module: Any, rules: ConversionRules) -> InPlaceTraining:
     """
     from neural_mp.adaptors.pytorch.training.in_place import InPlaceTraining
 
-    def make(given: Any, batch: Any) -> Any:
+    def make_simulation(given: Any, batch: Any) -> Any:
         try:
-            return _simulation(given, rules, batch, Capture.WHOLE)
+            return _build_simulation(given, rules, batch, Capture.WHOLE)
         except CaptureError:
-            return _simulation(given, rules, batch, Capture.MODULES)
+            return _build_simulation(given, rules, batch, Capture.MODULES)
 
-    return InPlaceTraining(module, make)
+    return InPlaceTraining(module, make_simulation)
 
 
-def _simulation(module: Any, rules: ConversionRules, batch: Any, capture: Capture) -> Any:
+def _build_simulation(module: Any, rules: ConversionRules, batch: Any, capture: Capture) -> Any:
     result = converted_by_rules(module, Conversion(rules, capture), [batch])
     return quantization_aware(
         module,

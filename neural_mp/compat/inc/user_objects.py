@@ -43,15 +43,15 @@ class Dotted(dict[str, Any]):
 
     def plain(self) -> dict[str, Any]:
         """Return plain dicts, without keys that were read but never set."""
-        entries = {key: _plain(value) for key, value in self.items()}
+        entries = {key: _to_plain(value) for key, value in self.items()}
         return {key: value for key, value in entries.items() if value != {}}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Dotted):
         return value.plain()
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     return value
 
 

@@ -85,18 +85,18 @@ def save_for_huggingface_upstream(model: Any, tokenizer: Any, output_dir: str | 
 def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that logs the duration of a function."""
 
-    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate_function(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def timed(*arguments: object, **named: object) -> Any:
+        def call_timed(*arguments: object, **named: object) -> Any:
             start = time.perf_counter()
             result = function(*arguments, **named)
             duration = 1000 * (time.perf_counter() - start)
             logger.info("%s takes %.2f ms", customized_msg or function.__qualname__, duration)
             return result
 
-        return timed
+        return call_timed
 
-    return around
+    return decorate_function
 
 
 class LazyImport:
@@ -110,13 +110,13 @@ class LazyImport:
         self._module_name = module_name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._imported(), name)
+        return getattr(self._import_target(), name)
 
     def __call__(self, *arguments: object, **options: object) -> Any:
         """Call the imported object."""
-        return self._imported()(*arguments, **options)
+        return self._import_target()(*arguments, **options)
 
-    def _imported(self) -> Any:
+    def _import_target(self) -> Any:
         try:
             return importlib.import_module(self._module_name)
         except ModuleNotFoundError:

@@ -37,15 +37,19 @@ def weight_only_limits(
     Raises:
         ConfigurationError: a key or a value is unknown, or not supported here.
     """
-    types = {name: _limit("op_type_dict", name, limits) for name, limits in (by_type or {}).items()}
-    names = {name: _limit("op_name_dict", name, limits) for name, limits in (by_name or {}).items()}
+    types = {
+        name: _parse_limit("op_type_dict", name, limits) for name, limits in (by_type or {}).items()
+    }
+    names = {
+        name: _parse_limit("op_name_dict", name, limits) for name, limits in (by_name or {}).items()
+    }
     model = types.pop(_ALL, OpConstraint())
     limits = (model, *types.values(), *names.values())
     bits = {p for limit in limits for p in limit.precisions or () if p.is_integer}
     return Constraints(model, types, names), tuple(sorted(bits, key=lambda p: p.bits))
 
 
-def _limit(option: str, name: str, limits: Mapping[str, Any]) -> OpConstraint:
+def _parse_limit(option: str, name: str, limits: Mapping[str, Any]) -> OpConstraint:
     with error_path(option, name, "weight"):
         weight = limits.get("weight", {})
         unknown = [key for key in weight if key not in _KEYS]
@@ -53,7 +57,7 @@ def _limit(option: str, name: str, limits: Mapping[str, Any]) -> OpConstraint:
             raise ConfigurationError(
                 f"keys of a weight must be {', '.join(_KEYS)}, got {unknown[0]!r}; remove the key"
             )
-        dtypes = _listed(weight, "dtype")
+        dtypes = _list_values(weight, "dtype")
         if dtypes and all(dtype in _FLOATS for dtype in dtypes):
             return OpConstraint(tuple(Precision(dtype) for dtype in dtypes))
         if any(dtype != "int" for dtype in dtypes):
@@ -62,18 +66,18 @@ def _limit(option: str, name: str, limits: Mapping[str, Any]) -> OpConstraint:
                 f"types such as nf4 have no kernel here"
             )
         return OpConstraint(
-            tuple(_one_of("bits", bits, INTEGERS) for bits in _listed(weight, "bits")) or None,
+            tuple(_one_of("bits", bits, INTEGERS) for bits in _list_values(weight, "bits")) or None,
             QuantConstraint(
-                scheme=_several(weight, "scheme", _SCHEMES),
+                scheme=_parse_values(weight, "scheme", _SCHEMES),
                 group_size=_group_sizes(name, weight),
-                rounding=_several(weight, "algorithm", _ROUNDINGS),
+                rounding=_parse_values(weight, "algorithm", _ROUNDINGS),
             ),
             # INT8 has one scale per channel and no corrections: such limits do not apply.
             is_lenient=True,
         )
 
 
-def _listed(weight: Mapping[str, Any], key: str) -> list[Any]:
+def _list_values(weight: Mapping[str, Any], key: str) -> list[Any]:
     value = weight.get(key)
     if value is None:
         return []
@@ -88,14 +92,14 @@ def _one_of(key: str, value: Any, known: Mapping[Any, Any]) -> Any:
     return known[value]
 
 
-def _several(
+def _parse_values(
     weight: Mapping[str, Any], key: str, known: Mapping[str, str]
 ) -> tuple[str, ...] | None:
-    return tuple(str(_one_of(key, value, known)) for value in _listed(weight, key)) or None
+    return tuple(str(_one_of(key, value, known)) for value in _list_values(weight, key)) or None
 
 
 def _group_sizes(name: str, weight: Mapping[str, Any]) -> tuple[int, ...] | None:
-    sizes = _listed(weight, "group_size")
+    sizes = _list_values(weight, "group_size")
     wrong = [size for size in sizes if not is_integer(size) or (size < 1 and size != -1)]
     if wrong:
         raise ConfigurationError(

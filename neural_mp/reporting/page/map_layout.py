@@ -312,9 +312,11 @@ class _Map:
             column = self._column_of_rank[rank]
             boxes[column][box] = rank - self._starts[column]
         inside: dict[int, list[Edge]] = defaultdict(list)
-        for edge in self._edges:
-            if self._is_inside(edge):
-                inside[self._column_of_box(edge[0])].append(edge)
+        for source, reader in self._edges:
+            column = self._column_of_box(source)
+            downwards = self._ranks[reader] > self._ranks[source]
+            if downwards and column == self._column_of_box(reader):
+                inside[column].append((source, reader))
         offset = 0.0
         for column in range(len(self._starts)):
             offset += (
@@ -333,11 +335,6 @@ class _Map:
 
     def _column_of_box(self, box: int) -> int:
         return self._column_of_rank[self._ranks[box]]
-
-    def _is_inside(self, edge: Edge) -> bool:
-        source, reader = edge
-        downwards = self._ranks[reader] > self._ranks[source]
-        return downwards and self._column_of_box(source) == self._column_of_box(reader)
 
     def _place_column(self, layers: Layers, offset: int) -> float:
         """Place the boxes and edges of a column; return its width."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from neural_mp.core.op_timings import MAX_GAIN, Duration, Gain
+from neural_mp.core.op_timings import MAX_GAIN
 from neural_mp.core.precision import Precision
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page.charts import (
@@ -206,22 +206,17 @@ def _op_row(view: View, op: str) -> Row:
         duration = timings.duration(op, precision)
         if duration is not None:
             chosen = precision is runs
-            tooltip = f"{op} in {NAMES[precision]}: {_with_interval(duration)}"
+            low, high = formatting.seconds(duration.low), formatting.seconds(duration.high)
+            value = f"{formatting.seconds(duration.seconds)} ({low} to {high})"
+            tooltip = f"{op} in {NAMES[precision]}: {value}"
             kind = precision.value if chosen else f"{precision.value} weak"
             parts.append(Part(duration.seconds, kind, tooltip + (", chosen" if chosen else "")))
     lower = runs is not None and runs is not Precision.FP32
-    return Row(op, parts, _gain_words(timings.gain(op, runs)) if lower and runs else "")
-
-
-def _with_interval(duration: Duration) -> str:
-    low, high = formatting.seconds(duration.low), formatting.seconds(duration.high)
-    return f"{formatting.seconds(duration.seconds)} ({low} to {high})"
-
-
-def _gain_words(gain: Gain | None) -> str:
+    gain = timings.gain(op, runs) if lower and runs else None
     if gain is None:
-        return ""
-    return f"≥ {MAX_GAIN:.0f}×, clipped" if gain.clipped else formatting.times(gain.value)
+        return Row(op, parts, "")
+    words = f"≥ {MAX_GAIN:.0f}×, clipped" if gain.clipped else formatting.times(gain.value)
+    return Row(op, parts, words)
 
 
 def conversions_section(view: View) -> Element | None:
@@ -235,7 +230,10 @@ def conversions_section(view: View) -> Element | None:
             name(c.source),
             c.kind,
             element(
-                "span", ", ".join(c.readers[:3]), _format_more(len(c.readers) - 3), class_="names"
+                "span",
+                ", ".join(c.readers[:3]),
+                f" and {len(c.readers) - 3} more" if len(c.readers) > 3 else None,
+                class_="names",
             ),
             formatting.seconds(c.seconds),
         ]
@@ -252,7 +250,3 @@ def conversions_section(view: View) -> Element | None:
         ),
         element("p", f"… and {remaining} more.", class_="lead after") if remaining > 0 else None,
     )
-
-
-def _format_more(count: int) -> str | None:
-    return f" and {count} more" if count > 0 else None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from neural_mp.common import DataLoader
 from neural_mp.errors import DataError, NeuralMPError
 from neural_mp.util.labels import labels_of
 from neural_mp.util.string_enum import StringEnum
@@ -82,13 +80,6 @@ def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, An
             description = f"{with_article(type(batch).__name__)} alone, {description}"
         raise DataError(f"{name} must yield (inputs, labels), got {description}")
     return batch[0], batch[1]
-
-
-def drops_last_batch(loader: object) -> bool:
-    """Whether a loader declares that it drops an incomplete last batch."""
-    if isinstance(loader, DataLoader):
-        return loader.last_batch == "discard"
-    return inspect.getattr_static(loader, "drop_last", None) is True  # as PyTorch's loaders
 
 
 def name_loader(error: NeuralMPError, name: str, position: int = 1) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import logging
 import sys
@@ -25,7 +26,6 @@ from neural_mp.errors import (
 )
 from neural_mp.tuning.evaluation.batch_reading import (
     Reading,
-    drops_last_batch,
     inputs_of_batch,
     labelled_pair,
     name_loader,
@@ -369,7 +369,10 @@ class Batches:
     @property
     def drops_last(self) -> bool:
         """Whether the loader declares that it drops an incomplete last batch."""
-        return drops_last_batch(self._source)
+        if isinstance(self._source, DataLoader):
+            return self._source.last_batch == "discard"
+        # PyTorch's loaders have this attribute.
+        return inspect.getattr_static(self._source, "drop_last", None) is True
 
     def first_batch_differs(self) -> bool:
         """Whether the first batch differs from that of an earlier pass or another process."""

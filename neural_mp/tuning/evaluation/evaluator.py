@@ -17,7 +17,7 @@ from neural_mp.errors import MetricError, NeuralMPError, message_of
 from neural_mp.runs.report import MetricFigures
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.early_stopping import RunningValues, is_check_due
-from neural_mp.tuning.evaluation.metric_reset import ResetWatch
+from neural_mp.tuning.evaluation.metric_reset import ResetWatch, check_reset
 from neural_mp.tuning.evaluation.metric_values import MetricAggregation, MetricBatch, as_scalar
 from neural_mp.tuning.evaluation.paired_losses import TextLosses
 from neural_mp.tuning.evaluation.pass_contents import PassContents
@@ -269,7 +269,10 @@ class Evaluator:
         if self.resets.suspects:
             inputs, labels = self.batches.first_pair
             batch = MetricBatch(model(inputs), labels, f"batch 1 of {self.batches.name}")
-            self.resets.check_suspects(self._batch_per_metric(batch, inputs, model))
+            judged_batches = self._batch_per_metric(batch, inputs, model)
+            for index, (metric, name, judged) in enumerate(judged_batches):
+                if index in self.resets.suspects:
+                    check_reset(metric, name, judged)
 
     def _reset_metrics(self) -> None:
         for name, (metric, _) in zip(self.names, self.metrics, strict=True):

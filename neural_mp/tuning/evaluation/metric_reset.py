@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -73,16 +73,6 @@ class ResetWatch:
             frozenset(name for name, value in current.items() if cleared.get(name) != value)
             for cleared, current in zip(self._clear, states, strict=True)
         ]
-
-    def check_suspects(self, judged: Iterable[tuple[Metric, str, MetricBatch]]) -> None:
-        """Check each suspect by evaluations of one batch.
-
-        Raises:
-            MetricError: a metric remembers earlier batches.
-        """
-        for index, (metric, name, batch) in enumerate(judged):
-            if index in self.suspects:
-                check_reset(metric, name, batch)
 
 
 def _metric_state(metric: Metric) -> State:

@@ -85,14 +85,11 @@ def _block_sum_quantile(rest: Floats, length: int) -> float:
     # Values left over join the last block.
     sums = np.add.reduceat(rest, np.arange(0, blocks * length, length))
     spread = np.square(sums).sum() * blocks / (blocks - 1)
-    return float(_student_quantile(blocks - 1) * np.sqrt(spread))
-
-
-def _student_quantile(freedom: int) -> float:
-    """Return the quantile of Student's t (Abramowitz and Stegun, 26.7.5)."""
-    z = _QUANTILE
+    # The quantile of Student's t (Abramowitz and Stegun, 26.7.5).
+    z, freedom = _QUANTILE, blocks - 1
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return z + (z**3 + z) / (4 * freedom) + second
+    quantile = z + (z**3 + z) / (4 * freedom) + second
+    return float(quantile * np.sqrt(spread))
 
 
 def metric_of_texts(metrics: Sequence[tuple[Any, float]]) -> MetricOfTexts | None:

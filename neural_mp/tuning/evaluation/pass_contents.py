@@ -109,7 +109,11 @@ class PassContents(JsonFields):
         dropped = max(self.largest_batch, baseline.largest_batch) - 1
         if not drops_last:
             dropped = min(dropped, int(self.samples * _MAX_EXCHANGED))
-        if self._count_changed_labels(baseline) > dropped:
+        changed = math.inf  # the least number of samples with other labels
+        if self.histogram and len(self.histogram) == len(baseline.histogram):
+            pairs = zip(self.histogram, baseline.histogram, strict=True)
+            changed = sum(abs(a - b) for a, b in pairs) / 2
+        if changed > dropped:
             raise _other_data(name, f"{self.samples} samples with labels other than the baseline's")
 
         return (
@@ -118,12 +122,6 @@ class PassContents(JsonFields):
             f"difference: keep the last batch (drop_last=False, last_batch='rollover') or do not "
             f"shuffle evaluation data"
         )
-
-    def _count_changed_labels(self, other: PassContents) -> float:
-        """Return the least number of samples with other labels; infinity if unknown."""
-        if not self.histogram or len(self.histogram) != len(other.histogram):
-            return math.inf
-        return sum(abs(a - b) for a, b in zip(self.histogram, other.histogram, strict=True)) / 2
 
 
 def _other_data(name: str, change: str) -> DataError:

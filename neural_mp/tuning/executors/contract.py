@@ -99,9 +99,7 @@ class WorkerPayload:
         model = plan_evaluator.model
         copied = model.adaptor.to_picklable(model.held)
         adaptor: Any = None if copied is None else model.adaptor
-        evaluator = replace(
-            plan_evaluator.evaluator, on_batch=_ignore_progress, warn=logger.warning
-        )
+        evaluator = replace(plan_evaluator.evaluator, on_batch=lambda: None, warn=logger.warning)
         sendable = replace(model, adaptor=adaptor, held=copied)
         bare = replace(plan_evaluator, model=sendable, evaluator=evaluator)
         try:
@@ -215,7 +213,7 @@ class Executor(ABC):
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         self.work, self.workers, self.warn = work, workers, warn
         self.threads = workers.threads or 1
-        self.arrived: Callable[[ResolvedPlan, PlanEvaluation], None] = _ignore_evaluation
+        self.arrived: Callable[[ResolvedPlan, PlanEvaluation], None] = lambda *_: None
 
     @property
     def capacity(self) -> int:
@@ -254,11 +252,3 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop the processes, even if busy."""
-
-
-def _ignore_progress() -> None:
-    """Ignore progress in workers."""
-
-
-def _ignore_evaluation(_plan: ResolvedPlan, _assessment: PlanEvaluation) -> None:
-    """Ignore evaluations without a history."""

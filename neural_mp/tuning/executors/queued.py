@@ -147,7 +147,10 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         while ticket.answer is None:
             if not self._open:
                 raise TuningError("no worker is left to evaluate plans")
-            for finished in self._collected(self._seconds_until_late()):
+            limits = [running.until for _, running in self._open.values() if running.until]
+            # Until the first running task is late.
+            seconds = max(0.0, min(limits) + _GRACE - time.monotonic()) if limits else None
+            for finished in self._collected(seconds):
                 if isinstance(finished.answer, PlanEvaluation) and not isinstance(
                     finished.task, Shard
                 ):
@@ -155,11 +158,6 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
             self._stop_the_late()
             self._hand_out()
         return taken(ticket.answer)
-
-    def _seconds_until_late(self) -> float | None:
-        """Return the seconds until the first running task is late; None without deadlines."""
-        limits = [ticket.until for _, ticket in self._open.values() if ticket.until]
-        return max(0.0, min(limits) + _GRACE - time.monotonic()) if limits else None
 
     def _stop_the_late(self) -> None:
         """Kill tasks that ignore their deadline, e.g. because user code hangs."""

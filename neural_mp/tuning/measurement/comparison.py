@@ -279,10 +279,13 @@ class _Run:
         layers = tuple(
             self._layer_difference(op, differences, fused.get(op.name, ())) for op in graph
         )
+        clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
+        low = (layer for layer in clear if layer.sqnr < MIN_SQNR_DB)
+        first = next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
         return Comparison(
             tuple(sums.difference(name) for name, sums in self.outputs.items()),
             layers,
-            _first_deviating(layers),
+            first,
             {reason: names for reason, names in left_out.items() if names},
             self.batches,
             self.samples,
@@ -319,13 +322,6 @@ def _laid_out_like(lhs: Array, rhs: Array) -> Array:
     if len(fitting) < 2:
         return fitting[0] if fitting else rhs
     return min(fitting, key=lambda layout: float(np.nansum(np.square(layout - lhs))))
-
-
-def _first_deviating(layers: Iterable[LayerDifference]) -> LayerDifference | None:
-    """Return the first op that differs; see `Comparison.first`."""
-    clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
-    low = (layer for layer in clear if layer.sqnr < MIN_SQNR_DB)
-    return next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
 
 
 def _group_fused_ops(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:

@@ -11,7 +11,6 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.criterion import MIN_SPEEDUP
 from neural_mp.core.enums import Objective, ObjectiveName, is_latency_only
@@ -193,6 +192,9 @@ class Measurement:
             return self._timed_per_token(models, longer, self.workload)
         runs: Sequence[Callable[[], Any]] = [partial(model, self.inputs) for model in models]
         calls = 1 if self.streams is None else self.streams * CALLS_PER_CALLER
+        iterations = self.iterations * longer
+        if calls != 1:
+            iterations = max(min(iterations, _LEAST_BURSTS), iterations // calls)
         with self.limited(models), ExitStack() as callers:
             if self.streams is not None:
                 for run in runs:
@@ -201,7 +203,7 @@ class Measurement:
             seconds = interleaved_rounds(
                 runs,
                 warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
-                iterations=_count_rounds(self.iterations * longer, calls),
+                iterations=iterations,
                 least_seconds=_LEAST_SECONDS * longer,
                 time_limit=self.time_limit * longer,
                 block_seconds=_BLOCK_SECONDS,
@@ -238,19 +240,17 @@ class Measurement:
             for model_rounds in rounds
         ]
 
-    def _threads_per_call(self, adaptor: Adaptor[Any]) -> int | None:
-        """Return the threads of a call: those of all streams if the runtime divides them."""
-        if self.streams is None or adaptor.offers("with_streams"):
-            return self.threads
-        return max(1, (self.threads or detect().cores) // self.streams)
-
     @contextmanager
     def limited(self, models: Iterable[AnyModel]) -> Iterator[None]:
         """Run these models with the number of threads of the measurement."""
         adaptors = {model.adaptor.framework: model.adaptor for model in models}
         with ExitStack() as limits:
             for adaptor in adaptors.values():
-                limits.enter_context(adaptor.threads(self._threads_per_call(adaptor)))
+                threads = self.threads
+                if self.streams is not None and not adaptor.offers("with_streams"):
+                    # The runtime does not divide the threads among the streams.
+                    threads = max(1, (self.threads or detect().cores) // self.streams)
+                limits.enter_context(adaptor.threads(threads))
             yield
 
     def is_clear(self, rounds: Sequence[Sequence[float]]) -> bool:
@@ -294,10 +294,6 @@ def size_figures(baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
     """Return the size of a candidate, in bytes and as a fraction of the FP32 model's."""
     size = float(candidate.size)
     return {"modelsize": size, "relative_modelsize": size / (baseline.size or 1)}
-
-
-def _count_rounds(iterations: int, calls: int) -> int:
-    return iterations if calls == 1 else max(min(iterations, _LEAST_BURSTS), iterations // calls)
 
 
 def latency_figures(
@@ -361,11 +357,7 @@ def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -
         return None
     best = min(trial.relative_cost(objectives) for trial in met)
     tied = [trial for trial in met if trial.relative_cost(objectives) <= best * _TIE_RATIO]
-    return min(tied, key=lambda trial: (_total_bits(trial), trial.number))
-
-
-def _total_bits(trial: Trial) -> int:
-    return sum(config.precision.bits for config in trial.plan.values())
+    return min(tied, key=lambda t: (sum(c.precision.bits for c in t.plan.values()), t.number))
 
 
 @dataclass(frozen=True, eq=False)

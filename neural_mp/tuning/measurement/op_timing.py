@@ -128,7 +128,7 @@ def times_of(
         conversions += counts.casts + counts.quantize + counts.dequantize
         between += _conversion_seconds(space, baseline, low)
         between += _slowdown_of_fp32(baseline, low) if in_place else 0.0
-        sources = converted_tensors(space.graph, low.plan.flow)
+        sources = [change.source for change in conversions_of(space.graph, low.plan.flow, {})]
         converted += [elements[name] for name in sources if name in elements]
     average = between / conversions if conversions else None
     if average is not None and any(converted):
@@ -191,11 +191,6 @@ def updated(times: OpTimings, within: OpTimings) -> OpTimings:
     return OpTimings(
         ops, source.conversion, source.per_element, within.whole, spread, times.conversions
     )
-
-
-def converted_tensors(graph: OpGraph, flow: QuantizationFlow) -> list[str]:
-    """Return the tensors that a plan converts, once per conversion."""
-    return [conversion.source for conversion in conversions_of(graph, flow, {})]
 
 
 def conversions_of(
@@ -292,11 +287,8 @@ def with_conversions(
 def seconds_per_element() -> float:
     """Return the seconds per element to read float32 and write INT8 on this machine."""
     values = np.zeros(_MANY_VALUES, np.float32)
-
-    def cast_values() -> None:
-        values.astype(np.uint8)
-
-    return interleaved_medians([cast_values], iterations=7)[0] / _MANY_VALUES
+    seconds = interleaved_medians([lambda: values.astype(np.uint8)], iterations=7)[0]
+    return seconds / _MANY_VALUES
 
 
 #: Minimum number of rounds, and seconds after which no round starts, for one shape of layer.

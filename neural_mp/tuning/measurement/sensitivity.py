@@ -138,6 +138,10 @@ def _tensor_sensitivities(
         output_nsr = record.measured.output_nsr.get(name, {})
         readers = tensor.consumers
         gained, least, most = _saved_seconds(record.measured.times, readers, (Precision.INT8,))
+        precision = Precision.INT8
+        if name not in quantized:
+            others = {flow.effective[op] for op in readers} - {Precision.INT8}
+            precision = min(others, key=lambda p: p.bits, default=Precision.FP32)
         yield Sensitivity(
             name,
             "tensor",
@@ -150,15 +154,9 @@ def _tensor_sensitivities(
             gained,
             least,
             most,
-            Precision.INT8.value if name in quantized else _other_precision(flow, readers),
+            precision.value,
             _why_tensor(record, plan, flow, tensor, name in quantized),
         )
-
-
-def _other_precision(flow: QuantizationFlow, ops: Sequence[str]) -> str:
-    """Return the precisions of ops that do not read a tensor in INT8."""
-    precisions = {flow.effective[op] for op in ops} - {Precision.INT8}
-    return min(precisions, key=lambda p: p.bits).value if precisions else Precision.FP32.value
 
 
 def _why_tensor(

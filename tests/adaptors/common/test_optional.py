@@ -104,7 +104,7 @@ class NetAdaptor(PyTorchAdaptor):
 
 
 def test_a_third_party_adaptor_can_offer_training(monkeypatch):
-    monkeypatch.setattr(registry, "_third_party", lambda: {"nets": NetAdaptor})
+    monkeypatch.setattr(registry, "_third_party_adaptors", lambda: {"nets": NetAdaptor})
     net = Net()
     plan = PrecisionPlan.from_dict({"layer": "bf16"})
     assert apply_plan(net, plan) == (net, {"layer": Precision.BF16})

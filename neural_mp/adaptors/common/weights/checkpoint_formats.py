@@ -82,7 +82,7 @@ def compressed_tensors(
         bits, size, is_symmetric = form
         groups[f"group_{len(groups)}"] = {
             "targets": [
-                _exact_pattern(name) for name, layer in layers.items() if layer.form == form
+                f"re:^{re.escape(name)}$" for name, layer in layers.items() if layer.form == form
             ],
             "weights": {
                 "num_bits": bits,
@@ -158,10 +158,6 @@ FORMATS: Mapping[
     CheckpointFormat.COMPRESSED_TENSORS: compressed_tensors,
     CheckpointFormat.GPTQ: gptq,
 }
-
-
-def _exact_pattern(name: str) -> str:
-    return f"re:^{re.escape(name)}$"
 
 
 #: Bits per code that whole words hold.
@@ -259,20 +255,15 @@ def _read_awq(
         raise ValueError(f"version must be gemm with 4 bits, got {version!r} with {bits} bits")
     scales = _required_array(layer, "scales").astype(np.float32)
     outputs = scales.shape[1]
+    # Every word has its even outputs first.
+    columns = (np.arange(0, outputs, 8)[:, None] + np.argsort(_AWQ_ORDER)).ravel()
     codes, zeros = (
-        unpacked_words(_required_array(layer, name), bits, outputs)[
-            :, _interleaved_columns(outputs)
-        ]
+        unpacked_words(_required_array(layer, name), bits, outputs)[:, columns]
         for name in ("qweight", "qzeros")
     )
     return _validated_layer(
         np.ascontiguousarray(codes.T), scales.T, np.ascontiguousarray(zeros.T), bits
     )
-
-
-def _interleaved_columns(outputs: int) -> NDArray[np.int64]:
-    """Return the column of each output where every word has its even outputs first."""
-    return (np.arange(0, outputs, 8)[:, None] + np.argsort(_AWQ_ORDER)).ravel()
 
 
 def _validated_layer(

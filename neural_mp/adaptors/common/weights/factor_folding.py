@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -59,7 +59,8 @@ def fold_factors(
             continue
         weight = folded.get(group.producer)
         if weight is not None:
-            if _group_parameters(adaptor) is not GroupParameters.ZERO_POINTS:
+            grouped = adaptor.grouped_weights
+            if grouped is None or grouped.parameters is not GroupParameters.ZERO_POINTS:
                 continue  # rows of bfloat16 parameters would be rounded again
             folded[group.producer] = weight.with_scaled_outputs(factors)
         changes[group.producer] = LayerRescale(outputs=factors)
@@ -69,11 +70,6 @@ def fold_factors(
         return model, folded
     offered = needed(adaptor.corrections, adaptor.framework, "constants of layers")
     return offered.with_layer_params(model, changes), folded
-
-
-def _group_parameters(adaptor: Framework[Any]) -> GroupParameters | None:
-    offered = adaptor.grouped_weights
-    return None if offered is None else offered.parameters
 
 
 def _common_factors(group: ScalingGroup, weights: Mapping[str, GroupedWeight]) -> Floats | None:

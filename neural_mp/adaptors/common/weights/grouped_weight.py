@@ -298,7 +298,9 @@ class Quantizer:
             scales = np.maximum(np.maximum(high, -low) / limit, _MIN_SCALE)
             return self.exact(scales), np.zeros_like(scales)
         scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
-        return scales, self._zero_point_offsets(low / scales + middle_code(self.bits), scales)
+        middle = middle_code(self.bits)
+        steps = np.clip(np.rint(low / scales + middle), middle - most, middle)
+        return scales, self.exact(steps * scales)
 
     def free_offsets(self, values: Array, scales: Floats) -> Floats:
         """Round offsets that need not be whole steps.
@@ -322,12 +324,6 @@ class Quantizer:
     def _has_zero(self) -> bool:
         whole = self.parameters is GroupParameters.ZERO_POINTS
         return whole or self.bits >= _LEAST_BITS_WITH_ZERO
-
-    def _zero_point_offsets(self, steps: Array, scales: Floats) -> Floats:
-        """Return the offsets of the zero points nearest to middle - steps."""
-        middle = middle_code(self.bits)
-        whole = np.clip(np.rint(steps), middle - max_code(self.bits), middle)
-        return self.exact(whole * scales)
 
 
 def middle_code(bits: int) -> int:

@@ -94,17 +94,16 @@ def reconstructable_in_minutes(
     if adaptor.corrections is None:
         return frozenset()
     layers = adaptor.corrections.layer_params(model)
-    costs = {op: _count_operations(layers[op], options) for op in reconstructable(adaptor, model)}
+    costs = {}
+    for op in reconstructable(adaptor, model):
+        weight = _weight_matrix(layers[op])
+        moments = 2.0 * _count_rows(weight) * _count_moments(layers[op])
+        costs[op] = operations_of(weight, options) + moments
     ordered = sorted(costs, key=lambda op: (costs[op], op))
     sums = accumulate(costs[op] for op in ordered)
     return frozenset(
         op for op, total in zip(ordered, sums, strict=True) if total <= _OPERATIONS_OF_MINUTES
     )
-
-
-def _count_operations(layer: LayerParams, options: LearnOptions) -> float:
-    weight = _weight_matrix(layer)
-    return operations_of(weight, options) + 2.0 * _count_rows(weight) * _count_moments(layer)
 
 
 def _count_rows(weight: Floats) -> int:
@@ -192,9 +191,8 @@ class _Reconstruction(Generic[M]):
         """Return the rounded weights of the layers of a pass, and take them for further passes."""
         context = self._pass_context(ops)
         weights = {op: _weight_matrix(self.layers[op]) for op in ops}
-        learned = self.corrected.reconstructed(
-            _flatten_weights(weights), _stored_specs(weights), context
-        )
+        matrices = {op: weight.reshape(-1, weight.shape[2]) for op, weight in weights.items()}
+        learned = self.corrected.reconstructed(matrices, _stored_specs(weights), context)
         if learned is None:
             learned = self._learn_pass(ops, weights)
             self.corrected.keep_reconstructed(learned, _stored_specs(weights), context)
@@ -284,9 +282,11 @@ class _Reconstruction(Generic[M]):
             assert name == changed_name
             if self.corrected.options.learning.limit.ends():
                 break
+            samples = len(exact) if exact.ndim else 1
+            share = samples / max(self.samples, samples)
             for op in readers[name]:
                 layer = self.layers[op]
-                most = self._rows_per_part(layer, len(exact) if exact.ndim else 1)
+                most = max(1, int(np.ceil(_count_rows(_weight_matrix(layer)) * share)))
                 rounded = self._kernel_input(op, actual)
                 sums[op].add(
                     weights[op], *(layer.rows(rows, most, part) for rows in (exact, rounded))
@@ -295,10 +295,6 @@ class _Reconstruction(Generic[M]):
 
     def _input_tensor(self, op: str) -> str:
         return self.given.graph[op].inputs[0]
-
-    def _rows_per_part(self, layer: LayerParams, samples: int) -> int:
-        share = samples / max(self.samples, samples)
-        return max(1, int(np.ceil(_count_rows(_weight_matrix(layer)) * share)))
 
     def _kernel_input(self, op: str, values: Array) -> Array:
         config, source = self.given.plan.plan[op], self._input_tensor(op)
@@ -350,10 +346,6 @@ def _layer_rescale(
     weight = layer.like_weight(rounded.floats().reshape(matrix.shape))
     shift = None if shift is None or not shift.any() else shift.reshape(-1)
     return LayerRescale(rounded=weight, shift=shift)
-
-
-def _flatten_weights(weights: Mapping[str, Floats]) -> dict[str, Array]:
-    return {op: weight.reshape(-1, weight.shape[2]) for op, weight in weights.items()}
 
 
 def _stored_specs(weights: Mapping[str, Floats]) -> dict[str, QuantSpec]:

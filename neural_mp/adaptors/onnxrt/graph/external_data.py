@@ -45,11 +45,11 @@ def read_without_weights(path: Path) -> onnx.ModelProto:
     with path.open("rb") as file:
         size = path.stat().st_size
         parts = []
-        for field in _fields(file, 0, size):
+        for field in _read_fields(file, 0, size):
             if field.number == _MODEL_GRAPH:
-                parts.append(_graph(file, field, path.name))
+                parts.append(_rewrite_graph(file, field, path.name))
             else:
-                parts.append(_bytes(file, field.start, field.end))
+                parts.append(_read_bytes(file, field.start, field.end))
     model = onnx.ModelProto()
     model.ParseFromString(b"".join(parts))
     return model
@@ -74,23 +74,23 @@ def write_with_weights(
     bare = model.SerializeToString()
     sizes = [len(head) + (_size_of(value) if value else 0) for head, value in initializers]
     with path.open("wb") as file, BytesIO(bare) as source:
-        for field in _fields(source, 0, len(bare)):
+        for field in _read_fields(source, 0, len(bare)):
             if field.number != _MODEL_GRAPH:
                 file.write(bare[field.start : field.end])
                 continue
-            keys = [_key(_GRAPH_INITIALIZER, size) for size in sizes]
+            keys = [_encode_key(_GRAPH_INITIALIZER, size) for size in sizes]
             whole = field.end - field.value + sum(sizes) + sum(map(len, keys))
-            file.write(_key(_MODEL_GRAPH, whole))
+            file.write(_encode_key(_MODEL_GRAPH, whole))
             file.write(bare[field.value : field.end])
             for key, (head, value) in zip(keys, initializers, strict=True):
                 file.write(key + head)
                 if value is not None:
-                    file.write(_key(_TENSOR_RAW_DATA, value.nbytes))
+                    file.write(_encode_key(_TENSOR_RAW_DATA, value.nbytes))
                     file.write(raw_bytes(value))
 
 
 def _size_of(value: ir.TensorProtocol) -> int:
-    return len(_key(_TENSOR_RAW_DATA, value.nbytes)) + int(value.nbytes)
+    return len(_encode_key(_TENSOR_RAW_DATA, value.nbytes)) + int(value.nbytes)
 
 
 def raw_bytes(tensor: ir.TensorProtocol) -> bytes:
@@ -102,21 +102,23 @@ def raw_bytes(tensor: ir.TensorProtocol) -> bytes:
         return file.read(tensor.nbytes)
 
 
-def _graph(file: BinaryIO, graph: _Field, name: str) -> bytes:
+def _rewrite_graph(file: BinaryIO, graph: _Field, name: str) -> bytes:
     parts = []
-    for field in _fields(file, graph.value, graph.end):
+    for field in _read_fields(file, graph.value, graph.end):
         if field.number == _GRAPH_INITIALIZER and field.end - field.value >= _EXTERNAL_MIN_BYTES:
-            parts.append(_delimited(_GRAPH_INITIALIZER, _initializer(file, field, name)))
+            parts.append(
+                _encode_delimited(_GRAPH_INITIALIZER, _externalize_initializer(file, field, name))
+            )
         else:
-            parts.append(_bytes(file, field.start, field.end))
-    return _delimited(_MODEL_GRAPH, b"".join(parts))
+            parts.append(_read_bytes(file, field.start, field.end))
+    return _encode_delimited(_MODEL_GRAPH, b"".join(parts))
 
 
-def _initializer(file: BinaryIO, tensor: _Field, name: str) -> bytes:
+def _externalize_initializer(file: BinaryIO, tensor: _Field, name: str) -> bytes:
     parts = []
-    for field in _fields(file, tensor.value, tensor.end):
+    for field in _read_fields(file, tensor.value, tensor.end):
         if field.number != _TENSOR_RAW_DATA:
-            parts.append(_bytes(file, field.start, field.end))
+            parts.append(_read_bytes(file, field.start, field.end))
             continue
         elsewhere = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
         location = {"location": name, "offset": field.value, "length": field.end - field.value}
@@ -126,16 +128,16 @@ def _initializer(file: BinaryIO, tensor: _Field, name: str) -> bytes:
     return b"".join(parts)
 
 
-def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
+def _read_fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
     position = start
     while position < end:
-        key, stop = _varint(file, position)
+        key, stop = _read_varint(file, position)
         kind = key & 7
         value = stop
         if kind == _VARINT:
-            _, stop = _varint(file, value)
+            _, stop = _read_varint(file, value)
         elif kind == _DELIMITED:
-            length, value = _varint(file, value)
+            length, value = _read_varint(file, value)
             stop = value + length
         elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
             stop = value + (8 if kind == _EIGHT_BYTES else 4)
@@ -147,7 +149,7 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
         position = stop
 
 
-def _varint(file: BinaryIO, position: int) -> tuple[int, int]:
+def _read_varint(file: BinaryIO, position: int) -> tuple[int, int]:
     """Return a varint (seven bits per byte, lowest first) and the position after it."""
     file.seek(position)
     number = shift = 0
@@ -160,20 +162,20 @@ def _varint(file: BinaryIO, position: int) -> tuple[int, int]:
     raise DecodeError(f"the number before byte {position} is incomplete")
 
 
-def _bytes(file: BinaryIO, start: int, end: int) -> bytes:
+def _read_bytes(file: BinaryIO, start: int, end: int) -> bytes:
     file.seek(start)
     return file.read(end - start)
 
 
-def _delimited(number: int, content: bytes) -> bytes:
-    return _key(number, len(content)) + content
+def _encode_delimited(number: int, content: bytes) -> bytes:
+    return _encode_key(number, len(content)) + content
 
 
-def _key(number: int, length: int) -> bytes:
-    return _as_varint(number << 3 | _DELIMITED) + _as_varint(length)
+def _encode_key(number: int, length: int) -> bytes:
+    return _encode_varint(number << 3 | _DELIMITED) + _encode_varint(length)
 
 
-def _as_varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     groups = []
     while number > 127:
         groups.append(number & 127 | 128)

@@ -37,10 +37,10 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
     if len(properties) < len(model.metadata_props):
         del model.metadata_props[:]
         model.metadata_props.extend(properties)
-    what, graphs = repr(str(path)), list(_graphs(model))
+    what, graphs = repr(str(path)), list(_all_graphs(model))
     nodes = [node for graph in graphs for node in graph.node]
     nodes += [node for function in model.functions for node in function.node]
-    for name, fault in _faults(model, graphs, nodes, path):
+    for name, fault in _find_tensor_faults(model, graphs, nodes, path):
         raise ModelLoadError(f"{what} was rejected: tensor {name!r} {fault}")
     for node in nodes:
         if node.op_type in _HARMFUL:
@@ -48,15 +48,14 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
                 f"{what} was rejected: node {node.name!r} is of the op {node.op_type!r}, which "
                 f"reads other files or calls Python; export the model without this op"
             )
-    _check_functions(model, what)
+    _check_function_expansion(model, what)
 
 
-def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graph, and the graphs within its nodes and functions."""
+def _all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     graphs = [model.graph]
     graphs += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
-    graphs += _inner(node for function in model.functions for node in function.node)
-    graphs += _held(a for function in model.functions for a in function.attribute_proto)
+    graphs += _body_graphs(node for function in model.functions for node in function.node)
+    graphs += _attribute_graphs(a for function in model.functions for a in function.attribute_proto)
     return graphs_within(graphs)
 
 
@@ -66,19 +65,19 @@ def graphs_within(graphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.GraphProto
     while waiting:
         graph = waiting.pop()
         yield graph
-        waiting += _inner(graph.node)
+        waiting += _body_graphs(graph.node)
 
 
-def _inner(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
-    return _held(attribute for node in nodes for attribute in node.attribute)
+def _body_graphs(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
+    return _attribute_graphs(attribute for node in nodes for attribute in node.attribute)
 
 
-def _held(attributes: Iterable[onnx.AttributeProto]) -> list[onnx.GraphProto]:
+def _attribute_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[onnx.GraphProto]:
     """Return the graphs in attributes; a function's attributes are defaults of its calls."""
     return [graph for a in attributes for graph in ([a.g] if a.HasField("g") else []) + [*a.graphs]]
 
 
-def _faults(
+def _find_tensor_faults(
     model: onnx.ModelProto,
     graphs: Iterable[onnx.GraphProto],
     nodes: Iterable[onnx.NodeProto],
@@ -87,23 +86,26 @@ def _faults(
     """Yield the names of invalid tensors with the fault as text."""
     sizes: dict[str, int] = {}
     for tensor in (tensor for graph in graphs for tensor in graph.initializer):
-        fault = _fault_of_external(tensor, path, sizes) if _external(tensor) else _fault(tensor)
+        fault = (
+            _external_tensor_fault(tensor, path, sizes)
+            if _is_external(tensor)
+            else _tensor_fault(tensor)
+        )
         if fault:
             yield tensor.name, fault
-    for tensor in _values(model, graphs, nodes):
+    for tensor in _non_initializer_tensors(model, graphs, nodes):
         fault = (
             "is stored in a file although it is not an initializer"
-            if _external(tensor)
-            else _fault(tensor)
+            if _is_external(tensor)
+            else _tensor_fault(tensor)
         )
         if fault:
             yield tensor.name, fault
 
 
-def _values(
+def _non_initializer_tensors(
     model: onnx.ModelProto, graphs: Iterable[onnx.GraphProto], nodes: Iterable[onnx.NodeProto]
 ) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors other than initializers."""
     defaults = [a for function in model.functions for a in function.attribute_proto]
     attributes = [*defaults, *(a for node in nodes for a in node.attribute)]
     sparse_ones = [sparse for graph in graphs for sparse in graph.sparse_initializer]
@@ -118,11 +120,11 @@ def _values(
         yield from (sparse.values, sparse.indices)
 
 
-def _external(tensor: onnx.TensorProto) -> bool:
+def _is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == _EXTERNAL)
 
 
-def _fault_of_type(tensor: onnx.TensorProto) -> str:
+def _type_fault(tensor: onnx.TensorProto) -> str:
     """Return the fault of a tensor's type and shape as text; empty if there is none."""
     if tensor.data_type not in _TYPES:
         return f"must have a type of ONNX, got number {tensor.data_type}"
@@ -131,21 +133,21 @@ def _fault_of_type(tensor: onnx.TensorProto) -> str:
     return ""
 
 
-def _fault(tensor: onnx.TensorProto) -> str:
+def _tensor_fault(tensor: onnx.TensorProto) -> str:
     """Return the fault of a tensor as text; empty if there is none."""
-    if fault := _fault_of_type(tensor):
+    if fault := _type_fault(tensor):
         return fault
-    needed, available = _bytes(tensor), len(tensor.raw_data)
+    needed, available = _size_in_bytes(tensor), len(tensor.raw_data)
     if tensor.HasField("raw_data") and needed is not None and needed > available:
         return f"requires {needed} bytes, got {available}"
     return ""
 
 
-def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, int]) -> str:
+def _external_tensor_fault(tensor: onnx.TensorProto, path: Path, sizes: dict[str, int]) -> str:
     """Return the fault of an external tensor; `sizes` caches file sizes."""
-    if fault := _fault_of_type(tensor):
+    if fault := _type_fault(tensor):
         return fault
-    needed = _bytes(tensor)
+    needed = _size_in_bytes(tensor)
     fields = {item.key: item.value for item in tensor.external_data}
     try:
         offset, length = int(fields.get("offset", "0")), int(fields.get("length", "-1"))
@@ -167,8 +169,8 @@ def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, in
     return ""
 
 
-def _bytes(tensor: onnx.TensorProto) -> int | None:
-    """Return the size of a tensor in bytes by type and shape; None if unknown."""
+def _size_in_bytes(tensor: onnx.TensorProto) -> int | None:
+    """Return the size of a tensor by type and shape; None if unknown."""
     try:
         kind = ir.DataType(tensor.data_type)
         return int(prod(tensor.dims) * kind.itemsize)
@@ -176,8 +178,7 @@ def _bytes(tensor: onnx.TensorProto) -> int | None:
         return None
 
 
-def _check_functions(model: onnx.ModelProto, what: str) -> None:
-    """Raise if functions are recursive or expand to too many nodes."""
+def _check_function_expansion(model: onnx.ModelProto, what: str) -> None:
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[_Function, int] = {}
 
@@ -190,7 +191,7 @@ def _check_functions(model: onnx.ModelProto, what: str) -> None:
             if key in functions and key not in sizes:
                 sizes[key] = size_of(functions[key].node, (*inside, key))
             count += sizes.get(key, 1)
-            for graph in _inner([node]):
+            for graph in _body_graphs([node]):
                 count += size_of(graph.node, inside)
         return count
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=1024)
-def _schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
+def _find_schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
     try:
         return onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
@@ -24,10 +24,10 @@ def _schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def _schema_of(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
-    return None if node.domain else _schema(node.op_type, opset)
+    return None if node.domain else _find_schema(node.op_type, opset)
 
 
-def _element_type(schema: onnx.defs.OpSchema | None) -> str | None:
+def _element_type_variable(schema: onnx.defs.OpSchema | None) -> str | None:
     """Return the type variable of an op's first result if it is also an input's; else None."""
     if schema is None or not schema.inputs or not schema.outputs:
         return None
@@ -38,7 +38,7 @@ def _element_type(schema: onnx.defs.OpSchema | None) -> str | None:
 def typed_inputs(node: ir.Node, opset: int) -> set[int]:
     """Return positions of the inputs that have the element type of the first result."""
     schema = _schema_of(node, opset)
-    variable = _element_type(schema)
+    variable = _element_type_variable(schema)
     if schema is None or variable is None:
         return set()
     last = len(schema.inputs) - 1  # may be variadic
@@ -63,7 +63,7 @@ def gives_list(node: ir.Node, opset: int) -> bool:
 def takes(node: ir.Node, opset: int, dtype: str) -> bool:
     """Whether ONNX defines an op for an element type, e.g. `float16`."""
     schema = _schema_of(node, opset)
-    variable = _element_type(schema)
+    variable = _element_type_variable(schema)
     constraints = schema.type_constraints if schema is not None else ()
     allowed = (c.allowed_type_strs for c in constraints if c.type_param_str == variable)
     return f"tensor({dtype})" in next(allowed, ())
@@ -71,7 +71,7 @@ def takes(node: ir.Node, opset: int, dtype: str) -> bool:
 
 def version_in(op: str, opset: int) -> int:
     """Return the opset in which an ONNX op type last changed; 0 if there is none."""
-    schema = _schema(op, opset)
+    schema = _find_schema(op, opset)
     return 0 if schema is None else int(schema.since_version)
 
 
@@ -85,20 +85,22 @@ def same_but_for_types(node: ir.Node, opset: int, target: int) -> bool:
         return first is second
     if first.since_version == second.since_version:
         return True
-    lhs, rhs = _attributes(first), _attributes(second)
+    lhs, rhs = _attribute_defaults(first), _attribute_defaults(second)
     shared = lhs.keys() & rhs.keys()
-    alike = _ports(first) == _ports(second) and all(lhs[name] == rhs[name] for name in shared)
+    alike = _port_names(first) == _port_names(second) and all(
+        lhs[name] == rhs[name] for name in shared
+    )
     return alike and (lhs.keys() ^ rhs.keys()).isdisjoint(node.attributes)
 
 
-def _attributes(schema: onnx.defs.OpSchema) -> dict[str, tuple[bool, bytes]]:
+def _attribute_defaults(schema: onnx.defs.OpSchema) -> dict[str, tuple[bool, bytes]]:
     return {
         name: (bool(item.required), item.default_value.SerializeToString())
         for name, item in schema.attributes.items()
     }
 
 
-def _ports(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
+def _port_names(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
     return [item.name for item in schema.inputs], [item.name for item in schema.outputs]
 
 
@@ -118,7 +120,7 @@ def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
         for item, value in pairs
         if value is not None and value.dtype is not None
     }
-    variable = _element_type(schema)
+    variable = _element_type_variable(schema)
     return types if variable is None else {**types, variable: f"tensor({dtype})"}
 
 
@@ -147,7 +149,7 @@ def raise_opset(program: ir.Model) -> None:
     try:
         from onnxscript import version_converter  # a tenth of the imports of a process
 
-        with _quiet("onnxscript.version_converter"):
+        with _log_errors_only("onnxscript.version_converter"):
             version_converter.convert_version(program, LEAST_OPSET, fallback=True)
     except Exception as error:
         # The converter uses assertions, and its C++ part raises arbitrary types.
@@ -166,8 +168,7 @@ def raise_opset(program: ir.Model) -> None:
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Suppress log messages of a library below errors."""
+def _log_errors_only(name: str) -> Iterator[None]:
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.ERROR)

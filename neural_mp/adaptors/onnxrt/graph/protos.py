@@ -119,12 +119,12 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     for graph in graphs_within([copy.graph]):
-        graph.initializer.extend(map(_dense, graph.sparse_initializer))
+        graph.initializer.extend(map(_densify_tensor, graph.sparse_initializer))
         graph.ClearField("sparse_initializer")
         for node in graph.node:
             for attribute in node.attribute:
                 if attribute.HasField("sparse_tensor"):
-                    attribute.t.CopyFrom(_dense(attribute.sparse_tensor))
+                    attribute.t.CopyFrom(_densify_tensor(attribute.sparse_tensor))
                     attribute.ClearField("sparse_tensor")
                     attribute.type, attribute.name = onnx.AttributeProto.TENSOR, "value"
     return copy
@@ -136,7 +136,7 @@ def _is_sparse(graph: onnx.GraphProto) -> bool:
     )
 
 
-def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+def _densify_tensor(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     name = sparse.values.name
     values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
     size = math.prod(sparse.dims)

@@ -127,13 +127,13 @@ class Runner:
         if not (self._takes_plain and self._plain.issuperset(names)):
             return lambda feeds: self(feeds, names)
 
-        def fetched(feeds: Mapping[str, Any]) -> list[Any]:
+        def fetch_outputs(feeds: Mapping[str, Any]) -> list[Any]:
             try:
                 return run(names, feeds)
             except Exception as error:
-                raise _failure(error) from error
+                raise _run_failure(error) from error
 
-        return fetched
+        return fetch_outputs
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """Return the named outputs for these inputs; raise `ConversionError` if a kernel fails."""
@@ -151,10 +151,10 @@ class Runner:
                 return [outputs[name] for name in fetches]
             return list(self.session.run(list(fetches), dict(feeds)))
         except Exception as error:
-            raise _failure(error) from error
+            raise _run_failure(error) from error
 
 
-def _failure(error: Exception) -> ConversionError:
+def _run_failure(error: Exception) -> ConversionError:
     """Return the error of a run: the bindings raise their own types and RuntimeError for any."""
     logger.debug("a run failed", exc_info=True)
     return ConversionError(f"ONNX Runtime fails to run the model: {one_line(error)}")

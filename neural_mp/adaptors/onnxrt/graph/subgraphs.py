@@ -91,10 +91,10 @@ def hoist_invariants(program: ir.Model) -> None:
     """
     for node in list(in_order(program.graph)):
         if node.op_type in ("Loop", "Scan") and not node.domain:
-            _hoist(node)
+            _hoist_unchanged_states(node)
 
 
-def _hoist(node: ir.Node) -> None:
+def _hoist_unchanged_states(node: ir.Node) -> None:
     (body,) = bodies_of(node)
     # A Loop has its limit and condition first; its body, the iteration and condition.
     is_loop = node.op_type == "Loop"
@@ -104,7 +104,7 @@ def _hoist(node: ir.Node) -> None:
         index
         for index in range(states)
         if node.inputs[first + index] is not None
-        and _origin(body.outputs[first_result + index]) is body.inputs[first + index]
+        and _skip_identities(body.outputs[first_result + index]) is body.inputs[first + index]
     ]
     if not unchanged or len(unchanged) == len(node.outputs):
         return
@@ -130,8 +130,7 @@ def _hoist(node: ir.Node) -> None:
     graph.remove(node, safe=True)
 
 
-def _origin(value: ir.Value) -> ir.Value:
-    """Return the value that a chain of identities passes on."""
+def _skip_identities(value: ir.Value) -> ir.Value:
     producer = value.producer()
     while producer is not None and producer.op_type == "Identity" and not producer.domain:
         (source,) = producer.inputs
@@ -165,14 +164,14 @@ def _name_within(graph: ir.Graph, nodes: set[str], values: set[str]) -> None:
     for runner in graph:
         for body in bodies_of(runner):
             for node in body:
-                node.name = reserve_name(_within(runner, node.name or node.op_type), nodes)
+                node.name = reserve_name(_qualify_name(runner, node.name or node.op_type), nodes)
             for value in body.inputs:
-                value.name = reserve_name(_within(runner, value.name), values)
+                value.name = reserve_name(_qualify_name(runner, value.name), values)
                 nodes.add(str(value.name))  # plans and ranges use a single namespace
             for value in (result for node in body for result in node.outputs):
                 value.name = reserve_name(str(value.name), values)
             _name_within(body, nodes, values)
 
 
-def _within(runner: ir.Node, name: str | None) -> str:
+def _qualify_name(runner: ir.Node, name: str | None) -> str:
     return str(name) if str(name).startswith(f"{runner.name}/") else f"{runner.name}/{name}"

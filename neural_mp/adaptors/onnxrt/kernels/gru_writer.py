@@ -146,7 +146,7 @@ class _Writer:
         ]
         state, projection = inputs[:2]
         self.body = []
-        following = self._gates(step, state, projection)
+        following = self._next_state(step, state, projection)
         shown = following
         if limited:
             zero = names.constant(f"{self.name}/nothing", np.float32(0))
@@ -159,7 +159,7 @@ class _Writer:
             value.type = ir.TensorType(ir.DataType.FLOAT)
         return ir.Graph(inputs, [following, shown], nodes=nodes, name=f"{self.name}/step")
 
-    def _gates(self, step: _Step, state: ir.Value, projection: ir.Value) -> ir.Value:
+    def _next_state(self, step: _Step, state: ir.Value, projection: ir.Value) -> ir.Value:
         """Return the state after a step (ONNX's definition of GRU)."""
         hidden, matrix = step.hidden, step.matrix
         cut = self.integers("gates", [2 * hidden, hidden])
@@ -208,14 +208,14 @@ class _Writer:
     def dynamic(self, value: ir.Value) -> tuple[ir.Value, ...]:
         """Return a value, dynamically quantized: uint8, scale, zero point."""
         parts = [ir.val(self.variants.names.new(f"{self.name}/stored_{part}")) for part in range(3)]
-        self._add(ir.node("DynamicQuantizeLinear", [value], outputs=parts))
+        self._add_node(ir.node("DynamicQuantizeLinear", [value], outputs=parts))
         self.variants.count("quantize")
         return tuple(parts)
 
     def split(self, value: ir.Value, sizes: ir.Value) -> list[ir.Value]:
         """Split a value in two along its last axis."""
         parts = [ir.val(self.variants.names.new(f"{self.name}/part")) for _ in range(2)]
-        self._add(ir.node("Split", [value, sizes], {"axis": -1}, outputs=parts))
+        self._add_node(ir.node("Split", [value, sizes], {"axis": -1}, outputs=parts))
         return parts
 
     def put(
@@ -227,10 +227,10 @@ class _Writer:
     ) -> ir.Value:
         """Return the result of a new node, in the current body or in the graph."""
         result = ir.val(self.variants.names.new(f"{self.name}/{op.lower()}"))
-        self._add(ir.node(op, inputs, attributes, domain=domain, outputs=[result]))
+        self._add_node(ir.node(op, inputs, attributes, domain=domain, outputs=[result]))
         return result
 
-    def _add(self, node: ir.Node) -> None:
+    def _add_node(self, node: ir.Node) -> None:
         name = f"{self.name}/{node.op_type}"
         if self.body is None:
             self.variants.insert(node, name)

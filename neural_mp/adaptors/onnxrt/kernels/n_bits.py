@@ -107,21 +107,26 @@ def product(weight: GroupedWeight, spec: QuantSpec) -> Operator:
     """Return MatMulNBits for a weight."""
     level = INT8_LEVEL if spec.inputs is KernelInputs.INT8 else FLOAT_LEVEL
     outputs = len(weight.codes)
-    attributes = {"K": weight.inputs, "N": outputs, "accuracy_level": level, **_form(spec)}
-    return Operator(_constants(weight, spec, weight.full_groups()), attributes)
+    attributes = {
+        "K": weight.inputs,
+        "N": outputs,
+        "accuracy_level": level,
+        **_kernel_attributes(spec),
+    }
+    return Operator(_pack_constants(weight, spec, weight.full_groups()), attributes)
 
 
 def table(weight: GroupedWeight, spec: QuantSpec) -> Operator:
     """Return GatherBlockQuantized for a table."""
-    attributes = {"gather_axis": 0, "quantize_axis": 1, **_form(spec)}
-    return Operator(_constants(weight, spec, weight.codes), attributes)
+    attributes = {"gather_axis": 0, "quantize_axis": 1, **_kernel_attributes(spec)}
+    return Operator(_pack_constants(weight, spec, weight.codes), attributes)
 
 
-def _form(spec: QuantSpec) -> dict[str, int]:
+def _kernel_attributes(spec: QuantSpec) -> dict[str, int]:
     return {"bits": spec.dtype.bits, "block_size": int(spec.group_size or 0)}
 
 
-def _constants(weight: GroupedWeight, spec: QuantSpec, codes: Array) -> dict[str, Array]:
+def _pack_constants(weight: GroupedWeight, spec: QuantSpec, codes: Array) -> dict[str, Array]:
     constants: dict[str, Array] = {
         str(spec.dtype): packed(codes, weight.bits, _ORDER),
         "scale": weight.scales,

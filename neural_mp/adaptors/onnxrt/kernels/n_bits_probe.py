@@ -34,7 +34,7 @@ _BIASES = np.linspace(-50, 50, _OUTPUTS, dtype=np.float32)
 _TOLERANCE = 1e-4
 
 
-def _find(name: str) -> Iterator[str]:
+def _probe_case(name: str) -> Iterator[str]:
     (case,) = (case for case in n_bits.cases() if str(case) == name)
     random = np.random.default_rng(0)
     weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
@@ -42,10 +42,13 @@ def _find(name: str) -> Iterator[str]:
     stored = grouped.floats()
     if case.op == n_bits.TABLE:
         data: Array = np.arange(_ROWS)
-        actual, expected = _run(n_bits.table(grouped, case.spec), case.op, data), stored[data]
+        actual, expected = (
+            _run_operator(n_bits.table(grouped, case.spec), case.op, data),
+            stored[data],
+        )
     else:
         data = random.standard_normal((_ROWS, _INPUTS), np.float32)
-        actual = _run(n_bits.product(grouped, case.spec), case.op, data)
+        actual = _run_operator(n_bits.product(grouped, case.spec), case.op, data)
         if case.spec.inputs is KernelInputs.INT8:
             data = rounded_inputs(data, case.spec.group_size or 1)
         expected = data @ stored.T + _BIASES
@@ -53,7 +56,7 @@ def _find(name: str) -> Iterator[str]:
         yield name
 
 
-def _run(operator: n_bits.Operator, op: str, data: Array) -> Array:
+def _run_operator(operator: n_bits.Operator, op: str, data: Array) -> Array:
     constants = dict(operator.constants)
     integers, *parameters = constants
     if op == n_bits.TABLE:
@@ -82,4 +85,4 @@ def _run(operator: n_bits.Operator, op: str, data: Array) -> Array:
 
 if __name__ == "__main__":
     # The bindings raise their own types.
-    try_each(map(str, n_bits.cases()), _find, Exception)
+    try_each(map(str, n_bits.cases()), _probe_case, Exception)

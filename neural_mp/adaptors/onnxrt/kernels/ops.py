@@ -124,7 +124,7 @@ def dequantizes(node: ir.Node) -> bool:
     return node.op_type == "DequantizeLinear" and node.domain in ("", CONTRIB)
 
 
-def _averages_images(node: ir.Node) -> bool:
+def _averages_all_positions(node: ir.Node) -> bool:
     """Whether a ReduceMean averages all positions of an image: its integer kernel is a pooling."""
     data, axes_input = node.inputs[0], input_of(node, 1)
     axes = node.attributes.get_ints("axes", ()) if axes_input is None else array_of(axes_input)
@@ -216,7 +216,11 @@ OPS: Mapping[str, OpRow] = {
     "AveragePool": OpRow(Role.JOINING, "QLinearAveragePool", channels_second=True),
     "GlobalAveragePool": OpRow(Role.JOINING, "QLinearGlobalAveragePool", channels_second=True),
     "ReduceMean": OpRow(
-        Role.JOINING, "QLinearGlobalAveragePool", writers.write_pool, _averages_images, operands=1
+        Role.JOINING,
+        "QLinearGlobalAveragePool",
+        writers.write_pool,
+        _averages_all_positions,
+        operands=1,
     ),
     "Sigmoid": OpRow(Role.JOINING, "QLinearSigmoid"),
     "LeakyRelu": OpRow(Role.JOINING, "QLinearLeakyRelu"),

@@ -40,7 +40,7 @@ class _Kernel:
 
 
 @lru_cache(maxsize=8)
-def _kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | None:
+def _registered_kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | None:
     """Return (domain, op) → its kernels; None if the registry is not accessible."""
     try:
         from onnxruntime.capi import _pybind_state as bindings
@@ -63,13 +63,13 @@ def _kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | N
 
 def every_op_type(provider: str) -> frozenset[str]:
     """Return the op types of ONNX and ONNX Runtime, including fused ops."""
-    own = {op for _, op in _kernels(provider) or ()}
+    own = {op for _, op in _registered_kernels(provider) or ()}
     return frozenset({*own, *(str(schema.name) for schema in onnx.defs.get_all_schemas())})
 
 
 def has_kernel(provider: str, op: str, domain: str = "") -> bool:
     """Whether an op has a kernel; assumed if the registry is not accessible."""
-    kernels = _kernels(provider)
+    kernels = _registered_kernels(provider)
     return kernels is None or (domain, op) in kernels
 
 
@@ -80,7 +80,7 @@ def has_kernel_of(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
     kernels often exist for the newest version of an op only. If the registry is not accessible,
     16-bit kernels are assumed missing.
     """
-    kernels = (_kernels(provider) or {}).get(("", node.op_type), ())
+    kernels = (_registered_kernels(provider) or {}).get(("", node.op_type), ())
     version, types = version_of(node, opset), types_of(node, opset, dtype)
     return any(kernel.fits(version, types) for kernel in kernels)
 
@@ -90,7 +90,7 @@ def quantizes(opset: int) -> bool:
 
     All providers fall back to the CPU, so CPU kernels decide.
     """
-    kernels = _kernels(_CPU)
+    kernels = _registered_kernels(_CPU)
     return kernels is None or all(
         any(kernel.fits(version_in(op, opset), {}) for kernel in kernels.get(("", op), ()))
         for op in ("QuantizeLinear", "DequantizeLinear")
@@ -102,7 +102,7 @@ def moves_bytes(node: ir.Node, opset: int) -> bool:
 
     All providers fall back to the CPU, so CPU kernels decide.
     """
-    return _kernels(_CPU) is None or has_kernel_of(_CPU, node, opset, "uint8")
+    return _registered_kernels(_CPU) is None or has_kernel_of(_CPU, node, opset, "uint8")
 
 
 def runs_natively(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:

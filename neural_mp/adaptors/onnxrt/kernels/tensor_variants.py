@@ -89,18 +89,18 @@ class Variants(TensorVariants[ir.Value]):
             return self.widened(tensor, source)
         self.count("casts")
         real = self.real(tensor, source)
-        with self._beside(tensor):
+        with self._insert_beside(tensor):
             return self._cast(real, f"{tensor.name}/{variant}", variant)
 
     def quantized(self, tensor: ir.Value, real: ir.Value) -> ir.Value:
         """Insert a QuantizeLinear that runs as such."""
         self.count("quantize")
-        with self._beside(tensor):
+        with self._insert_beside(tensor):
             return self.quantize(tensor, real)
 
     def dequantized(self, tensor: ir.Value, variant: str) -> ir.Value:
         """Insert the DequantizeLinear that kernels fuse, too."""
-        with self._beside(tensor):
+        with self._insert_beside(tensor):
             return self.for_kernel(tensor)
 
     def real(self, tensor: ir.Value, variant: str = FP32) -> ir.Value:
@@ -119,7 +119,7 @@ class Variants(TensorVariants[ir.Value]):
             if self.value_of(tensor) is None:
                 # ONNX Runtime folds the cast of a constant on load.
                 self.count("casts")
-            with self._beside(tensor):
+            with self._insert_beside(tensor):
                 variants[key] = self._cast(narrow, f"{tensor.name}/{variant}/{FP32}", FP32)
         return variants[key]
 
@@ -147,7 +147,7 @@ class Variants(TensorVariants[ir.Value]):
         variants = self.found(tensor)
         if _CHANNELS_LAST not in variants:
             order, name = [0, *range(2, rank), 1], f"{tensor.name}/{_CHANNELS_LAST}"
-            with self._beside(tensor):
+            with self._insert_beside(tensor):
                 if UINT8 in variants:
                     moved = self._transposed(variants[UINT8], name, DTYPES[UINT8], order)
                 else:
@@ -171,7 +171,7 @@ class Variants(TensorVariants[ir.Value]):
         return graph if isinstance(graph, ir.Graph) else self._graph
 
     @contextmanager
-    def _beside(self, tensor: ir.Value) -> Iterator[None]:
+    def _insert_beside(self, tensor: ir.Value) -> Iterator[None]:
         """Insert into the tensor's graph; for bodies, that of their outer inputs.
 
         A single conversion then serves all bodies that read the tensor and all steps of a loop.
@@ -211,7 +211,7 @@ class Variants(TensorVariants[ir.Value]):
         variants = self.found(tensor)
         if _SHIELDED not in variants:
             real = self.real(tensor)
-            with self._beside(tensor):
+            with self._insert_beside(tensor):
                 equation = {"equation": "...->..."}
                 name = f"{tensor.name}/{_SHIELDED}"
                 variants[_SHIELDED] = self.add("Einsum", [real], name, DTYPES[FP32], equation)
@@ -230,7 +230,7 @@ class Variants(TensorVariants[ir.Value]):
             names = [f"{tensor.name}/dynamic_{part}" for part in ("stored", "scale", "zero_point")]
             outputs = [ir.val(self.names.new(name)) for name in names]
             node = ir.node("DynamicQuantizeLinear", [self.real(tensor)], outputs=outputs)
-            with self._beside(tensor):
+            with self._insert_beside(tensor):
                 self.insert(node, f"{tensor.name}/quantize")
             self.count("quantize")
             self._dynamic[tensor] = tuple(outputs)
@@ -281,7 +281,7 @@ class Variants(TensorVariants[ir.Value]):
         order: Sequence[int] = (),
     ) -> None:
         """Replace a node by an ONNX Runtime op whose result, its axes in `order`, is `result`."""
-        written = ir.val(self._moved_aside(result), DTYPES[FP32])
+        written = ir.val(self._take_name(result), DTYPES[FP32])
         computed = ir.val(self.names.new(f"{written.name}/computed")) if order else written
         name = str(node.name)
         node.name = self.names.new(f"{name}/{FP32}")
@@ -292,7 +292,7 @@ class Variants(TensorVariants[ir.Value]):
             self.insert(transpose, f"{name}/Transpose")
         self.put(result, FP32, written)
 
-    def _moved_aside(self, value: ir.Value) -> str:
+    def _take_name(self, value: ir.Value) -> str:
         """Return the name for a replaced value; graph outputs keep theirs for now."""
         name = str(value.name)
         if value.is_graph_output():

@@ -84,7 +84,7 @@ def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig
     """Convert a convolution or joining op with its fused ops."""
     head = fusion_group.head
     if config.weight is not None:
-        _quantize_parameters(variants, head, config)
+        _quantize_conv_inputs(variants, head, config)
     else:
         for position, value in enumerate(head.inputs):
             assert value is not None
@@ -142,8 +142,7 @@ def write_hard_sigmoid(variants: Variants, fusion_group: FusionGroup, config: Op
     variants.put(tail, UINT8, result)
 
 
-def _quantize_parameters(variants: Variants, head: ir.Node, config: OpConfig) -> None:
-    """Quantize input, weight and bias of a convolution."""
+def _quantize_conv_inputs(variants: Variants, head: ir.Node, config: OpConfig) -> None:
     data, weight_value, *rest = head.inputs
     assert data is not None
     weight, bias = known_array(weight_value), array_of(rest[0]) if rest else None
@@ -174,7 +173,7 @@ def write_product(variants: Variants, fusion_group: FusionGroup, config: OpConfi
     else:
         values, parameters = variants.stored(data), list(variants.parameters(data))
     stored = store_weight(matrix, 1, config.weight)
-    inputs = _factors(variants, head, [values, *parameters], stored, bias)
+    inputs = _product_inputs(variants, head, [values, *parameters], stored, bias)
     variants.replace(head, INT8_PRODUCT, inputs, fusion_group.tail.outputs[0])
 
 
@@ -190,12 +189,12 @@ def _write_pointwise(variants: Variants, head: ir.Node, config: OpConfig) -> Non
     weight, bias = known_array(weight_value), array_of(rest[0]) if rest else None
     stored = store_weight(weight.reshape(weight.shape[:2]).T, 1, config.weight)
     operands = [variants.channels_last(data, weight.ndim), *variants.parameters(data)]
-    inputs = _factors(variants, head, operands, stored, bias)
+    inputs = _product_inputs(variants, head, operands, stored, bias)
     order = [0, weight.ndim - 1, *range(1, weight.ndim - 1)]
     variants.replace(head, INT8_PRODUCT, inputs, head.outputs[0], order=order)
 
 
-def _factors(
+def _product_inputs(
     variants: Variants,
     head: ir.Node,
     data: list[ir.Value],
@@ -290,7 +289,7 @@ def write_low_bit_product(
 ) -> None:
     """Convert a product with its weight in groups; `grouped`, if given, is not rounded again."""
     matrix, bias = matrix_and_bias(node)
-    stored = grouped or _nearest(np.ascontiguousarray(matrix.T), spec)
+    stored = grouped or _quantize_in_groups(np.ascontiguousarray(matrix.T), spec)
     operator = n_bits.product(stored, spec)
     data = node.inputs[0]
     assert data is not None
@@ -299,7 +298,7 @@ def write_low_bit_product(
         factors = variants.names.constant(f"{node.name}.input_factors", stored.input_factors)
         name = f"{node.name}/scaled_inputs"
         floats = variants.add("Mul", [floats, factors], name, ir.DataType.FLOAT)
-    inputs = [floats, *_constants(variants, node, operator)]
+    inputs = [floats, *_shared_constants(variants, node, operator)]
     if bias is not None:
         # Between are zero points, omitted if symmetric, and the order of the inputs.
         inputs += [None] * (n_bits.BIAS - len(inputs))
@@ -311,19 +310,19 @@ def write_low_bit_table(
     variants: Variants, node: ir.Node, spec: QuantSpec, grouped: GroupedWeight | None
 ) -> None:
     """Convert a table to rows in groups; `grouped`, if given, is not rounded again."""
-    operator = n_bits.table(grouped or _nearest(known_array(node.inputs[0]), spec), spec)
-    codes, *parameters = _constants(variants, node, operator)
+    operator = n_bits.table(grouped or _quantize_in_groups(known_array(node.inputs[0]), spec), spec)
+    codes, *parameters = _shared_constants(variants, node, operator)
     rows = node.inputs[1]
     assert rows is not None
     inputs = [codes, variants.real(rows), *parameters]
     variants.replace(node, n_bits.TABLE, inputs, node.outputs[0], operator.attributes)
 
 
-def _nearest(weight: Array, spec: QuantSpec) -> GroupedWeight:
+def _quantize_in_groups(weight: Array, spec: QuantSpec) -> GroupedWeight:
     return Quantizer(spec, GroupParameters.ZERO_POINTS).nearest(weight)
 
 
-def _constants(
+def _shared_constants(
     variants: Variants, node: ir.Node, operator: n_bits.Operator
 ) -> list[ir.Value | None]:
     return [

@@ -25,7 +25,8 @@ def recording(model: nn.Module, record: Callable[[Any], None]) -> Iterator[None]
     """
 
     def record_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not any(map(_is_filled_cache, (*args, *kwargs.values()))):
+        lengths = (getattr(x, "get_seq_length", None) for x in (*args, *kwargs.values()))
+        if not any(callable(length) and length() for length in lengths):
             record(inputs_of_call(model, args, kwargs))
 
     handle = model.register_forward_pre_hook(record_inputs, with_kwargs=True)
@@ -33,11 +34,6 @@ def recording(model: nn.Module, record: Callable[[Any], None]) -> Iterator[None]
         yield
     finally:
         handle.remove()
-
-
-def _is_filled_cache(value: object) -> bool:
-    length = getattr(value, "get_seq_length", None)
-    return callable(length) and bool(length())
 
 
 def inputs_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -98,7 +98,8 @@ class _DenseRewriter:
         bias: Any = None
         if node.target is aten.addmm.default:
             bias, lhs, rhs = node.args
-            if node.kwargs or not _is_bias(self.module, bias, node):
+            value = fx.constant(self.module, bias)
+            if node.kwargs or value is None or value.shape != node.meta["val"].shape[-1:]:
                 return
         elif node.target in (aten.mm.default, aten.matmul.default):
             lhs, rhs = node.args
@@ -119,11 +120,6 @@ class _DenseRewriter:
         weight = fx.add_constant(self.module, f"{source.name}_transposed", values, next_node)
         self.transposed[name] = str(weight.target)
         return weight
-
-
-def _is_bias(module: GraphModule, bias: object, product: Node) -> bool:
-    value = fx.constant(module, bias)
-    return value is not None and value.shape == product.meta["val"].shape[-1:]
 
 
 def _pad_with_constants(pad: Node) -> None:
@@ -189,7 +185,10 @@ def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
     """
     _drop_copies(module)
     views_to_reshapes(module)
-    use_own_products(module)
+    for node in module.graph.nodes:
+        # A saved graph then needs no package besides this one and torch.
+        if getattr(node.target, "_name", "") == _OF_TRANSFORMERS:
+            node.target = grouped_product
     simplify(module)
     _fold_batch_norms(module)
     fx.finish(module)
@@ -300,7 +299,11 @@ def _fold_batch_norm(module: GraphModule, layer: Node, norm: Node) -> None:
 def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     """Name every op after its module: `layer1.0.conv1`, or `layer1.0.add`."""
     nodes = [n for n in module.graph.nodes if n.op == "call_function" and fx.has_tensors(n)]
-    paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
+    paths: dict[Node, str] = {}
+    for node in nodes:
+        stack = node.meta.get("nn_module_stack") or {}
+        own_path = _user_module_path(next(reversed(stack.values()))[0]) if stack else ""
+        paths[node] = ".".join(filter(None, (path, own_path)))
     counts = Counter(paths.values())
     # An op that is alone in its module takes precedence for the module's name.
     reserved = {full_path for full_path, count in counts.items() if full_path and count == 1}
@@ -318,11 +321,6 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
             if own in reserved:
                 own = reserve_name(f"{own}.input", reserved, 2)
             node.meta[fx.INPUT_NAME] = own
-
-
-def _module_path(node: Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    return _user_module_path(next(reversed(stack.values()))[0]) if stack else ""
 
 
 def _user_module_path(path: object) -> str:
@@ -374,10 +372,3 @@ grouped_product = registered(
     _grouped_product,
     lambda rows, matrices, ends: rows.new_empty(rows.shape[0], matrices.shape[2]),
 )
-
-
-def use_own_products(module: GraphModule) -> None:
-    """Replace the op of `transformers` in place, so that a saved graph needs no other package."""
-    for node in module.graph.nodes:
-        if getattr(node.target, "_name", "") == _OF_TRANSFORMERS:
-            node.target = grouped_product

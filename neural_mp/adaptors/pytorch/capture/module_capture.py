@@ -29,7 +29,7 @@ from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_in_
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, flat_inputs
-from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel, assembled
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
 from neural_mp.adaptors.pytorch.graph.module_state import restored
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
 
@@ -79,11 +79,9 @@ class _Interpreted(nn.Module):
 
 def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[CallArgs], Any]:
     """Return the model, or its portable graphs, as a function of its call, run node by node."""
-
-    def interpret_part(part: Part) -> nn.Module:
-        return _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
-
-    module = model.built(interpret_part)
+    module = model.built(
+        lambda part: _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
+    )
     return lambda call: run_call(model, module, call)
 
 
@@ -199,13 +197,6 @@ def _fixed_properties(call: CallArgs) -> Any:
     return kinds, structure
 
 
-def _has_packed_sequence(call: CallArgs) -> bool:
-    """Whether a call holds a `PackedSequence`: torch.export would fix all lengths."""
-    arguments = (call.args, dict(call.kwargs))
-    leaves = pytree.tree_leaves(arguments, is_leaf=lambda value: isinstance(value, PackedSequence))
-    return any(isinstance(leaf, PackedSequence) for leaf in leaves)
-
-
 @dataclass
 class _ModuleCapturer:
     """Recursive capture of the modules of a model."""
@@ -232,8 +223,12 @@ class _ModuleCapturer:
     def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, CallArgs] | None:
         """Return the graph of one module, if the model runs with the graph in its place."""
         recorded = self.seen.get(child)
-        if recorded is None or not recorded.is_alike or _has_packed_sequence(recorded.call):
+        if recorded is None or not recorded.is_alike:
             return None
+        arguments = (recorded.call.args, dict(recorded.call.kwargs))
+        leaves = pytree.tree_leaves(arguments, is_leaf=lambda x: isinstance(x, PackedSequence))
+        if any(isinstance(leaf, PackedSequence) for leaf in leaves):
+            return None  # torch.export would fix all lengths
         try:
             graph = graph_capture.capture(child, recorded.call)
             stand_in = assembled(self.shell, {path: _Interpreted(Interpreter(graph))})

@@ -43,18 +43,13 @@ def require_needed_conditions(graph: GraphModule, original: nn.Module, call: Cal
     same. A condition is dropped if the graph agrees with the model on sizes that violate it.
     """
     sizes: Sizes = graph.meta[SIZES]
-    conditions = {c for axis in _tensor_axes(sizes) for c in axis.conditions}
+    tensors = (axes for axes in sizes if isinstance(axes, tuple))
+    conditions = {c for axes in tensors for axis in axes for c in axis.conditions}
     if not conditions:
         return
     watch_sizes(graph, _filter_conditions(sizes, set()))
     needed = {c for c in conditions if not _is_needless_condition(c, graph, original, call)}
     watch_sizes(graph, _filter_conditions(sizes, needed))
-
-
-def _tensor_axes(sizes: Sizes) -> Iterator[Axis]:
-    for axes in sizes:
-        if isinstance(axes, tuple):
-            yield from axes
 
 
 def _filter_conditions(sizes: Sizes, conditions: set[Expression]) -> Sizes:

@@ -158,7 +158,12 @@ class _Recorder:
         self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> BlockCall:
         earlier = self.calls[index][0] if self.calls[index] else None
-        arguments = (args, {name: _drop_cache(value) for name, value in kwargs.items()})
+        # A second run would fill a key-value cache again.
+        kept = {
+            name: None if hasattr(value, "update") and hasattr(value, "get_seq_length") else value
+            for name, value in kwargs.items()
+        }
+        arguments = (args, kept)
         leaves, structure = pytree.tree_flatten(arguments)
         first = [] if earlier is None else pytree.tree_leaves((earlier.args, dict(earlier.kwargs)))
         if len(first) != len(leaves):
@@ -187,12 +192,6 @@ class _Recorder:
         tensors = all(isinstance(states, torch.Tensor) for states in self.states)
         is_chain = self.is_chain and alike and tensors and bool(self.states)
         return BlockCalls(self.states, self.calls) if is_chain else None
-
-
-def _drop_cache(value: Any) -> Any:
-    """Return None for a key-value cache, which a second run would fill again."""
-    is_cache = hasattr(value, "update") and hasattr(value, "get_seq_length")
-    return None if is_cache else value
 
 
 def _states_of(result: Any) -> Any:

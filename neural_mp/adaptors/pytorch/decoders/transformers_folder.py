@@ -153,14 +153,13 @@ def _add_missing_weights(kind: Any, folder: Path, state: Mapping[str, torch.Tens
     dtype = getattr(config, "dtype", None) or next(floats, torch.float32)
     # A weight under several names is tied where only one of them is present.
     missing = {key: tied[0] for key, tied in names.items() if state.keys().isdisjoint(tied)}
-    return {**state, **{name: _allocate_zeros(shapes[key], dtype) for key, name in missing.items()}}
-
-
-def _allocate_zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros on pages of their own, which the system provides at the first write."""
-    size = shape.numel() * dtype.itemsize
-    pages = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
-    return pages[:size].view(dtype).view(shape)
+    zeros = {}
+    for key, name in missing.items():
+        size = shapes[key].numel() * dtype.itemsize
+        # The system provides pages of their own at the first write.
+        pages = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
+        zeros[name] = pages[:size].view(dtype).view(shapes[key])
+    return {**state, **zeros}
 
 
 def _model_class(transformers: ModuleType, config: dict[str, Any]) -> Any:
@@ -297,16 +296,13 @@ def _limit_modules(stored: _Stored) -> Iterator[None]:
                 f"files contain {stored.tensors} weights"
             )
 
-    def count_module(_: nn.Module, __: str, ___: nn.Module | None) -> None:
-        add_count("modules", 1)
-
     def count_tensor(_: nn.Module, __: str, value: torch.Tensor | None) -> None:
         add_count("weights", 1)
         add_count("elements", 0 if value is None else value.numel())
 
     with ExitStack() as stack:
         for handle in (
-            hooks.register_module_module_registration_hook(count_module),
+            hooks.register_module_module_registration_hook(lambda *_: add_count("modules", 1)),
             hooks.register_module_parameter_registration_hook(count_tensor),
             hooks.register_module_buffer_registration_hook(count_tensor),
         ):

@@ -66,16 +66,13 @@ def left_in_bodies(module: GraphModule) -> list[str]:
     warnings: list[str] = []
     for node in module.graph.nodes:
         if runs_bodies(node):
+            types = ((inner.target, fx.op_type(inner)) for inner in _nested_nodes(module, node))
             warnings += stays_in_fp32(
-                (fx.op_type(inner) for inner in _nested_nodes(module, node) if _is_heavy(inner)),
+                (kind for op, kind in types if op in INTEGER_LAYERS or kind in RECURRENT_TYPES),
                 f"within the op {str(node.meta.get(fx.OP_NAME, node.name))!r}",
                 "only the main graph is converted",
             )
     return warnings
-
-
-def _is_heavy(node: Node) -> bool:
-    return node.target in INTEGER_LAYERS or fx.op_type(node) in RECURRENT_TYPES
 
 
 def _nested_nodes(module: GraphModule, node: Node) -> Iterator[Node]:
@@ -273,7 +270,9 @@ def _assemble_model(
         dynamic_shapes.watch_sizes(
             module, dynamic_shapes.as_exported(module.meta[dynamic_shapes.SIZES])
         )
-    fixed = dynamic_shapes.fixed_batch_sizes(module.meta[dynamic_shapes.SIZES])
+    inputs = module.meta[dynamic_shapes.SIZES]
+    firsts = [axes[0] for axes in inputs if isinstance(axes, tuple) and axes]
+    fixed = [axis.least for axis in firsts if axis.least == axis.largest]
     if fixed:
         sizes = ", ".join(map(str, fixed))
         if original is None:

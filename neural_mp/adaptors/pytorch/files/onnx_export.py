@@ -6,8 +6,9 @@ whole graph once more, which takes up to half of the export, also if no op has t
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,8 @@ def name_axes(model: onnx_ir.Model, sizes: Sizes) -> None:
     `sizes`, those of the inputs, become numbers.
     """
     names = {**_name_symbols(model.graph.inputs), **_fixed_symbol_sizes(model.graph.inputs, sizes)}
-    for value in _graph_values(model):
+    computed = (value for node in model.graph.all_nodes() for value in node.outputs)
+    for value in itertools.chain(model.graph.inputs, computed):
         if value.shape is None:
             continue
         # A shape shared by nodes is frozen, so each value gets a shape of its own.
@@ -81,12 +83,6 @@ def _fixed_symbol_sizes(inputs: Any, sizes: Sizes) -> dict[str, str]:
         for size, axis in zip(shape, axes, strict=False)
         if isinstance(getattr(size, "value", None), str) and axis.least == axis.largest
     }
-
-
-def _graph_values(model: onnx_ir.Model) -> Iterator[Any]:
-    yield from model.graph.inputs
-    for node in model.graph.all_nodes():
-        yield from node.outputs
 
 
 #: First opset in which convolutions accept bfloat16.
@@ -252,14 +248,6 @@ _aten = torch.ops.aten
 _Rewrite = Callable[..., tuple[Any, tuple[Any, ...]] | None]
 
 
-def _rewrite_and(lhs: Any, rhs: Any) -> tuple[Any, tuple[Any, ...]]:
-    return _aten.bitwise_and.Tensor, (lhs, rhs)
-
-
-def _mean_of_images(x: Any, size: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    return (_aten.mean.dim, (x, [-1, -2], True)) if list(size) == [1, 1] else None
-
-
 def _transposed_conv_rewrite(axes: int) -> _Rewrite:
     def to_convolution(
         x: Any,
@@ -291,8 +279,10 @@ def _transposed_conv_rewrite(axes: int) -> _Rewrite:
 
 
 _REWRITES: Mapping[Any, _Rewrite] = {
-    _aten.__and__.Tensor: _rewrite_and,
-    _aten.adaptive_avg_pool2d.default: _mean_of_images,
+    _aten.__and__.Tensor: lambda lhs, rhs: (_aten.bitwise_and.Tensor, (lhs, rhs)),
+    _aten.adaptive_avg_pool2d.default: lambda x, size: (
+        (_aten.mean.dim, (x, [-1, -2], True)) if list(size) == [1, 1] else None
+    ),
     _aten.conv_transpose1d.default: _transposed_conv_rewrite(1),
     _aten.conv_transpose2d.input: _transposed_conv_rewrite(2),
     _aten.conv_transpose3d.input: _transposed_conv_rewrite(3),

@@ -86,7 +86,7 @@ def save(model: TorchModel, folder: Path) -> None:
     try:
         plain, named = with_plain_outputs(with_storable_sizes(model.portable))
         program = export(plain, _zero_tensors(model.example), plain.meta[SIZES])
-        program.example_inputs = _shrink_storage(program.example_inputs)
+        program.example_inputs = pytree.tree_map(_shrink_storage, program.example_inputs)
         _write_compressed(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
@@ -155,15 +155,10 @@ def _zero_tensors(example: CallArgs) -> CallArgs:
     )
 
 
-def _shrink_storage(inputs: Any) -> Any:
-    """Return example inputs of one stored value each: a batch can be larger than the weights."""
-    return pytree.tree_map(
-        lambda leaf: leaf.new_zeros(()).expand(leaf.shape) if _is_dense(leaf) else leaf, inputs
-    )
-
-
-def _is_dense(leaf: object) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+def _shrink_storage(leaf: Any) -> Any:
+    """Return an example input of one stored value: a batch can be larger than the weights."""
+    is_dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    return leaf.new_zeros(()).expand(leaf.shape) if is_dense else leaf
 
 
 def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:

@@ -62,7 +62,10 @@ class _Caster:
             elif node.op == "call_function" and fx.OP_NAME in node.meta:
                 op = node.meta[fx.OP_NAME]
                 if node.target is operator.getitem:
-                    self.inherit_dtype(node)
+                    # One of several results has the dtype of the op that produces all of them.
+                    source = node.all_input_nodes[0]
+                    if source in self.dtype and _traced_dtype(node) is not None:
+                        self.dtype[node] = self.dtype[source]
                     continue
                 requested = DTYPES.get(flow.effective[op])
                 quantized = flow.int8_reads.get(op, frozenset())
@@ -82,12 +85,6 @@ class _Caster:
         for node, dtype in self.dtype.items():
             if isinstance(node.meta.get("val"), torch.Tensor):
                 node.meta["val"] = node.meta["val"].to(dtype)
-
-    def inherit_dtype(self, node: Node) -> None:
-        """Give one of several results the dtype of the op that produces all of them."""
-        source = node.all_input_nodes[0]
-        if source in self.dtype and _traced_dtype(node) is not None:
-            self.dtype[node] = self.dtype[source]
 
     def wide(self, op: str, flow: QuantizationFlow, node: Node) -> torch.dtype | None:
         """Return the dtype in which an FP32 or INT8 op reads or writes a tensor."""

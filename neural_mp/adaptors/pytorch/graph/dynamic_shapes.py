@@ -167,11 +167,9 @@ def _range_of_number(size: torch.SymInt) -> tuple[int, int | None]:
     equation in its guards alone. The largest size is None without such a number.
     """
     hint, symbol = size.node.hint, size.node.expr
-    equations = [
-        guard.expr
-        for guard in size.node.shape_env.guards
-        if guard.expr.free_symbols == {symbol} and _is_rounding_guard(guard.expr)
-    ]
+    guards = (guard.expr for guard in size.node.shape_env.guards)
+    own = (guard for guard in guards if guard.free_symbols == {symbol} and guard.is_Equality)
+    equations = [e for e in own if any(type(side).__name__ in _ROUNDED for side in e.args)]
 
     def is_as_traced(value: int) -> bool:
         return all(bool(equation.subs({symbol: value})) for equation in equations)
@@ -184,10 +182,6 @@ def _range_of_number(size: torch.SymInt) -> tuple[int, int | None]:
     while highest - hint < _MAX_SCANNED and is_as_traced(highest + 1):
         highest += 1
     return lowest, highest
-
-
-def _is_rounding_guard(guard: Any) -> bool:
-    return bool(guard.is_Equality) and any(type(side).__name__ in _ROUNDED for side in guard.args)
 
 
 def check_inputs(
@@ -307,12 +301,6 @@ def fixed_axes(
         for leaf, axes in zip(leaves, sizes, strict=True)
         if isinstance(axes, tuple)
     }
-
-
-def fixed_batch_sizes(sizes: Sizes) -> list[int]:
-    """Return the fixed lengths of the inputs' first axes."""
-    firsts = [axes[0] for axes in sizes if isinstance(axes, tuple) and axes]
-    return [axis.least for axis in firsts if axis.least == axis.largest]
 
 
 def to_plain(sizes: Sizes) -> list[Any]:

@@ -77,14 +77,12 @@ class _FloatLayers(FusionRules[Node, Node]):
         if group.residual_sum is not None and activation.target is not _RELU:
             return None
         name, heads = ACTIVATIONS[activation.target]
-        if group.head.target not in heads or not _takes_activations(group.head.target):
+        if group.head.target not in heads:
+            return None
+        axes = layers.CONVOLUTIONS.get(group.head.target)
+        if axes is not None and not convolution_takes_activations(axes):
             return None
         return Step(name, (activation,))
-
-
-def _takes_activations(layer: object) -> bool:
-    axes = layers.CONVOLUTIONS.get(layer)
-    return axes is None or convolution_takes_activations(axes)
 
 
 class _IntegerLayers(_FloatLayers):

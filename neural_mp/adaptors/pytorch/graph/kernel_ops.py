@@ -28,13 +28,11 @@ _PRODUCT_BLOCK = 64
 OUTPUT_BLOCK = 16
 
 
-def _steps_of_bytes() -> torch.Tensor:
-    """Return byte → its two codes, minus the middle one, as bfloat16 in one int32."""
-    codes = ops.codes_of(torch.arange(256, dtype=torch.uint8).unsqueeze(-1))
-    return (codes.float() - ops.middle_code(4)).to(torch.bfloat16).view(torch.int32).flatten()
-
-
-_STEPS_OF_BYTES = _steps_of_bytes()
+_CODES_OF_BYTES = ops.codes_of(torch.arange(256, dtype=torch.uint8).unsqueeze(-1)).float()
+#: Byte → its two codes, minus the middle one, as bfloat16 in one int32.
+_STEPS_OF_BYTES = (
+    (_CODES_OF_BYTES - ops.middle_code(4)).to(torch.bfloat16).view(torch.int32).flatten()
+)
 
 
 def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:

@@ -18,7 +18,7 @@ from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.pytorch.graph import kernel_ops, qdq_ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, CallSignature
 from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, attribute
-from neural_mp.adaptors.pytorch.graph.module_state import copied_tensors
+from neural_mp.adaptors.pytorch.graph.module_state import ModuleState
 
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Mod
     # deepcopy takes objects in the memo as they are instead of copying them.
     memo: dict[int, Any] = {id(weight): weight for weight in shell.parameters()}
     # Tensors with an autograd graph, e.g. a stored loss, refuse a deepcopy.
-    memo.update(copied_tensors(shell))
+    memo.update(ModuleState(shell).copies())
     memo.update({id(shell.get_submodule(path)): part for path, part in parts.items()})
     return copy.deepcopy(shell, memo)
 

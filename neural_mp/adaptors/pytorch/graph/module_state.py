@@ -299,11 +299,6 @@ def restored(module: nn.Module) -> Iterator[ModuleState]:
         state.restore()
 
 
-def copied_tensors(module: nn.Module) -> dict[int, torch.Tensor]:
-    """Return the id of each tensor that a run may change → a copy; see `ModuleState`."""
-    return ModuleState(module).copies()
-
-
 def _copy_container_values(holder: Any) -> Any:
     if isinstance(holder, CellType):
         try:
@@ -318,12 +313,11 @@ def _copy_container_values(holder: Any) -> Any:
 def _hold_same_objects(original: Any, current: Any) -> bool:
     if isinstance(original, set):
         return bool(original == current)
-    sides = ([*map(id, side), *map(id, _dict_values(side))] for side in (original, current))
+    sides = (
+        [*map(id, side), *map(id, side.values() if isinstance(side, dict) else ())]
+        for side in (original, current)
+    )
     return len(original) == len(current) and next(sides) == next(sides)
-
-
-def _dict_values(values: object) -> Any:
-    return values.values() if isinstance(values, dict) else ()
 
 
 def _is_same_value(original: Any, current: Any) -> bool:

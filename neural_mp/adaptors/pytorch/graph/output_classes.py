@@ -6,7 +6,6 @@ Dataclasses of the user, and caches among the outputs of `transformers` models.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +58,7 @@ def register_caches(outputs: object) -> None:
             pytree.register_pytree_node(
                 kind,
                 _flatten_cache,
-                _rebuild_cache,
+                lambda values, context: _assemble_value(context[1], list(values)),
                 serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
                 flatten_with_keys_fn=_flattened_with_keys,
             )
@@ -67,7 +66,10 @@ def register_caches(outputs: object) -> None:
 
 def is_cache(value: object) -> bool:
     """Whether a value is an object of `transformers` that holds tensors."""
-    return _can_decompose(value) and any(True for _ in _leaf_values(value))
+    values: list[object] = []
+    if _can_decompose(value):
+        _decompose_value(value, "", [], values)
+    return bool(values)
 
 
 def is_registered(kind: object) -> bool:
@@ -77,12 +79,6 @@ def is_registered(kind: object) -> bool:
 
 def _can_decompose(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
-
-
-def _leaf_values(value: object) -> Iterator[object]:
-    values: list[object] = []
-    _decompose_value(value, "", [], values)
-    return iter(values)
 
 
 def _flatten_cache(cache: object) -> tuple[list[object], list[object]]:
@@ -125,10 +121,6 @@ def _decompose_value(value: object, path: str, names: list[str], values: list[ob
         for item, deeper in zip(items, paths, strict=True)
     )
     return _Holder(type(value), keys, tuple(parts))
-
-
-def _rebuild_cache(values: Iterable[object], context: list[object]) -> object:
-    return _assemble_value(context[1], list(values))
 
 
 def _assemble_value(form: object, values: list[object]) -> object:

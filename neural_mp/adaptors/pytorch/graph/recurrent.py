@@ -98,14 +98,11 @@ def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
         return "its weight is computed, not constant"
     if any(weight is not None and weight.dtype != torch.float32 for weight in weights):
         return "its weight is not float32"
-    if len(weights) != _count_cells(args) * _PER_CELL[args["has_biases"]]:
+    # One cell per direction of every stacked layer.
+    cells = int(args["num_layers"]) * (2 if args["bidirectional"] else 1)
+    if len(weights) != cells * _PER_CELL[args["has_biases"]]:
         return "its outputs are projected (proj_size), which the integer kernel does not support"
     return kernel_obstacle()
-
-
-def _count_cells(args: dict[str, Any]) -> int:
-    """Return the number of cells: one per direction of every stacked layer."""
-    return int(args["num_layers"]) * (2 if args["bidirectional"] else 1)
 
 
 @lru_cache(maxsize=1)

@@ -176,13 +176,10 @@ def _read_channels_last(module: GraphModule) -> None:
             ordered.meta["val"] = node.args[0].meta["val"]
             node.args = (ordered, *node.args[1:])
         is_ordered = node.target is kernel or node.target in OVERWRITABLE
-        if is_ordered or (node.target in _KEEPS_LAYOUT and _reads_only(node, ready)):
+        images = [source for source in node.all_input_nodes if source.op != "get_attr"]
+        keeps_order = node.target in _KEEPS_LAYOUT and images and ready.issuperset(images)
+        if is_ordered or keeps_order:
             ready.add(node)
-
-
-def _reads_only(node: Node, ready: set[Node]) -> bool:
-    images = [source for source in node.all_input_nodes if source.op != "get_attr"]
-    return bool(images) and ready.issuperset(images)
 
 
 def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[str, str]:
@@ -206,8 +203,12 @@ def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[st
     if model.compiles or not any(groups.values()):
         return {}
     visited(model, record_shape, portable=True)(model.call(inputs))
-    layers_of_all = [layer for of_part in groups.values() for layer in of_part]
-    if sum(_count_products(layer, shapes) for layer in layers_of_all) < _LEAST_PRODUCTS:
+    products = 0
+    for layer in (layer for of_part in groups.values() for layer in of_part):
+        weight = layer.args[1].meta["val"]
+        # A layer that was not reached has no products.
+        products += math.prod(shapes.get(layer, (0,))) * (weight.numel() // weight.shape[0])
+    if products < _LEAST_PRODUCTS:
         return {}
     verdicts: dict[Hashable, tuple[bool, bool]] = {}
     kernels = {}
@@ -216,12 +217,6 @@ def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[st
             for op in _find_faster_ops(model.parts[path].portable, of_part, shapes, verdicts):
                 kernels[op] = ONEDNN
     return kernels
-
-
-def _count_products(layer: Node, shapes: _Shapes) -> int:
-    """Return the number of multiplications in a layer; 0 if it was not reached."""
-    weight = layer.args[1].meta["val"]
-    return math.prod(shapes.get(layer, (0,))) * (weight.numel() // weight.shape[0])
 
 
 def _find_faster_ops(

@@ -477,8 +477,10 @@ def _fold_scales(module: GraphModule, kernel: Node) -> None:
     assert scales is not None
     factors = scales * arguments["x_scale"]
     changes: dict[str, Any] = {"x_scale": 1.0}
+    activations = {arguments.get(name) for name in _ACTIVATIONS} - {None, "none"}
     if (
-        _writes_integers_unactivated(arguments)
+        arguments["output_dtype"] is torch.uint8
+        and not activations
         and kernel.target is not onednn.qlinear_pointwise.binary
     ):
         factors = factors / arguments["output_scale"]
@@ -491,8 +493,3 @@ def _fold_scales(module: GraphModule, kernel: Node) -> None:
             changes["accum_scale"] = arguments["accum_scale"] / arguments["output_scale"]
     changes["w_scale"] = fx.add_constant(module, f"{name}_folded", factors, kernel)
     fx.set_arguments(kernel, **changes)
-
-
-def _writes_integers_unactivated(given: dict[str, Any]) -> bool:
-    applied = {given.get(name) for name in _ACTIVATIONS} - {None, "none"}
-    return given["output_dtype"] is torch.uint8 and not applied

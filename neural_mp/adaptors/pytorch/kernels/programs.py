@@ -73,15 +73,12 @@ def _find_runs(module: GraphModule) -> list[list[Node]]:
     for node in module.graph.nodes:
         if _fits_program(module, node):
             runs[-1].append(node)
-        elif node.op not in ("get_attr", "placeholder") and not _can_precede_run(node, runs[-1]):
-            runs.append([])
+        elif node.op not in ("get_attr", "placeholder"):
+            is_size = isinstance(node.meta.get("val"), _SIZES)
+            # A size that reads no result of the run can be computed before it.
+            if not is_size or set(runs[-1]).intersection(node.all_input_nodes):
+                runs.append([])
     return [run for run in runs if len(run) >= _LEAST]
-
-
-def _can_precede_run(node: Node, run: list[Node]) -> bool:
-    """Whether a size can be computed before a run."""
-    value = node.meta.get("val")
-    return isinstance(value, _SIZES) and not set(run).intersection(node.all_input_nodes)
 
 
 def _fits_program(module: GraphModule, node: Node) -> bool:
@@ -133,7 +130,9 @@ def _to_program_value(graph: Any, value: Any, kind: Any, lookup: _Lookup) -> Any
         return lookup(value)
     if kind.kind() == "OptionalType" and value is not None:
         kind = kind.getElementType()
-    if _is_integer_list(value) and kind.getElementType().kind() == "IntType":
+    integers = isinstance(value, list | tuple) and value and all(type(v) is int for v in value)
+    # A program need not build a list of numbers in every call.
+    if integers and kind.getElementType().kind() == "IntType":
         return graph.insertConstant(list(value))
     if isinstance(value, list | tuple):
         parts = [_to_program_value(graph, part, kind.getElementType(), lookup) for part in value]
@@ -144,11 +143,6 @@ def _to_program_value(graph: Any, value: Any, kind: Any, lookup: _Lookup) -> Any
     if kind.kind() == "FloatType" and value is not None:
         value = float(value)
     return graph.insertConstant(_FORMATS.get(value, value) if kind.kind() == "IntType" else value)
-
-
-def _is_integer_list(value: Any) -> bool:
-    """Whether a value is a list of numbers, which a program then need not build in every call."""
-    return isinstance(value, list | tuple) and bool(value) and all(type(v) is int for v in value)
 
 
 def _replace_by_program(module: GraphModule, run: list[Node], name: str) -> None:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, Axis
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES
 from neural_mp.adaptors.pytorch.graph.fusion import is_node
 from neural_mp.adaptors.pytorch.graph.graph_edit import arguments, expressions, sizes_of_result
 
@@ -93,8 +93,9 @@ def computes_samples_alone(portable: GraphModule) -> bool:
     """
     inputs = [node for node in portable.graph.nodes if node.op == "placeholder"]
     sizes = portable.meta[SIZES]
+    # The first axis may have any length from one on.
     if not inputs or not all(
-        isinstance(a, tuple) and a and _has_dynamic_length(a[0]) for a in sizes
+        isinstance(a, tuple) and a and a[0].least <= 1 and a[0].least != a[0].largest for a in sizes
     ):
         return False
     (batch, *_) = sizes_of_result(inputs[0])
@@ -119,11 +120,6 @@ def computes_samples_alone(portable: GraphModule) -> bool:
         else:
             return False
     return False
-
-
-def _has_dynamic_length(axis: Axis) -> bool:
-    """Whether an axis may have any length from one on."""
-    return axis.least <= 1 and axis.least != axis.largest
 
 
 def _is_size(node: Node) -> bool:
@@ -159,7 +155,12 @@ def _keeps_samples_apart(node: Node, samples: set[Node], batch: Any) -> bool:
     axes = batched[0].meta["val"].ndim
     if target in _ON_BATCHES:
         supported = axes >= 2 and _ON_BATCHES[target] in (None, axes)
-        return supported and batched == [node.args[0]] and not _dequantizes_weight(node)
+        if not supported or batched != [node.args[0]]:
+            return False
+        # Parts would repeat the conversion of a weight to float, which every call makes.
+        return is_node(node.args[0], ops.dequantize) or not is_node(
+            node.args[1], ops.dequantize_weight, ops.dequantize_grouped
+        )
     if target in _ALONG_AXES:
         axes = max(axes, node.meta["val"].ndim)  # `unsqueeze` counts those of its result
         return all(axis % axes for axis in _affected_axes(node))
@@ -185,9 +186,3 @@ def _aligns_samples(source: Node, node: Node, samples: set[Node]) -> bool:
     if source in samples:
         return bool(value.ndim == axes)
     return value.ndim < axes or sizes_of_result(source)[0] == 1
-
-
-def _dequantizes_weight(node: Node) -> bool:
-    """Whether a layer converts its weight to float in every call, which parts would repeat."""
-    of_float = not is_node(node.args[0], ops.dequantize)
-    return of_float and is_node(node.args[1], ops.dequantize_weight, ops.dequantize_grouped)

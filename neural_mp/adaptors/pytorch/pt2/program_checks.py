@@ -91,10 +91,6 @@ def _reshapes_in_place(node: Node) -> bool:
     return torch.Tag.inplace_view in op.tags
 
 
-def _describe_fault(node: Node, fault: str) -> str:
-    return f"the arguments of the op {node.target} ({node.name!r}) are wrong: {fault}"
-
-
 @dataclass(frozen=True)
 class _Checks:
     """Checks that need to know the program.
@@ -152,7 +148,9 @@ class _Propagation(Interpreter):
         if fault is not None and packet_of(node.target) in GATES:
             fault = self._fault_of_example(node.target, *arguments)
         if fault is not None:
-            raise ValueError(_describe_fault(node, fault))
+            raise ValueError(
+                f"the arguments of the op {node.target} ({node.name!r}) are wrong: {fault}"
+            )
 
     def _check_nested_graphs(self, node: Node) -> None:
         values, _ = self.fetch_args_kwargs_from_env(node)
@@ -233,7 +231,11 @@ def _nested_input(operand: Operand) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         # New tensors, since the values of constants do not stay.
-        return torch.empty_like(value) if operand.role is Role.CARRIED else _empty_row(value)
+        if operand.role is Role.CARRIED:
+            return torch.empty_like(value)
+        if not value.dim():
+            raise ValueError("the rows of a loop must be of a tensor with axes")
+        return value.new_empty(value.shape[1:])
     if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
         mode = torch._guards.detect_fake_mode()
         shapes = mode.shape_env if mode is not None else None
@@ -241,12 +243,6 @@ def _nested_input(operand: Operand) -> Any:
             raise ValueError("loops over whole numbers must have open sizes")
         return shapes.create_unbacked_symint()
     raise ValueError(f"loops must carry tensors and whole numbers, got {value}")
-
-
-def _empty_row(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.dim():
-        raise ValueError("the rows of a loop must be of a tensor with axes")
-    return tensor.new_empty(tensor.shape[1:])
 
 
 def _keeps_form(current: Any, previous: Any) -> bool:

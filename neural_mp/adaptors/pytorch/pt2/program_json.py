@@ -136,10 +136,6 @@ def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
     return payloads
 
 
-def _validate_expression(value: object) -> str:
-    return rendered(text(value))
-
-
 def _range_key(value: object) -> str:
     rendered(text(value))
     return str(value)  # compared as text, never evaluated
@@ -158,7 +154,7 @@ def _validate_graph(value: object) -> Any:
 
 
 _HINT = one_key({"as_int": int64, "as_bool": boolean, "as_float": real})
-_SYMBOLIC = record({"expr_str": _validate_expression}, {"hint": optional(_HINT)})
+_SYMBOLIC = record({"expr_str": lambda value: rendered(text(value))}, {"hint": optional(_HINT)})
 _SIZE = one_key({"as_expr": _SYMBOLIC, "as_int": int64})
 _SIZES = list_of(_SIZE, f"a list of at most {MAX_TENSOR_AXES}", MAX_TENSOR_AXES)
 _FRACTION = one_key({"as_expr": _SYMBOLIC, "as_float": real})

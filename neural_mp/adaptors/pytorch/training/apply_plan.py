@@ -33,7 +33,7 @@ def apply_plan(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
     RunsIn(dtype_of(whole), cast_inputs=False, cast_outputs=True).on(model)
     for module, name in chosen.items():
         precision = plan[name]
-        if name and precision is not _inherited(name, plan, whole):
+        if name and precision is not _inherited_precision(name, plan, whole):
             full = precision is Precision.FP32
             # Around a float32 module, autocast converts its outputs as needed; around a 16-bit
             # module, computation is in float32 and may not accept 16-bit outputs.
@@ -72,8 +72,7 @@ def dtype_of(precision: Precision) -> torch.dtype:
     return DTYPES.get(precision, torch.float32)
 
 
-def _inherited(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
-    """Return the precision that a module inherits without an entry of its own."""
+def _inherited_precision(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
     while name:
         name = name.rpartition(".")[0]
         if name in plan:

@@ -112,7 +112,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
             )
         self.precision = chosen
         self._given = (precision, amp)
-        self.lists, rules = _edited(chosen, settings.edits, settings.force_all)
+        self.lists, rules = _edit_lists(chosen, settings.edits, settings.force_all)
         folder = writable_folder(settings.log_path)
         self._log = None if folder is None else folder.resolve() / f"autocast_{chosen}.tsv"
         with _lock:
@@ -184,7 +184,7 @@ def _torchs_own_off(undone: ExitStack) -> None:
 
 
 @cache
-def _edited(
+def _edit_lists(
     precision: Precision, edits: tuple[ListEdit, ...], force_all: bool
 ) -> tuple[FourLists, dict[Any, Rule]]:
     """Return the edited lists of a precision, and an empty cache of rules."""

@@ -55,15 +55,15 @@ class Policy:
         """Return the rule for a call."""
         result = self.rules.get(func)
         if result is None:
-            result = self.rules[func] = self._made(function_of(func))
+            result = self.rules[func] = self._make_rule(function_of(func))
         if result.function.variant is None:
             return result
         op_type = result.function.variant(args, kwargs)
         if op_type not in self.rules:
-            self.rules[op_type] = self._made(Function(op_type))
+            self.rules[op_type] = self._make_rule(Function(op_type))
         return self.rules[op_type]
 
-    def _made(self, function: Function) -> Rule:
+    def _make_rule(self, function: Function) -> Rule:
         return Rule(function, self.lists.of(function.op_type))
 
     def target(self, rule: Rule, floats: list[Any], dangerous: bool) -> torch.dtype | None:
@@ -88,7 +88,7 @@ class Policy:
     def count(self, rule: Rule, result: object) -> None:
         """Count a run of an op."""
         if self.counts is not None:
-            tensor = next(_tensors(result), None)
+            tensor = next(_nested_tensors(result), None)
             dtype = "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
             self.counts[rule.function.op_type, str(rule.list or "none"), dtype] += 1
 
@@ -123,13 +123,13 @@ class FourListsMode(TorchFunctionMode):
         if function.handling is Handling.NONE or (passes and not self._dangerous):
             return func(*args, **kwargs)
         floats: list[Any] = []
-        if not _gather(function.deciding(args, kwargs), floats) or not floats:
+        if not _gather_castable(function.deciding(args, kwargs), floats) or not floats:
             return func(*args, **kwargs)
         dangerous = bool(self._dangerous) and any(id(t) in self._dangerous for t in floats)
         if passes:
             result = func(*args, **kwargs)
             if dangerous:
-                self._mark(result)
+                self._mark_dangerous(result)
             return result
         written = function.written(args, kwargs)
         if function.numbers_differ and len(floats) > 1:
@@ -137,7 +137,7 @@ class FourListsMode(TorchFunctionMode):
         if written is None:
             target = policy.target(rule, floats, dangerous)
         else:
-            target = getattr(next(_tensors(written), None), "dtype", None)
+            target = getattr(next(_nested_tensors(written), None), "dtype", None)
         moved = [t for t in floats if t.dtype is not target] if target in _CASTABLE else []
         try:
             if moved:
@@ -148,7 +148,9 @@ class FourListsMode(TorchFunctionMode):
             lacks_kernel = _NO_KERNEL.search(str(error)) is not None
             if written is not None or not (lacks_kernel or _TOO_LARGE in str(error)):
                 raise
-            everything = [t for t in _tensors((args, *kwargs.values())) if t.dtype in _CASTABLE]
+            everything = [
+                t for t in _nested_tensors((args, *kwargs.values())) if t.dtype in _CASTABLE
+            ]
             result = self._cast_and_run(rule, func, args, kwargs, torch.float32, everything, None)
             if lacks_kernel:
                 rule.without_kernel.add(everything[0].device.type)
@@ -156,7 +158,7 @@ class FourListsMode(TorchFunctionMode):
         if rule.list is AmpList.DENY or (
             dangerous and (rule.list is AmpList.INFER or rule.list is AmpList.CLEAR)
         ):
-            self._mark(outcome)
+            self._mark_dangerous(outcome)
         if policy.counts is not None:
             policy.count(rule, outcome)
         return result
@@ -180,24 +182,23 @@ class FourListsMode(TorchFunctionMode):
         """Run a function with some inputs cast, except tensors that it writes to."""
         ids = {id(tensor) for tensor in moved}
         if written is not None:
-            ids.difference_update(id(tensor) for tensor in _tensors(written))
+            ids.difference_update(id(tensor) for tensor in _nested_tensors(written))
         finite = rule.list is not AmpList.ALLOW or rule.function.takes_masks
-        inputs = self._recast(args, dtype, ids, finite)
+        inputs = self._cast_tensors(args, dtype, ids, finite)
         if not kwargs:
             return func(*inputs)
-        named = self._recast(kwargs.values(), dtype, ids, finite)
+        named = self._cast_tensors(kwargs.values(), dtype, ids, finite)
         return func(*inputs, **dict(zip(kwargs, named, strict=True)))
 
-    def _recast(
+    def _cast_tensors(
         self, values: Iterable[Any], dtype: torch.dtype, ids: set[int], finite: bool
     ) -> list[Any]:
-        """Cast tensors with these ids among values and nested lists."""
         result: list[Any] = []
         for value in values:
             if id(value) in ids:
                 value = self._cast(value, dtype, finite)
             elif isinstance(value, list | tuple):
-                items = self._recast(value, dtype, ids, finite)
+                items = self._cast_tensors(value, dtype, ids, finite)
                 value = items if isinstance(value, list) else tuple(items)
             result.append(value)
         return result
@@ -218,18 +219,18 @@ class FourListsMode(TorchFunctionMode):
         self._casts[key] = (tensor, tensor._version, cast)
         return cast
 
-    def _mark(self, result: object) -> None:
+    def _mark_dangerous(self, result: object) -> None:
         """Mark a result as dangerous during its lifetime."""
-        for tensor in _tensors(result):
+        for tensor in _nested_tensors(result):
             key = id(tensor)
             if key not in self._dangerous and tensor.is_floating_point():
-                self._dangerous[key] = weakref.ref(tensor, partial(self._forget, key))
+                self._dangerous[key] = weakref.ref(tensor, partial(self._forget_tensor, key))
 
-    def _forget(self, key: int, _: weakref.ref[torch.Tensor]) -> None:
+    def _forget_tensor(self, key: int, _: weakref.ref[torch.Tensor]) -> None:
         self._dangerous.pop(key, None)
 
 
-def _gather(values: Iterable[Any], floats: list[Any]) -> bool:
+def _gather_castable(values: Iterable[Any], floats: list[Any]) -> bool:
     """Append castable tensors in nested values to `floats`; return False if one is not castable."""
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -237,7 +238,7 @@ def _gather(values: Iterable[Any], floats: list[Any]) -> bool:
                 floats.append(value)
             elif value.is_floating_point() or value.is_complex():
                 return False
-        elif isinstance(value, list | tuple) and not _gather(value, floats):
+        elif isinstance(value, list | tuple) and not _gather_castable(value, floats):
             return False
     return True
 
@@ -252,13 +253,12 @@ def _kept_finite(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
     return torch.where(tensor.isinf(), tensor, tensor.clamp(bounds.min, bounds.max)).to(dtype)
 
 
-def _tensors(value: object) -> Iterator[Any]:
-    """Yield a tensor, or the tensors in a list."""
+def _nested_tensors(value: object) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from _nested_tensors(item)
 
 
 def table(counts: Counts) -> str:

@@ -22,7 +22,7 @@ hardtanh_backward = torch.ops.aten.hardtanh_backward.default
 _FEW = 1 << 15
 
 
-def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _inner_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the inner product of two tensors, without a copy if their memory layouts agree."""
     if first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last):
         first, second = first.permute(0, 2, 3, 1), second.permute(0, 2, 3, 1)
@@ -55,7 +55,7 @@ def gradient_by_log(
     # d(rounded)/d(log scale) is rounded − x within the range, and rounded outside.
     if x.numel() < _FEW:
         return (grad * rounded).addcmul_(within, x, value=-1).sum()
-    return _dot(grad, rounded).sub_(_dot(within, x))
+    return _inner_product(grad, rounded).sub_(_inner_product(within, x))
 
 
 class RoundActivation(torch.autograd.Function):

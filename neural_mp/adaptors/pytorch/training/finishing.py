@@ -26,11 +26,11 @@ def finished(module: SimulatedModule) -> TorchModel:
     with torch.no_grad():
         for path, part in source.converted.parts.items():
             trained = module.part(path)
-            parts[path] = _written(part, source.parts[path], trained)
+            parts[path] = _write_part(part, source.parts[path], trained)
     return replace(source.converted, parts=parts)
 
 
-def _written(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
+def _write_part(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
     """Return a part of the converted model with the numbers of its trained simulation."""
     portable = fx.shallow_copy(part.portable)
     table = getattr(trained, names.scales) if names.scales else Scales([], [], False)
@@ -40,10 +40,10 @@ def _written(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
     for key, name in names.norms.items():
         weight, bias = getattr(trained, name).folded()
         _store_weight(portable, key[:-1], table.stored(names.numbers[key[:-1]]), weight)
-        _store(portable, key[-1], bias)
+        _store_constant(portable, key[-1], bias)
     for name, parameter in names.floats.items():
         original, value = fx.attribute(portable, name), getattr(trained, parameter).detach()
-        _store(portable, name, narrowed(value, original.dtype).clone())
+        _store_constant(portable, name, narrowed(value, original.dtype).clone())
     encodings = table.encodings()
     for node in list(portable.graph.nodes):
         if node.op == "call_function" and node.name in names.quantizers:
@@ -58,7 +58,6 @@ def _written(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
 def _store_weight(
     portable: GraphModule, key: Key, stored: StoredRows, weight: torch.Tensor
 ) -> None:
-    """Replace the constants of a stored weight."""
     integers = stored.integers(weight)
     if stored.form.has_offsets:
         codes = (integers - stored.form.limits[0]).to(torch.uint8).numpy()
@@ -68,10 +67,10 @@ def _store_weight(
     values = integers, stored.scales, stored.offsets
     for name, value in zip(key, values, strict=False):
         if value is not None:
-            _store(portable, name, value.clone())
+            _store_constant(portable, name, value.clone())
 
 
-def _store(module: GraphModule, name: str, value: torch.Tensor) -> None:
+def _store_constant(module: GraphModule, name: str, value: torch.Tensor) -> None:
     """Replace a constant of a graph; other graphs that share it keep theirs."""
     path, _, leaf = name.rpartition(".")
     holder = module.get_submodule(path)

@@ -55,7 +55,7 @@ class Function:
     def deciding(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the arguments that decide and may be cast."""
         if self.first_only:
-            return (_first(args, kwargs),)
+            return (_first_argument(args, kwargs),)
         return (*args, *kwargs.values()) if kwargs else args
 
     def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -63,18 +63,18 @@ class Function:
         if kwargs and kwargs.get("out") is not None:
             return kwargs["out"]
         if self.writes:
-            return _first(args, kwargs)
+            return _first_argument(args, kwargs)
         at = self.inplace_at
         if at is not None and (args[at] if len(args) > at else kwargs.get("inplace")):
-            return _first(args, kwargs)
+            return _first_argument(args, kwargs)
         return None
 
 
-def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
-def _words(*lines: str) -> frozenset[str]:
+def _split_words(*lines: str) -> frozenset[str]:
     return frozenset(token for line in lines for token in line.split())
 
 
@@ -85,7 +85,7 @@ _OPERATORS = {
     **{"rsub": "rsub", "setitem": "index_put", "iter": "unbind", "reversed": "flip"},
 }
 #: Operators with an in-place (`i`) and a reflected (`r`) variant.
-_REFLECTED = _words("add mul pow matmul truediv div floordiv mod")
+_REFLECTED = _split_words("add mul pow matmul truediv div floordiv mod")
 _IN_PLACE = _REFLECTED | {"sub"}
 
 #: Other names → op type; a Python composition has the name of its decisive op.
@@ -116,7 +116,7 @@ _ALIASES = {
 _IN_NN_FUNCTIONAL = {"unfold": "im2col", "fold": "col2im"}
 
 #: Pass values on. `contiguous` and `clone` may be cast: they return new tensors anyway.
-_PASSING = _words(
+_PASSING = _split_words(
     "tensor as_tensor asarray",
     "to float half bfloat16 double type type_as cpu cuda xpu ipu mtia pin_memory detach alias data",
     "copy_ real imag positive pos resolve_conj resolve_neg view_as_real view_as_complex",
@@ -124,7 +124,7 @@ _PASSING = _words(
     "to_mkldnn requires_grad_ detach_",
 )
 #: Functions whose result does not depend on the dtype's accuracy.
-_WITHOUT_NUMBERS = _words(
+_WITHOUT_NUMBERS = _split_words(
     "eq ne lt le gt ge equal not_equal less less_equal greater greater_equal isnan isinf isfinite",
     "isposinf isneginf isreal isin all any logical_and logical_or logical_not logical_xor",
     "bitwise_and bitwise_or bitwise_not bitwise_xor signbit argmax argmin argsort argwhere nonzero",
@@ -147,7 +147,7 @@ _OUTSIDE = ("torch.nn.init", "torch.autograd", "torch.optim", "torch.utils", "to
 
 _ATTENTION = "scaled_dot_product_attention"
 
-_FIRST_ONLY = _words(
+_FIRST_ONLY = _split_words(
     *TYPES["batch_norm"], *TYPES["instance_norm"], "expand_as view_as reshape_as sum_to_size"
 )
 _ARITHMETIC = frozenset(
@@ -173,27 +173,27 @@ def function_of(func: Callable[..., Any]) -> Function:
     name = name.split(".")[0]  # an overload of `torch.ops` is called `add.Tensor`
     if name.startswith("__") and name.endswith("__"):
         return _of_operator(name[2:-2])
-    if module.startswith(_OUTSIDE) or _is_mutable(func, name) or _is_internal(name):
+    if module.startswith(_OUTSIDE) or _writes_arguments(func, name) or _is_internal_function(name):
         return Function(name, Handling.NONE)
     if func is F.unfold or func is F.fold:
         return Function(_IN_NN_FUNCTIONAL[name])
     if name == "interpolate":
-        return Function(name, variant=_interpolation)
-    function = _named(name)
+        return Function(name, variant=_interpolation_op)
+    function = _classify_name(name)
     return replace(function, inplace_at=_position_of_inplace(func, module))
 
 
-def _named(name: str) -> Function:
+def _classify_name(name: str) -> Function:
     """Classify by name; a trailing underscore means in place."""
     base = name[:-1] if name.endswith("_") else name
     if name in _PASSING or base in _PASSING:
         return Function(base, Handling.PASSES, writes=name != base)
     if name in _WITHOUT_NUMBERS or base in _WITHOUT_NUMBERS:
         return Function(base, Handling.NONE)
-    return replace(_computing(base), writes=name != base)
+    return replace(_classify_computing(base), writes=name != base)
 
 
-def _computing(name: str) -> Function:
+def _classify_computing(name: str) -> Function:
     """Classify by name, also without `special_` and `_with_indices`."""
     short = name.removeprefix("special_").removesuffix("_with_indices")
     base = next((base for base in (name, short) if base in _LISTED), name)
@@ -225,18 +225,18 @@ def _of_property(access: str, name: str) -> Function:
     if access != "__get__":
         return Function(name, Handling.NONE)
     if name in _ALIASES:  # transposes: T, H, mT, mH
-        return _computing(name)
+        return _classify_computing(name)
     return Function(name, Handling.PASSES if name in _PASSING else Handling.NONE)
 
 
-def _is_internal(name: str) -> bool:
+def _is_internal_function(name: str) -> bool:
     """Whether a function is internal to torch: optimizer loops, queries, packing."""
     return name.startswith(("_", "sym_")) and name.removesuffix("_") not in (
         _LISTED | _PASSING | _ALIASES.keys()
     )
 
 
-def _is_mutable(func: Callable[..., Any], name: str) -> bool:
+def _writes_arguments(func: Callable[..., Any], name: str) -> bool:
     """Whether an op writes to arguments that its name does not reveal."""
     schema = getattr(func, "_schema", None)
     return bool(getattr(schema, "is_mutable", False)) and not name.endswith("_")
@@ -249,8 +249,7 @@ def _position_of_inplace(func: Callable[..., Any], module: str) -> int | None:
     return parameters.index("inplace") if "inplace" in parameters else None
 
 
-def _interpolation(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the op of `F.interpolate` for its mode and the rank of its input."""
+def _interpolation_op(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     mode = str(kwargs.get("mode", args[3] if len(args) > 3 else "nearest"))
     tensor = args[0] if args else kwargs["input"]
     axes = tensor.dim() - 2

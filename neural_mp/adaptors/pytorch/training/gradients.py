@@ -67,7 +67,7 @@ class TrainableModule:
         self._model, self._loss = model, loss
         self._dtype = dtype_of(precision)
         self._units = unit_modules(model)
-        self._optimizer = _optimizer(model, optimizer)
+        self._optimizer = _make_optimizer(model, optimizer)
         outputs = _output_modules(model, self._units, batch)
         fixed = "computes outputs of the model, which stay in float32"
         self._layers = [
@@ -84,10 +84,10 @@ class TrainableModule:
         self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
         """Return the gradients of a batch with some modules in 16 bits."""
-        with numerics_trace.untouched(self._model), _without_dropout(self._model):
+        with numerics_trace.untouched(self._model), _disable_dropout(self._model):
             try:
                 with self._in_16_bits(low, singly):
-                    return self._pass(batch, scale)
+                    return self._compute_gradients(batch, scale)
             except (DataError, ConfigurationError):
                 if not low:
                     raise
@@ -95,7 +95,7 @@ class TrainableModule:
 
     def trace(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
         """Return the numerics trace of such a pass with `singly`."""
-        with self._in_16_bits(low, True), _without_dropout(self._model):
+        with self._in_16_bits(low, True), _disable_dropout(self._model):
             return numerics_trace.trace_numerics(self._model, batch, self._loss, scale)
 
     def step(self, batch: object) -> float:
@@ -119,13 +119,15 @@ class TrainableModule:
                 parameter.grad = grad
         return float(loss.detach())
 
-    def _pass(self, batch: object, scale: float) -> Gradients:
+    def _compute_gradients(self, batch: object, scale: float) -> Gradients:
         call, targets = numerics_trace.call_of(self._model, batch)
         outputs = cast_floats(numerics_trace.run(self._model, call), torch.float32)
         loss = numerics_trace.loss_value(self._loss, outputs, targets)
         grads = numerics_trace.gradients(self._model, loss * scale)
         arrays = [
-            _array(grads[p]) / np.float32(scale) if p in grads else _array(torch.zeros_like(p))
+            _to_float32_array(grads[p]) / np.float32(scale)
+            if p in grads
+            else _to_float32_array(torch.zeros_like(p))
             for p in self._model.parameters()
         ]
         return Gradients(float(loss.detach()), arrays)
@@ -144,8 +146,7 @@ class TrainableModule:
             yield
 
 
-def _array(gradient: torch.Tensor) -> np.ndarray:
-    """Convert a gradient to float32."""
+def _to_float32_array(gradient: torch.Tensor) -> np.ndarray:
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     if gradient.is_complex():
@@ -153,7 +154,7 @@ def _array(gradient: torch.Tensor) -> np.ndarray:
     return gradient.float().cpu().numpy()
 
 
-def _optimizer(model: nn.Module, given: object) -> torch.optim.Optimizer:
+def _make_optimizer(model: nn.Module, given: object) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trained, 1e-3) if given is None else None
     if optimizer is None and callable(given):
@@ -167,28 +168,27 @@ def _optimizer(model: nn.Module, given: object) -> torch.optim.Optimizer:
 
 
 def _output_modules(model: nn.Module, units: dict[str, nn.Module], batch: object) -> set[str]:
-    """Return the modules whose outputs are outputs of the model."""
     names: dict[int, str] = {}
     alive: list[Any] = []  # keeps tensors alive, as ids of freed tensors are reused
 
-    def recorder(name: str) -> Any:
-        def record(module: nn.Module, args: object, outputs: object) -> None:
+    def output_recorder(name: str) -> Any:
+        def record_outputs(module: nn.Module, args: object, outputs: object) -> None:
             for tensor in numerics_trace.floating(outputs):
                 alive.append(tensor)
                 names[id(tensor)] = name
 
-        return record
+        return record_outputs
 
     call, _ = numerics_trace.call_of(model, batch)
     with numerics_trace.untouched(model), ExitStack() as undo:
         for name, module in units.items():
-            undo.callback(module.register_forward_hook(recorder(name)).remove)
+            undo.callback(module.register_forward_hook(output_recorder(name)).remove)
         outputs = numerics_trace.run(model, call)
     return {names[id(tensor)] for tensor in numerics_trace.floating(outputs) if id(tensor) in names}
 
 
 @contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
+def _disable_dropout(model: nn.Module) -> Iterator[None]:
     """Disable dropout: another mask in 16 bits would look like rounding errors."""
     with ExitStack() as undo:
         undo.enter_context(_WithoutDropoutFunctions())

@@ -41,12 +41,12 @@ class InPlaceTraining:
         self.module, self._make = module, make
         self.simulation: SimulatedModule | None = None
         self.untrained: tuple[str, ...] = ()
-        self._install()
+        self._install_forward()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the simulation, in the mode of the module."""
         if self.simulation is None:
-            self._begin(args, kwargs)
+            self._begin_simulation(args, kwargs)
         assert self.simulation is not None
         if self.simulation.training != self.module.training:
             self.simulation.train(self.module.training)
@@ -69,10 +69,10 @@ class InPlaceTraining:
         """Let calls of the module run its own code again."""
         vars(self.module).pop("forward", None)
 
-    def _install(self) -> None:
+    def _install_forward(self) -> None:
         vars(self.module)["forward"] = self.forward
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_simulation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.remove()
         try:
             simulation = self._make(self.module, inputs_of_call(self.module, args, kwargs))
@@ -85,7 +85,7 @@ class InPlaceTraining:
                     ", ".join(self.untrained),
                 )
         finally:
-            self._install()
+            self._install_forward()
 
 
 def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
         graph = simulation.part(path)
         for name, origin in part.origins.items():
             own = state.get(origin)
-            holder, leaf = _holder(graph, name)
+            holder, leaf = _holder_and_leaf(graph, name)
             copy = getattr(holder, leaf, None)  # None if a norm took the weight over
             if own is not None and isinstance(copy, torch.Tensor) and _is_same(own, copy):
                 setattr(holder, leaf, own)
@@ -115,7 +115,7 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
     return tuple(name for name, own in trained if id(own) not in shared)
 
 
-def _holder(graph: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _holder_and_leaf(graph: nn.Module, name: str) -> tuple[nn.Module, str]:
     parent, _, leaf = name.rpartition(".")
     return graph.get_submodule(parent), leaf
 

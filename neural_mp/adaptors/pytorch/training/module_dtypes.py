@@ -25,7 +25,7 @@ def unit_modules(model: nn.Module) -> dict[str, nn.Module]:
     units: dict[str, nn.Module] = {}
     visited: set[nn.Module] = set()  # a shared module is one unit
 
-    def visit(module: nn.Module, name: str) -> None:
+    def collect_units(module: nn.Module, name: str) -> None:
         if module in visited:
             return
         visited.add(module)
@@ -34,9 +34,9 @@ def unit_modules(model: nn.Module) -> dict[str, nn.Module]:
             units[name] = module
             return
         for part, child in parts.items():
-            visit(child, f"{name}.{part}" if name else part)
+            collect_units(child, f"{name}.{part}" if name else part)
 
-    visit(model, "")
+    collect_units(model, "")
     return units
 
 
@@ -70,13 +70,13 @@ class RunsIn:
         around = _Forward(self, module, originals.get("forward"))
         own.update(zip(_REPLACED, (around, around.replica), strict=True))
 
-        def end() -> None:
+        def restore_module() -> None:
             hook.remove()
             for name in _REPLACED:
                 own.pop(name, None)
             own.update(originals)
 
-        return end
+        return restore_module
 
 
 #: Attributes of a module that `RunsIn` overrides.
@@ -117,13 +117,15 @@ class _Forward:
     def replica(self) -> nn.Module:
         """Return the replica that `nn.DataParallel` makes for another device."""
         copied = type(self.module)._replicate_for_data_parallel(self.module)
-        vars(copied)["forward"] = self._of(copied)
+        vars(copied)["forward"] = self._bind_module(copied)
         return copied
 
-    def _of(self, module: nn.Module) -> _Forward:
+    def _bind_module(self, module: nn.Module) -> _Forward:
         earlier = self.earlier
         return _Forward(
-            self.way, module, earlier._of(module) if isinstance(earlier, _Forward) else earlier
+            self.way,
+            module,
+            earlier._bind_module(module) if isinstance(earlier, _Forward) else earlier,
         )
 
 
@@ -143,7 +145,7 @@ def remove_plan(module: nn.Module) -> Callable[[], None]:
             for table in tables:
                 table.pop(key, None)
 
-    def restore() -> None:
+    def restore_plan() -> None:
         for table, entries in originals:
             table.clear()
             table.update(entries)
@@ -151,7 +153,7 @@ def remove_plan(module: nn.Module) -> Callable[[], None]:
             own.pop(name, None)
         own.update(replaced)
 
-    return restore
+    return restore_plan
 
 
 def planned_dtype(module: nn.Module) -> torch.dtype | None:
@@ -172,23 +174,23 @@ def cast_floats(values: object, dtype: torch.dtype) -> Any:
     """Cast 16- and 32-bit float tensors in nested values."""
     floats = (torch.float32, torch.bfloat16, torch.float16)
 
-    def cast(leaf: Any) -> Any:
-        if _is_record(leaf):
+    def cast_leaf(leaf: Any) -> Any:
+        if _is_dataclass_instance(leaf):
             copied = copy.copy(leaf)
             for part in dataclasses.fields(leaf):
                 value = getattr(leaf, part.name, None)
-                object.__setattr__(copied, part.name, pytree.tree_map(cast, value))
+                object.__setattr__(copied, part.name, pytree.tree_map(cast_leaf, value))
             return copied
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype in floats else leaf
 
-    return pytree.tree_map(cast, values)
+    return pytree.tree_map(cast_leaf, values)
 
 
 def tree_leaves(values: object) -> list[Any]:
     """Return the leaves of nested values, including fields of dataclasses."""
     leaves: list[Any] = []
     for leaf in pytree.tree_leaves(values):
-        if _is_record(leaf):
+        if _is_dataclass_instance(leaf):
             parts = [getattr(leaf, part.name, None) for part in dataclasses.fields(leaf)]
             leaves.extend(tree_leaves(parts))
         else:
@@ -196,6 +198,6 @@ def tree_leaves(values: object) -> list[Any]:
     return leaves
 
 
-def _is_record(value: object) -> bool:
+def _is_dataclass_instance(value: object) -> bool:
     """Whether a value is a dataclass instance that torch's pytree treats as a leaf."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

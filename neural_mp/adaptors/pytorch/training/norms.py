@@ -74,12 +74,12 @@ def norm_source(
     if source.norm.running_var is None or not source.norm.affine:
         return None
     with torch.no_grad():
-        folded = own * _per_channel(_factor(source.norm, source.norm.weight), own.ndim)
+        folded = own * _per_channel(_weight_factor(source.norm, source.norm.weight), own.ndim)
         same = (folded - weight).abs().max() <= _ROUNDING * weight.abs().max()
     return source if bool(same) else None
 
 
-def _factor(norm: Any, weight: torch.Tensor) -> torch.Tensor:
+def _weight_factor(norm: Any, weight: torch.Tensor) -> torch.Tensor:
     factor: torch.Tensor = weight * torch.rsqrt(norm.running_var + norm.eps)
     return factor
 
@@ -107,9 +107,9 @@ class NormedLayer(nn.Module):
         super().__init__()
         layer: Any = source.layer
         norm: Any = source.norm
-        self.weight = _copied(layer.weight)
-        self.bias = None if layer.bias is None else _copied(layer.bias)
-        self.norm_weight, self.norm_bias = _copied(norm.weight), _copied(norm.bias)
+        self.weight = _copy_parameter(layer.weight)
+        self.bias = None if layer.bias is None else _copy_parameter(layer.bias)
+        self.norm_weight, self.norm_bias = _copy_parameter(norm.weight), _copy_parameter(norm.bias)
         self.register_buffer("running_mean", norm.running_mean.clone())
         self.register_buffer("running_var", norm.running_var.clone())
         self.eps, self.momentum = norm.eps, 0.1 if norm.momentum is None else norm.momentum
@@ -118,7 +118,7 @@ class NormedLayer(nn.Module):
 
     def folded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight and bias with the norm folded into them, by running statistics."""
-        factor = _factor(self, self.norm_weight)
+        factor = _weight_factor(self, self.norm_weight)
         shift = -self.running_mean if self.bias is None else self.bias - self.running_mean
         weight = self.weight * _per_channel(factor, self.weight.ndim)
         return weight, shift * factor + self.norm_bias
@@ -131,7 +131,7 @@ class NormedLayer(nn.Module):
             return output
         # The norm follows, so the factor only decides which integers are nearest: it is multiplied
         # and divided by, and has no gradient of its own.
-        factor = _factor(self, self.norm_weight.detach())
+        factor = _weight_factor(self, self.norm_weight.detach())
         least = torch.where(factor.abs() < _LEAST_FACTOR, _LEAST_FACTOR, factor)
         weight = rounding.weight(self.weight * _per_channel(factor, self.weight.ndim), number)
         weight = weight / _per_channel(least, weight.ndim)
@@ -148,7 +148,7 @@ class NormedLayer(nn.Module):
         )
 
 
-def _copied(parameter: torch.Tensor) -> nn.Parameter:
+def _copy_parameter(parameter: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
 
 

@@ -43,7 +43,7 @@ def trace_numerics(
     check_module(model)
     call, targets = call_of(model, batch)
     calls: list[_ModuleCall] = []
-    with uncompiled(), untouched(model), torch.enable_grad(), _recording(model, calls):
+    with uncompiled(), untouched(model), torch.enable_grad(), _record_calls(model, calls):
         outputs = run(model, call)
         value = None if loss is None else loss_value(loss, outputs, targets)
         grads = {} if value is None else gradients(model, value * loss_scale)
@@ -73,13 +73,13 @@ def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     call = call_signature(model).call(inputs)
 
-    def placed(leaf: object) -> Any:
+    def copy_to_device(leaf: object) -> Any:
         if is_array(leaf):
             leaf = torch.as_tensor(leaf)
         # Copy: the model may write to its inputs, and the batch is used again.
         return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
-    return call.map(placed), pytree.tree_map(placed, targets)
+    return call.map(copy_to_device), pytree.tree_map(copy_to_device, targets)
 
 
 def run(model: nn.Module, call: CallArgs) -> Any:
@@ -156,20 +156,22 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _recording(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
+def _record_calls(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
     started: list[_ModuleCall] = []
 
-    def before(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def input_recorder(name: str) -> Callable[..., None]:
+        def record_inputs(
+            module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        ) -> None:
             tensors = floating((args, dict(kwargs)))
             dtype = tensors[0].dtype if tensors else torch.float32
             call = _ModuleCall(name, module, ValueStats.of(tensors), dtype)
             _record_gradients(tensors, call.below)
             started.append(call)
 
-        return hook
+        return record_inputs
 
-    def after(
+    def record_outputs(
         module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], outputs: object
     ) -> None:
         call = started.pop()
@@ -186,8 +188,10 @@ def _recording(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
     try:
         for name, module in model.named_modules():
             if name:
-                handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-                handles.append(module.register_forward_hook(after, with_kwargs=True))
+                handles.append(
+                    module.register_forward_pre_hook(input_recorder(name), with_kwargs=True)
+                )
+                handles.append(module.register_forward_hook(record_outputs, with_kwargs=True))
         yield
     finally:
         for handle in handles:
@@ -195,7 +199,6 @@ def _recording(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
 
 
 def _record_gradients(tensors: Sequence[torch.Tensor], grads: list[torch.Tensor]) -> None:
-    """Record the gradients of tensors when computed."""
     for tensor in tensors:
         if tensor.requires_grad:
             tensor.register_hook(lambda grad: grads.append(grad.detach()))

@@ -86,7 +86,7 @@ class Scales(nn.Module):
         low, high = (end.item() for end in torch.aminmax(x))
         updated = QuantParams.of(moving_range((previous.low, previous.high), (low, high)))
         self.zero_points[number] = updated.zero_point
-        self._set(number, torch.tensor([updated.scale], dtype=torch.float64))
+        self._set_scales(number, torch.tensor([updated.scale], dtype=torch.float64))
 
     @uncompiled
     def observe_weight(self, number: int, weight: torch.Tensor) -> torch.Tensor:
@@ -94,11 +94,10 @@ class Scales(nn.Module):
         values, limit = as_numpy(weight.detach()), self.forms[number].limits[1]
         axes = tuple(range(1, values.ndim))
         scales = torch.from_numpy(weight_scales(values, axes, limit)).reshape(-1)
-        self._set(len(self.zero_points) + self.starts[number], scales)
+        self._set_scales(len(self.zero_points) + self.starts[number], scales)
         return scales
 
-    def _set(self, start: int, scales: torch.Tensor) -> None:
-        """Set some scales."""
+    def _set_scales(self, start: int, scales: torch.Tensor) -> None:
         self.initial[start : start + len(scales)] = scales
         # Through `data`, as the call in progress holds parts of the parameter.
         self.log_scales.data[start : start + len(scales)] = 0

@@ -47,7 +47,7 @@ class SimulatedModule(nn.Module):
         if torch.compiler.is_compiling():
             self._advance_uncompiled()
         else:  # the wrapper of the compiler takes longer than the function
-            self._advance()
+            self._advance_schedule()
         return self.network(*args, **kwargs)
 
     def weights(self) -> Iterator[nn.Parameter]:
@@ -67,9 +67,9 @@ class SimulatedModule(nn.Module):
 
     @uncompiled
     def _advance_uncompiled(self) -> None:
-        self._advance()
+        self._advance_schedule()
 
-    def _advance(self) -> None:
+    def _advance_schedule(self) -> None:
         """Set the phase of the schedule, and count a step in training mode."""
         step = int(self.steps) if self._has_phases else 0
         phase = self.training and self.schedule.observes(step), self.schedule.trains_norms(step)

@@ -164,7 +164,7 @@ class _Simulator:
             elif node.target is ops.quantize_dynamic:
                 self.quantize_dynamically(node)
             elif node.target is _INFERENCE_NORM:
-                _differentiable_norm(node)
+                _make_norm_differentiable(node)
         for node in nodes:
             if node.target in WEIGHTED or node.target in RECURRENT_INT8:
                 self.weights(node)
@@ -209,7 +209,7 @@ class _Simulator:
         """Make the float weights that the stored integers of a layer were rounded from."""
         op = str(layer.meta.get(fx.OP_NAME))
         for position, (mine, theirs) in enumerate(
-            zip(_weights(layer), _weights(self.given[op]), strict=True)
+            zip(_layer_weights(layer), _layer_weights(self.given[op]), strict=True)
         ):
             if mine.target not in (ops.dequantize_weight, ops.dequantize_grouped):
                 continue
@@ -228,9 +228,11 @@ class _Simulator:
                 bits = mine.args[3] if len(mine.args) > 3 else 4
                 form = RowFormat.groups(shape, stored[1].shape[-1], int(bits))
             self.rows[key] = StoredRows(form, *stored[1:])
-            start = _start(self.rows[key], weight, mine.target(*stored, *mine.args[len(key) :]))
+            start = _initial_weight(
+                self.rows[key], weight, mine.target(*stored, *mine.args[len(key) :])
+            )
             value = fx.attribute(self.source, str(theirs.target)) if weight is not None else 0
-            name = f"{_plain(op)}_weight" + (f"_{position}" if position else "")
+            name = f"{_name_from_path(op)}_weight" + (f"_{position}" if position else "")
             self.found.weights[key] = self.parameter(name, start, self.trains(value, layer))
             self.found.origins[self.found.weights[key]] = self.origin(theirs)
 
@@ -298,7 +300,7 @@ class _Simulator:
             if name not in self.found.floats:
                 trained = all(self.trains(value, user) for user in node.users)
                 stored = value.detach().float()
-                self.found.floats[name] = self.parameter(_plain(name), stored, trained)
+                self.found.floats[name] = self.parameter(_name_from_path(name), stored, trained)
                 self.found.origins[self.found.floats[name]] = self.origin(node)
             with self.module.graph.inserting_before(node):
                 attr = self.module.graph.get_attr(self.found.floats[name])
@@ -337,11 +339,11 @@ class _Simulator:
         return f"{prefix}_{number}"
 
 
-def _plain(name: str) -> str:
+def _name_from_path(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _weights(layer: Node) -> list[Node]:
+def _layer_weights(layer: Node) -> list[Node]:
     """Return the weights of a layer, or all tensors of a recurrent layer."""
     args = fx.arguments(layer)
     return list(args["params"]) if layer.target in RECURRENT_INT8 else [args["weight"]]
@@ -353,14 +355,15 @@ def _reads_as_weight(user: Node, constant: Node) -> bool:
     return user.target in WEIGHTED and constant in user.args[1:]
 
 
-def _differentiable_norm(norm: Node) -> None:
-    """Call a batch norm in inference mode by an op with a derivative."""
+def _make_norm_differentiable(norm: Node) -> None:
     image, weight, bias, mean, variance, momentum, epsilon = norm.args
     norm.target = aten.native_batch_norm.default
     norm.args = (image, weight, bias, mean, variance, False, momentum, epsilon)
 
 
-def _start(rows: StoredRows, weight: torch.Tensor | None, rounded: torch.Tensor) -> torch.Tensor:
+def _initial_weight(
+    rows: StoredRows, weight: torch.Tensor | None, rounded: torch.Tensor
+) -> torch.Tensor:
     """Return the float weight, with the stored value where it rounds to another integer.
 
     Corrections may store other integers than the nearest.

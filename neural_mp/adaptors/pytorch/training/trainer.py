@@ -67,19 +67,19 @@ class Trainer:
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
         outputs = self._run(inputs)
         if self.loss is not None:
-            return loss_value(self.loss, outputs, pytree.tree_map(_tensor, targets))
-        call = self._call(inputs)
+            return loss_value(self.loss, outputs, pytree.tree_map(_to_tensor, targets))
+        call = self._bind_inputs(inputs)
         with torch.no_grad():
             reference = self.model.source.given.module(*call.args, **call.kwargs)
-        return _distance(outputs, reference)
+        return _mean_output_nsr(outputs, reference)
 
     def _run(self, inputs: Any) -> Any:
-        call = self._call(inputs)
+        call = self._bind_inputs(inputs)
         return self.model(*call.args, **call.kwargs)
 
-    def _call(self, inputs: Any) -> CallArgs:
+    def _bind_inputs(self, inputs: Any) -> CallArgs:
         model: TorchModel = self.model.source.given
-        return model.call(pytree.tree_map(_tensor, inputs))
+        return model.call(pytree.tree_map(_to_tensor, inputs))
 
     def first_non_finite(self, batch: Any) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
@@ -87,13 +87,13 @@ class Trainer:
         locations: list[str] = []
         parts = [self.model.part(path) for path in self.model.source.parts]
 
-        def trace(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def trace_part(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not locations and isinstance(part, GraphModule):
                 tracer = _Tracer(part)
                 tracer.run(*flat_inputs(part, args, kwargs), enable_io_processing=False)
                 locations.extend(tracer.found)
 
-        handles = [part.register_forward_pre_hook(trace, with_kwargs=True) for part in parts]
+        handles = [part.register_forward_pre_hook(trace_part, with_kwargs=True) for part in parts]
         try:
             with torch.no_grad():
                 self._run(inputs)
@@ -127,12 +127,11 @@ class Trainer:
             ) from error
 
 
-def _tensor(value: Any) -> Any:
+def _to_tensor(value: Any) -> Any:
     return torch.as_tensor(value) if hasattr(value, "__array__") else value
 
 
-def _distance(outputs: Any, reference: Any) -> torch.Tensor:
-    """Return the mean NSR of the float outputs."""
+def _mean_output_nsr(outputs: Any, reference: Any) -> torch.Tensor:
     pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(reference), strict=True)
     noises = [
         (output.float() - expected.float()).square().sum()

@@ -87,21 +87,21 @@ class StoredRows:
 
     def integers(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a weight in integers, as floats."""
-        return self._rounded(weight)[0].view(weight.shape)
+        return self._round_rows(weight)[0].view(weight.shape)
 
     def rounded(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a weight after quantize and dequantize."""
-        integers, scales, offsets = self._rounded(weight)
+        integers, scales, offsets = self._round_rows(weight)
         dequantized = integers.mul_(scales)
         return (dequantized if offsets is None else dequantized.add_(offsets)).view(weight.shape)
 
-    def _rounded(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _round_rows(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scales, offsets = (
             None if part is None else part.float().view(self.form.per_row)
             for part in (self.scales, self.offsets)
         )
         values = weight.reshape(self.form.by_rows)
-        return _in_steps(values, scales, offsets, self.form.limits)[1], scales, offsets
+        return _round_to_steps(values, scales, offsets, self.form.limits)[1], scales, offsets
 
 
 class RoundWeight(torch.autograd.Function):
@@ -118,7 +118,7 @@ class RoundWeight(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the dequantized weight; `scales` include `log_scales`."""
         values = weight.reshape(form.by_rows)
-        steps, integers = _in_steps(values, scales, offsets, form.limits)
+        steps, integers = _round_to_steps(values, scales, offsets, form.limits)
         if offsets is None:  # keeps no tensor that others do not keep, too
             rounded = integers.mul_(scales)
             ctx.save_for_backward(steps, values, rounded, None)
@@ -144,7 +144,7 @@ class RoundWeight(torch.autograd.Function):
         return None, by_weight, by_logs, None, None
 
 
-def _in_steps(
+def _round_to_steps(
     values: torch.Tensor,
     scales: Any,
     offsets: torch.Tensor | None,

@@ -51,20 +51,20 @@ def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Rewrite the dense layers of a graph in place."""
     for node in list(graph.nodes.values()):
         if role_of(node) is Role.MATRIX_PRODUCT and dtype_attribute(node) is tf.float32:
-            _untransposed(graph, node)
+            _transpose_weight(graph, node)
     roles = set(map(role_of, graph.nodes.values()))
     if roles.isdisjoint((Role.RESHAPE, Role.BATCH_PRODUCT)):
         return
     inferred, count = shapes(graph), len(graph.nodes)
     for node in list(graph.nodes.values()):
         if role_of(node) is Role.BATCH_PRODUCT and dtype_attribute(node) is tf.float32:
-            rewrite = _from_einsum if "equation" in node.attr else _from_batches
+            rewrite = _convert_einsum if "equation" in node.attr else _from_batches
             rewrite(graph, node, inferred)
     if not any(map(_is_reshape, graph.nodes.values())):
         return
     if len(graph.nodes) > count:  # products were rewritten
         inferred = shapes(graph)
-    _fix_reshapes(graph, inferred)
+    _fold_reshape_shapes(graph, inferred)
     _join_reshapes(graph, outputs, _sink_reshapes(graph, outputs, inferred))
 
 
@@ -72,7 +72,7 @@ def _is_reshape(node: NodeDef) -> bool:
     return role_of(node) is Role.RESHAPE
 
 
-def _untransposed(graph: TensorGraph, node: NodeDef) -> None:
+def _transpose_weight(graph: TensorGraph, node: NodeDef) -> None:
     weight = graph.constant(node.input[1])
     if weight is None or not node.attr["transpose_b"].b:
         return
@@ -93,7 +93,7 @@ def _from_batches(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     _put_product(graph, node, weight, weight.shape[1:], known)
 
 
-def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
+def _convert_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     """Convert `abc,cde->abde`: contraction of the input's last axes with the weight's first."""
     weight = graph.constant(node.input[1]) if len(node.input) == 2 else None
     equation = text_attribute(node, "equation").replace(" ", "")
@@ -141,7 +141,7 @@ def _put_product(
     if fixed is not None:
         target = graph.put_constant(f"{name}/sizes", fixed)
     else:
-        target = _computed_sizes(graph, node, len(shape) - len(columns), columns)
+        target = _put_dynamic_shape(graph, node, len(shape) - len(columns), columns)
     graph.add(make_node("Reshape", name, [product, target], **sizes))
 
 
@@ -162,7 +162,9 @@ def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
     return graph.put("Reshape", f"{node.name}/matrix", [source, target], **types)
 
 
-def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]) -> str:
+def _put_dynamic_shape(
+    graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]
+) -> str:
     """Return a new tensor: the shape of a product with several sizes unknown before the run."""
     name, whole = node.name, {"Index": tf.int32, "T": tf.int32}
     shape = graph.put("Shape", f"{name}/shape", [node.input[0]], T=tf.float32, out_type=tf.int32)
@@ -182,7 +184,7 @@ def _constant_shape(shape: Shape) -> Array | None:
     return np.array([-1 if size is None else size for size in shape], np.int32)
 
 
-def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
+def _fold_reshape_shapes(graph: TensorGraph, known: Shapes) -> None:
     """Make the shape operand of Reshapes constant if at most one size is unknown."""
     for node in list(graph.nodes.values()):
         if not _is_reshape(node) or graph.is_constant(node.input[1]):
@@ -216,11 +218,11 @@ def _sink_reshapes(
         origins = {flat.get(base) for base in bases}
         if None in origins or len(origins) != 1 or dtype_attribute(node) is not tf.float32:
             continue
-        shape, width = now[reshapes[0].name], _width(bases, now)
+        shape, width = now[reshapes[0].name], _common_width(bases, now)
         targets = {_target_shape(graph, reshape) for reshape in reshapes}
         if shape is None or width is None or now[node.name] != shape or len(targets) != 1:
             continue
-        inputs = [_flat_input(graph, t, shape, width) for t in sources]
+        inputs = [_flatten_operand(graph, t, shape, width) for t in sources]
         if None in inputs or (role_of(node) is Role.BIAS and shape[-1] != width):
             continue
         edited = graph.edit(node.name)
@@ -246,8 +248,8 @@ def _target_shape(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str
     return plain(reshape.input[1]) if sizes is None else tuple(map(int, sizes))
 
 
-def _width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
-    """Return the number of columns common to the matrices; None if they differ."""
+def _common_width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
+    """Return None if the matrices differ."""
     widths = set()
     for base in bases:
         shape = now[base]
@@ -255,7 +257,7 @@ def _width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
     return widths.pop() if len(widths) == 1 else None
 
 
-def _flat_input(
+def _flatten_operand(
     graph: TensorGraph, tensor: str, shape: tuple[int | None, ...], width: int
 ) -> str | None:
     """Return the matrix that replaces a tensor; None if there is none."""

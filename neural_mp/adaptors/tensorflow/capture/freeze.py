@@ -63,9 +63,9 @@ def frozen_graph(
     captured = {internal.op.name: external for external, internal in function.graph.captures}
     inputs = [t for t in function.inputs if t.op.name not in captured]
     try:
-        graph = _frozen(function, captured, inputs)
+        graph = _freeze_graph(function, captured, inputs)
         if graph is None and _must_inline_loops(function):
-            graph = _frozen(function, captured, inputs, loops=True)
+            graph = _freeze_graph(function, captured, inputs, loops=True)
         if graph is not None:
             return graph, inputs, list(function.outputs)
         frozen = convert_variables_to_constants_v2(
@@ -94,8 +94,7 @@ def no_constant(name: str) -> ModelLoadError:
     )
 
 
-def _kept_state(name: str) -> ModelLoadError:
-    """Return the error about a variable that a run reads and writes."""
+def _kept_state_error(name: str) -> ModelLoadError:
     return ModelLoadError(
         f"a model must not keep state between calls, but {name!r} reads a variable that the model "
         f"also writes, as stateful recurrent layers do; pass the state as inputs and outputs "
@@ -114,18 +113,18 @@ def _without_effects(
     outputs = [tensor.name for tensor in function.outputs]
     names = [tensor.name for tensor in inputs]
     inlined = offline_passes(
-        disable_lower_using_switch_merge(_inlinable(function)), ["function"], names, outputs
+        disable_lower_using_switch_merge(_inlinable_graph(function)), ["function"], names, outputs
     )
     graph = TensorGraph.from_graph_def(inlined)
     handles = handles_of(graph, captured)
-    written = _drop_effects(graph, handles)
+    written = _drop_variable_controls(graph, handles)
     tables = _freeze_resources(graph, handles, captured)
     if not written and not tables:
         return function
     graph = without_places(graph.pruned(outputs))
     for node in graph.nodes.values():
         if node.name not in handles and any(handles.get(node_of(t)) in written for t in node.input):
-            raise _kept_state(node.name)
+            raise _kept_state_error(node.name)
     placeholders = {*captured, *map(node_of, names)}
     rest = TensorGraph(
         {name: node for name, node in graph.nodes.items() if name not in placeholders},
@@ -137,7 +136,7 @@ def _without_effects(
         input_signature=[tf.TensorSpec(t.shape, t.dtype, name=t.op.name) for t in inputs],
         autograph=False,
     )
-    def run(*values: tf.Tensor) -> Any:
+    def import_rest(*values: tf.Tensor) -> Any:
         input_map = dict(zip(names, values, strict=True))
         capture = tf.compat.v1.get_default_graph().capture
         input_map |= {f"{name}:0": capture(captured[name]) for name in captured if name in graph}
@@ -145,7 +144,7 @@ def _without_effects(
             rest.to_graph_def(), input_map=input_map, return_elements=outputs, name=""
         )
 
-    concrete = run.get_concrete_function()
+    concrete = import_rest.get_concrete_function()
     concrete.graph.variables = function.graph.variables
     return concrete
 
@@ -158,7 +157,7 @@ def _must_inline_loops(function: ConcreteFunction) -> bool:
     return compiled or any(role_of(node) in (Role.LOOKUP, Role.LOOKUP_SIZE) for node in nodes)
 
 
-def _frozen(
+def _freeze_graph(
     function: ConcreteFunction,
     captured: Mapping[str, Any],
     inputs: Iterable[tf.Tensor],
@@ -170,13 +169,13 @@ def _frozen(
     If `loops`, resources are read in loops and branches as well, which are inlined.
     """
     outputs = [tensor.name for tensor in function.outputs]
-    original = _inlinable(function)
+    original = _inlinable_graph(function)
     if loops:
         mark_lowered(original)
     small = offline_passes(original, ["function"], [t.name for t in inputs], outputs)
     graph = TensorGraph.from_graph_def(small).pruned(outputs, [t.op.name for t in inputs])
     handles = handles_of(graph, captured, loops=loops)
-    written = _drop_effects(graph, handles)
+    written = _drop_variable_controls(graph, handles)
     _freeze_resources(graph, handles, captured)
     graph = graph.pruned(outputs, [t.op.name for t in inputs])
     values: dict[str, str] = {}
@@ -188,15 +187,15 @@ def _frozen(
         if role_of(node) not in _READS:
             return None
         if resources[0] in written:
-            raise _kept_state(node.name)
-        _replace_read(graph, node, captured[resources[0]], values)
+            raise _kept_state_error(node.name)
+        _freeze_variable_read(graph, node, captured[resources[0]], values)
     for name in handles:
         if name in captured and captured[name].dtype is not tf.resource:
             graph.add(make_constant(name, captured[name].numpy()))
     return graph.pruned(outputs, [t.op.name for t in inputs])
 
 
-def _inlinable(function: ConcreteFunction) -> GraphDef:
+def _inlinable_graph(function: ConcreteFunction) -> GraphDef:
     """Return the graph of a function with calls that can be inlined, `jit_compile` dropped.
 
     Raises:
@@ -223,18 +222,18 @@ def _freeze_resources(
 ) -> bool:
     """Replace tables and states of random numbers, in place; return whether any were tables."""
 
-    def run(export: Export) -> list[Array]:
+    def export_arrays(export: Export) -> list[Array]:
         return [tensor.numpy() for tensor in export.put(captured[export.handle])]
 
-    def size(handle: str) -> int:
+    def variable_size(handle: str) -> int:
         shape = tf.raw_ops.VariableShape(input=captured[handle])
         return int(np.prod(shape.numpy()))
 
-    freeze_random_states(graph, handles, size)
-    return freeze_tables(graph, handles, run)
+    freeze_random_states(graph, handles, variable_size)
+    return freeze_tables(graph, handles, export_arrays)
 
 
-def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
+def _drop_variable_controls(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
     """Remove control inputs on variable handles, reads and writes; return the handles written."""
     writes = {
         name: handles.get(node_of(node.input[0]), "")
@@ -256,10 +255,9 @@ def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
     return set(writes.values())
 
 
-def _replace_read(
+def _freeze_variable_read(
     graph: TensorGraph, node: NodeDef, handle: tf.Tensor, values: dict[str, str]
 ) -> None:
-    """Replace a node that reads a variable by a constant."""
     dtype = tf.as_dtype(node.attr["dtype"].type)
     try:
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
@@ -326,26 +324,24 @@ def freeze_random_states(
         changed = any(role_of(user) is Role.WRITE for user in users)
         for user in users:
             if user.op in _DRAWS:
-                _put_integers(graph, user, size(handle), tf.int64)
+                _put_random_integers(graph, user, size(handle), tf.int64)
             elif user.op in _STATEFUL:
-                _put_stateless(graph, user)
+                _put_stateless_random(graph, user)
         reads = [user for user in users if role_of(user) is Role.READ] if changed else []
-        if all(_only_seeds(graph, consumers, handles, source) for source in reads):
+        if all(_only_seeds_random_ops(graph, consumers, handles, source) for source in reads):
             for source in reads:
                 dtype = tf.as_dtype(source.attr["dtype"].type)
-                _put_integers(graph, source, size(handle), dtype)
+                _put_random_integers(graph, source, size(handle), dtype)
 
 
-def _put_integers(graph: TensorGraph, node: NodeDef, size: int, dtype: tf.DType) -> None:
-    """Replace a node by a vector of random integers."""
+def _put_random_integers(graph: TensorGraph, node: NodeDef, size: int, dtype: tf.DType) -> None:
     shape = graph.put_constant(f"{node.name}/size", np.array([size], np.int64))
     controls = filter(is_control, node.input)
     types = {"dtype": dtype, "shape_dtype": tf.int64}
     graph.add(make_node("NonDeterministicInts", node.name, [shape, *controls], **types))
 
 
-def _put_stateless(graph: TensorGraph, node: NodeDef) -> None:
-    """Replace a node that draws from a generator by the op without a generator."""
+def _put_stateless_random(graph: TensorGraph, node: NodeDef) -> None:
     op = _STATEFUL[node.op]
     stateless = make_node(op, node.name, [*data_inputs(node)[2:], *filter(is_control, node.input)])
     dtype, shape = node.attr["dtype"].type, node.attr["shape_dtype"].type or tf.int64
@@ -357,7 +353,7 @@ def _put_stateless(graph: TensorGraph, node: NodeDef) -> None:
     graph.add(stateless)
 
 
-def _only_seeds(
+def _only_seeds_random_ops(
     graph: TensorGraph, consumers: Consumers, handles: Mapping[str, str], source: NodeDef
 ) -> bool:
     """Whether the value of a variable is an integer that only seeds random ops and itself."""
@@ -366,12 +362,12 @@ def _only_seeds(
     waiting, visited = [str(source.name)], {str(source.name)}
     while waiting:
         name = waiting.pop()
-        readers = list(_readers(graph, consumers, name))
+        readers = list(_data_consumers(graph, consumers, name))
         if not readers and name != source.name:
             return False  # an output
         for reader, position in readers:
             own = handles.get(node_of(reader.input[0])) == handles[node_of(source.input[0])]
-            if (role_of(reader) is Role.WRITE and own) or _seeds(reader, position):
+            if (role_of(reader) is Role.WRITE and own) or _is_seed_input(reader, position):
                 continue
             if not has_trait(reader, Trait.COMPUTES_SEEDS):
                 return False
@@ -381,7 +377,9 @@ def _only_seeds(
     return True
 
 
-def _readers(graph: TensorGraph, consumers: Consumers, name: str) -> Iterator[tuple[NodeDef, int]]:
+def _data_consumers(
+    graph: TensorGraph, consumers: Consumers, name: str
+) -> Iterator[tuple[NodeDef, int]]:
     """Yield the nodes that read a node's results, each with the position of the input."""
     for reader, position in consumers[name]:
         node = graph.nodes[reader]
@@ -389,8 +387,7 @@ def _readers(graph: TensorGraph, consumers: Consumers, name: str) -> Iterator[tu
             yield node, position
 
 
-def _seeds(node: NodeDef, position: int) -> bool:
-    """Whether an input of a random op determines the numbers of the op."""
+def _is_seed_input(node: NodeDef, position: int) -> bool:
     definition = op_def_registry.get(node.op)
     if definition is None or not node.op.startswith("Stateless"):
         return False

@@ -111,7 +111,7 @@ def _required_shape(
 def _shape_for(graph: TensorGraph, node: NodeDef) -> Shape:
     if role_of(node) not in (Role.CONVOLUTION, Role.MATRIX_PRODUCT):
         return None
-    weight = _constant(graph, data_inputs(node)[1])
+    weight = _resolve_constant(graph, data_inputs(node)[1])
     if weight is None:
         return None
     sizes = constant_shape(weight)
@@ -123,7 +123,7 @@ def _shape_for(graph: TensorGraph, node: NodeDef) -> Shape:
     return tuple(open_axes)
 
 
-def _constant(graph: TensorGraph, tensor: str) -> NodeDef | None:
+def _resolve_constant(graph: TensorGraph, tensor: str) -> NodeDef | None:
     node = graph.nodes.get(node_of(tensor))
     while node is not None and role_of(node) is Role.IDENTITY:
         node = graph.nodes.get(node_of(node.input[0]))
@@ -146,9 +146,9 @@ def with_defaults(
     for port in signature.inputs:
         node = graph[port.tensor]
         if port.default is not None and role_of(node) is Role.PLACEHOLDER:
-            _put_default(graph, node, port.default)
+            _set_placeholder_default(graph, node, port.default)
         elif role_of(node) is Role.OPTIONAL_PLACEHOLDER and port.default is None:
-            value = _constant_default(graph, node)
+            value = _compute_default(graph, node)
             if value is None and not any(map(port.answers_to, named)):
                 left_out.append(port.name)
                 continue
@@ -172,14 +172,13 @@ def bind_defaults(graph: TensorGraph, fed: Collection[str]) -> None:
             graph.add(make_node("Identity", name, node.input, T=dtype))
 
 
-def _put_default(graph: TensorGraph, node: NodeDef, value: Array) -> None:
-    """Replace a placeholder by one with a default."""
+def _set_placeholder_default(graph: TensorGraph, node: NodeDef, value: Array) -> None:
     constant = graph.put_constant(f"{node.name}/default", value)
     attributes = {key: node.attr[key] for key in ("dtype", "shape") if key in node.attr}
     graph.add(make_node("PlaceholderWithDefault", node.name, [constant], **attributes))
 
 
-def _constant_default(graph: TensorGraph, node: NodeDef) -> Array | None:
+def _compute_default(graph: TensorGraph, node: NodeDef) -> Array | None:
     """Return a default of numbers that are the same in every run; None for any other."""
     part = graph.pruned([node.input[0]])
     if not all(inner.op == CONSTANT or _is_computable(inner) for inner in part.nodes.values()):

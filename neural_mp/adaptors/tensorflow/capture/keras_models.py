@@ -53,12 +53,12 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
     original, thread = keras.Variable.__init__, threading.get_ident()
     left = MAX_KERAS_WEIGHT_RATIO * nbytes + KERAS_EXTRA_WEIGHT_BYTES
 
-    def make(
+    def make_bounded(
         variable: object, initializer: object, shape: object = None, *args: object, **named: object
     ) -> None:
         nonlocal left
         if threading.get_ident() == thread and shape is not None:
-            left -= _nbytes(shape, args[0] if args else named.get("dtype"))
+            left -= _weight_nbytes(shape, args[0] if args else named.get("dtype"))
             if left < 0:
                 raise TooManyWeightsError(
                     f"its configuration declares more weights than the file contains "
@@ -66,14 +66,14 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
                 )
         original(variable, initializer, shape, *args, **named)
 
-    keras.Variable.__init__ = make
+    keras.Variable.__init__ = make_bounded
     try:
         yield
     finally:
         keras.Variable.__init__ = original
 
 
-def _nbytes(shape: Any, dtype: object) -> int:
+def _weight_nbytes(shape: Any, dtype: object) -> int:
     """Return the size of a weight; 0 for a shape that Keras itself refuses."""
     from keras import backend
 
@@ -128,8 +128,8 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         # The loader passes on any error of its parsers and of the layers' constructors.
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
-            f"{str(path)!r} cannot be read as a Keras model: {_reason(error)}; pass a model with "
-            f"custom layers as an object"
+            f"{str(path)!r} cannot be read as a Keras model: {_describe_error(error)}; pass a "
+            f"model with custom layers as an object"
         ) from error
 
 
@@ -155,19 +155,19 @@ def traced(
     ]
 
     @tf.function(input_signature=specs, autograph=False)
-    def run(*values: tf.Tensor) -> Any:
+    def call_model(*values: tf.Tensor) -> Any:
         # An outermost scope in a graph cannot start with an underscore, as the names of models of
         # private classes do.
         with nullcontext() if model.name[:1].isalnum() else tf.name_scope("model"):
             return model(tf.nest.pack_sequence_as(structure, values), training=False)
 
     try:
-        return run.get_concrete_function(), names
+        return call_model.get_concrete_function(), names
     except Exception as error:
         logger.debug("tracing failed", exc_info=True)
         free = "" if shapes is None else f" with inputs of the shapes {shapes}"
         raise CaptureError(
-            f"{type(model).__name__} cannot be traced to a graph{free}: {_reason(error)}"
+            f"{type(model).__name__} cannot be traced to a graph{free}: {_describe_error(error)}"
         ) from error
 
 
@@ -177,7 +177,7 @@ _WRAPPED = re.compile(r"Exception encountered when calling (?P<layer>.+?)(\.call
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return one line on an exception: in a layer, the layer and its own message."""
     lines = [line for line in _COLOUR.sub("", message_of(error)).splitlines() if line.strip()]
     wrapped = _WRAPPED.fullmatch(lines[0].strip()) if len(lines) > 1 else None
@@ -187,7 +187,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _input_specs(model: tf.keras.Layer, example: object) -> Any:
-    """Return the tensor specifications of a model's inputs, in their structure."""
     declared = getattr(model, "_inputs_struct", None)
     if declared is None:
         listed = getattr(model, "inputs", None)
@@ -220,18 +219,18 @@ def input_names(structure: object) -> InputNames:
     """
     names: InputNames = []
 
-    def visit(value: object, key: str | None) -> None:
+    def collect_names(value: object, key: str | None) -> None:
         if isinstance(value, tf.TensorSpec):
             name = value.name or key or f"input_{len(names)}"
             names.append((name, None if key == name else key))
         elif isinstance(value, Mapping):
             for under in sorted(value):
-                visit(value[under], str(under))
+                collect_names(value[under], str(under))
         elif isinstance(value, tuple | list):
             for item in value:
-                visit(item, key)
+                collect_names(item, key)
 
-    visit(structure, None)
+    collect_names(structure, None)
     return names
 
 
@@ -266,13 +265,13 @@ def reshaped_specs(structure: object, shapes: Shapes) -> Any:
                 f"inputs must contain a shape for each of {len(specs)} inputs, got {len(listed)}"
             )
     reshaped = [
-        spec if shape is None else _with_shape(spec, shape, name)
+        spec if shape is None else _override_shape(spec, shape, name)
         for spec, shape, (name, _) in zip(specs, listed, names, strict=True)
     ]
     return tf.nest.pack_sequence_as(structure, reshaped)
 
 
-def _with_shape(spec: tf.TensorSpec, shape: Shape, name: str) -> tf.TensorSpec:
+def _override_shape(spec: tf.TensorSpec, shape: Shape, name: str) -> tf.TensorSpec:
     """Return a specification with another shape, which may differ only in open axes."""
     if not spec.shape.is_compatible_with(shape):
         raise ConfigurationError(
@@ -298,14 +297,14 @@ def recorded_scopes(model: tf.keras.Layer) -> Iterator[Scopes]:
     """Collect the scopes of a model's layers while the context calls the model."""
     scopes: dict[str, Layer] = {}
 
-    def record(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def record_scope(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         scope = tf.compat.v1.get_default_graph().get_name_scope()
         # Without a scope of its own, a layer would get the ops of the enclosing layer.
         if scope.rpartition("/")[2].startswith(layer.name):
             scopes.setdefault(scope, Layer(layer.name, type(layer).__name__))
         return call(*args, **kwargs)
 
-    with calls_wrapped([layer for layer in layers_in(model) if layer is not model], record):
+    with calls_wrapped([layer for layer in layers_in(model) if layer is not model], record_scope):
         yield scopes
 
 
@@ -314,11 +313,11 @@ def calls_wrapped(layers: Iterable[Any], around: Around) -> Iterator[None]:
     """Wrap every call of the layers within the context."""
     with ExitStack() as undo:
         for layer in layers:
-            _wrap(layer, around, undo)
+            _wrap_call(layer, around, undo)
         yield
 
 
-def _wrap(layer: Any, around: Around, undo: ExitStack) -> None:
+def _wrap_call(layer: Any, around: Around, undo: ExitStack) -> None:
     # Keras's own `__setattr__` refuses on a built layer.
     if "call" in vars(layer):
         undo.callback(object.__setattr__, layer, "call", layer.call)
@@ -360,21 +359,23 @@ class Origins:
         result = {}
         for name, node in graph.nodes.items():
             # TensorFlow folds the ops after a layer into the layer, and keeps the last name.
-            folded = self._layer_before(name, node.op) if node.op in LAYERS else None
+            folded = self._preceding_layer(name, node.op) if node.op in LAYERS else None
             names = [name] if folded is None else [folded, name]
-            layers = dict.fromkeys(layer for origin in names for layer in self._around(origin))
+            layers = dict.fromkeys(
+                layer for origin in names for layer in self._enclosing_layers(origin)
+            )
             if layers:
                 result[name] = tuple(layers)
         return result
 
-    def _around(self, name: str) -> Iterator[Layer]:
+    def _enclosing_layers(self, name: str) -> Iterator[Layer]:
         parts = name.split("/")
         for end in range(1, len(parts)):
             layer = self.scopes.get("/".join(parts[:end]))
             if layer is not None:
                 yield layer
 
-    def _layer_before(self, name: str, kind: str) -> str | None:
+    def _preceding_layer(self, name: str, kind: str) -> str | None:
         """Return the nearest layer of a kind before an op; None if the op is such a layer."""
         nodes: tuple[str, ...] = (name,)
         if self.types.get(name) in (None, kind):
@@ -407,13 +408,15 @@ def recording(model: Any, record: Callable[[Any], None]) -> Iterator[None]:
             f"calibration data as calib_dataloader"
         )
 
-    def before(_: Any, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
-        inputs = _inputs(args, kwargs)
+    def record_inputs(
+        _: Any, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        inputs = _batch_from_call(args, kwargs)
         if inputs is not None:
             record(inputs)
         return call(*args, **kwargs)
 
-    with _without_compilation(model), calls_wrapped([model], before):
+    with _without_compilation(model), calls_wrapped([model], record_inputs):
         yield
 
 
@@ -432,7 +435,7 @@ def _without_compilation(model: Any) -> Iterator[None]:
             setattr(model, name, function)
 
 
-def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _batch_from_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the inputs of a call as a batch; None if they are not arrays, but symbols."""
     named = {name: value for name, value in kwargs.items() if name not in ("training", "mask")}
     data = [value for value in (*args, *named.values()) if _is_data(value)]

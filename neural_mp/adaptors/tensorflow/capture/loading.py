@@ -76,7 +76,7 @@ def read(source: object, spec: InputSpec) -> FrozenModel:
     if isinstance(source, tf.types.experimental.GenericFunction) and not isinstance(
         source, tf.types.experimental.ConcreteFunction
     ):
-        return _from_concrete(_concrete(source, spec))
+        return _from_concrete(_concrete_function(source, spec))
     spec = spec.without_shapes(with_article(type(source).__name__))
     if isinstance(source, tf.Graph):
         return _from_graph_def(source.as_graph_def(), spec)
@@ -148,7 +148,7 @@ def _is_incomplete(frozen: FrozenModel) -> bool:
 def _from_keras(model: tf.keras.Layer, spec: InputSpec) -> FrozenModel:
     with keras_models.recorded_scopes(model) as scopes:
         function, names = keras_models.traced(model, spec.example, spec.shapes)
-    return replace(_frozen(function, names), original=model, scopes=scopes)
+    return replace(_freeze_function(function, names), original=model, scopes=scopes)
 
 
 def _from_signatures(loaded: Any, what: str) -> FrozenModel:
@@ -164,7 +164,7 @@ def _from_signatures(loaded: Any, what: str) -> FrozenModel:
             f"path, signatures=…)"
         )
     key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
-    same = _same_as(signatures, key)
+    same = _identical_signatures(signatures, key)
     excluded = [repr(name) for name in signatures if name not in same]
     if DEFAULT_KEY not in signatures and excluded:
         raise ModelLoadError(
@@ -180,10 +180,10 @@ def _from_signatures(loaded: Any, what: str) -> FrozenModel:
     return FrozenModel(frozen.graph, signature, warnings=(warning,) if excluded else ())
 
 
-def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _identical_signatures(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return the names of identical signatures; Keras exports every signature under two names."""
 
-    def described(name: str) -> Any:
+    def describe_signature(name: str) -> Any:
         function = signatures[name]
         nodes = []
         for node in function.graph.as_graph_def().node:
@@ -193,10 +193,13 @@ def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
         captured = [id(tensor) for tensor in function.captured_inputs]
         return nodes, captured, function.structured_input_signature, function.structured_outputs
 
-    return (key, *(n for n in signatures if n != key and described(n) == described(key)))
+    return (
+        key,
+        *(n for n in signatures if n != key and describe_signature(n) == describe_signature(key)),
+    )
 
 
-def _concrete(function: tf.types.experimental.GenericFunction, spec: InputSpec) -> Any:
+def _concrete_function(function: tf.types.experimental.GenericFunction, spec: InputSpec) -> Any:
     """Return the only function of a `tf.function`, traced with the example if necessary."""
     example = spec.example
     try:
@@ -223,11 +226,10 @@ def _concrete(function: tf.types.experimental.GenericFunction, spec: InputSpec) 
 
 
 def _from_concrete(function: ConcreteFunction) -> FrozenModel:
-    return _frozen(function, keras_models.input_names(function.structured_input_signature))
+    return _freeze_function(function, keras_models.input_names(function.structured_input_signature))
 
 
-def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> FrozenModel:
-    """Freeze a concrete function."""
+def _freeze_function(function: ConcreteFunction, names: keras_models.InputNames) -> FrozenModel:
     graph, fed, results = frozen_graph(function)
     returns, output_names = structure_of(function.structured_outputs)
     if len(names) != len(fed) or len(output_names) != len(results):
@@ -235,12 +237,14 @@ def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> Froze
             "inputs and outputs must be dense tensors, got ragged or sparse tensors, which consist "
             "of several tensors each; export a model with these as separate inputs and outputs"
         )
-    inputs = (_port(tensor, *name) for name, tensor in zip(names, fed, strict=True))
-    outputs = (_port(tensor, name) for name, tensor in zip(output_names, results, strict=True))
+    inputs = (_spec_from_tensor(tensor, *name) for name, tensor in zip(names, fed, strict=True))
+    outputs = (
+        _spec_from_tensor(tensor, name) for name, tensor in zip(output_names, results, strict=True)
+    )
     return FrozenModel(graph, ServedSignature(tuple(inputs), tuple(outputs), returns))
 
 
-def _port(tensor: tf.Tensor, name: str, alias: str | None = None) -> TensorSpec:
+def _spec_from_tensor(tensor: tf.Tensor, name: str, alias: str | None = None) -> TensorSpec:
     dtype = np.dtype(tensor.dtype.as_numpy_dtype)
     return TensorSpec(name, plain(tensor.name), dtype, known_sizes(tensor.shape), alias)
 
@@ -259,7 +263,10 @@ def _from_graph_def(graph: GraphDef, spec: InputSpec, what: str = "the graph") -
     inputs = spec.names or graph_files.placeholders(nodes, outputs)
     graph_files.cut_at(nodes, checked, spec.names)
     fed, results = (
-        tuple(_port(graph_files.tensor_named(checked, name, option), name) for name in names)
+        tuple(
+            _spec_from_tensor(graph_files.tensor_named(checked, name, option), name)
+            for name in names
+        )
         for option, names in (("inputs", inputs), ("outputs", outputs))
     )
     returns: Structure = 0 if len(outputs) == 1 else list(range(len(outputs)))

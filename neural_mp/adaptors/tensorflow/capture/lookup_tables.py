@@ -103,18 +103,20 @@ def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> b
             continue
         replaced = True
         if role_of(node) is Role.LOOKUP_SIZE:
-            graph.add(make_constant(node.name, *_filled(node, run, Export(handle, node.op))))
+            graph.add(
+                make_constant(node.name, *_export_entries(node, run, Export(handle, node.op)))
+            )
             continue
         types = tf.as_dtype(node.attr["Tin"].type), tf.as_dtype(node.attr["Tout"].type)
         export = Export(handle, node.op.replace("Find", "Export"), types)
         if export not in contents:
-            keys, values = _filled(node, run, export)
+            keys, values = _export_entries(node, run, export)
             contents[export] = keys, values
-        _replace(graph, node, types, *contents[export])
+        _replace_lookup(graph, node, types, *contents[export])
     return replaced
 
 
-def _filled(node: NodeDef, run: Run, export: Export) -> Sequence[Array]:
+def _export_entries(node: NodeDef, run: Run, export: Export) -> Sequence[Array]:
     try:
         results = run(export)
     except (tf.errors.AbortedError, tf.errors.FailedPreconditionError) as error:
@@ -134,7 +136,7 @@ def _filled(node: NodeDef, run: Run, export: Export) -> Sequence[Array]:
     return results
 
 
-def _replace(
+def _replace_lookup(
     graph: TensorGraph, node: NodeDef, types: tuple[tf.DType, tf.DType], keys: Array, values: Array
 ) -> None:
     """Replace the node of a look-up by ops, the last with the node's name."""
@@ -146,9 +148,9 @@ def _replace(
             row = tf.expand_dims(default, 0)
             results = tf.repeat(row, tf.size(flat), 0)
         elif types[0] is tf.string:
-            results = _of_strings(flat, default, keys, values)
+            results = _look_up_strings(flat, default, keys, values)
         else:
-            results = _of_numbers(flat, default, keys, values)
+            results = _look_up_numbers(flat, default, keys, values)
         shape = tf.concat([tf.shape(query), values.shape[1:]], 0)
         tf.identity(tf.reshape(results, shape), name="result")
     _, query_of, default_of = data_inputs(node)
@@ -167,23 +169,23 @@ def _replace(
         graph.add(written)
 
 
-def _of_numbers(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
-    """Return the values of numeric keys, and the default for unknown keys."""
+def _look_up_numbers(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
     order = np.argsort(keys)
     keys, values = keys[order], values[order]
     indices = tf.minimum(tf.searchsorted(keys, query), len(keys) - 1)
     hits = tf.equal(tf.gather(keys, indices), query)
-    return _chosen(hits, values, indices, default)
+    return _values_or_default(hits, values, indices, default)
 
 
-def _chosen(known: tf.Tensor, values: Array, indices: tf.Tensor, default: tf.Tensor) -> tf.Tensor:
-    """Return the values at some places where keys are known, else the default."""
+def _values_or_default(
+    known: tf.Tensor, values: Array, indices: tf.Tensor, default: tf.Tensor
+) -> tf.Tensor:
     while known.shape.rank < values.ndim:
         known = known[..., tf.newaxis]
     return tf.where(known, tf.gather(values, indices), default)
 
 
-def _buckets(keys: Array) -> Array:
+def _bucket_keys(keys: Array) -> Array:
     """Return the positions of the keys in each bucket, padded with the number of keys."""
     count = _BUCKETS_PER_KEY * len(keys)
     with context.eager_mode():  # also within a graph of TensorFlow 1
@@ -196,11 +198,10 @@ def _buckets(keys: Array) -> Array:
     return buckets
 
 
-def _of_strings(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
-    """Return the values of string keys, and the default for unknown keys."""
-    buckets = _buckets(keys)
+def _look_up_strings(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
+    buckets = _bucket_keys(keys)
     candidates = tf.gather(buckets, tf.strings.to_hash_bucket_fast(query, len(buckets)))
     same = tf.equal(tf.gather(np.append(keys, b""), candidates), query[:, tf.newaxis])
     same &= candidates < len(keys)
     index = tf.reduce_sum(tf.where(same, candidates, 0), -1)
-    return _chosen(tf.reduce_any(same, -1), values, index, default)
+    return _values_or_default(tf.reduce_any(same, -1), values, index, default)

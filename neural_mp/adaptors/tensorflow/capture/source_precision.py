@@ -59,13 +59,15 @@ def in_float32(
     re-declared; a warning then gives the reason.
     """
     needed = graph.pruned(signature.output_tensors, signature.input_tensors)
-    names = sorted({_16_BITS[kind].name for node in _all_nodes(needed) for kind in _kinds(node)})
+    names = sorted(
+        {_16_BITS[kind].name for node in _all_nodes(needed) for kind in _half_types(node)}
+    )
     if not names:
         return None, []
     dtypes = " and ".join(names)
-    reason = _obstacle(needed, signature)
+    reason = _widening_obstacle(needed, signature)
     if reason is None:
-        rewritten = with_functions_of_its_own(_rewritten(needed, signature))
+        rewritten = with_functions_of_its_own(_widen_graph(needed, signature))
         try:
             runnable(without_large(rewritten))
         except (ValueError, ModelLoadError, tf.errors.OpError) as error:
@@ -83,15 +85,14 @@ def _all_nodes(graph: TensorGraph) -> Iterator[NodeDef]:
     return chain(graph.nodes.values(), *(f.node_def for f in graph.library.function))
 
 
-def _kinds(node: NodeDef) -> Iterator[int]:
-    """Yield the 16-bit types in the attributes of a node."""
+def _half_types(node: NodeDef) -> Iterator[int]:
     for value in node.attr.values():
         yield from (kind for kind in (value.type, *value.list.type) if kind in _16_BITS)
 
 
-def _obstacle(graph: TensorGraph, signature: ServedSignature) -> str | None:
+def _widening_obstacle(graph: TensorGraph, signature: ServedSignature) -> str | None:
     for node in _all_nodes(graph):
-        if has_trait(node, Trait.READS_BITS) and any(_kinds(node)):
+        if has_trait(node, Trait.READS_BITS) and any(_half_types(node)):
             return f"{node.name!r} ({node.op}) reads the bits of floats"
     fed = set(map(node_of, signature.input_tensors))
     for tensor in signature.output_tensors:
@@ -102,42 +103,40 @@ def _obstacle(graph: TensorGraph, signature: ServedSignature) -> str | None:
     return None
 
 
-def _rewritten(graph: TensorGraph, signature: ServedSignature) -> TensorGraph:
+def _widen_graph(graph: TensorGraph, signature: ServedSignature) -> TensorGraph:
     """Return the graph in float32, with casts at inputs and outputs in 16 bits."""
     ends = dict.fromkeys(map(node_of, signature.output_tensors))
-    halves = {name: kind for name in ends if (kind := _half_result(graph.nodes[name]))}
+    halves = {name: kind for name in ends if (kind := _half_result_type(graph.nodes[name]))}
     inner = {name: graph.unused(f"{name}/float32") for name in halves}
     graph = graph.renamed(inner)
     fed = set(map(node_of, signature.input_tensors))
     rewritten = TensorGraph(
-        {name: node if name in fed else _widened(node) for name, node in graph.nodes.items()},
+        {name: node if name in fed else _widen_node(node) for name, node in graph.nodes.items()},
         graph.versions,
-        FunctionDefLibrary(function=map(_widened_function, graph.library.function)),
+        FunctionDefLibrary(function=map(_widen_function, graph.library.function)),
     )
     for name, kind in halves.items():
-        rewritten.add(_cast(name, inner[name], tf.float32, kind))
-    starts = {name: kind for name in fed if (kind := _half_result(rewritten.nodes[name]))}
+        rewritten.add(_make_cast(name, inner[name], tf.float32, kind))
+    starts = {name: kind for name in fed if (kind := _half_result_type(rewritten.nodes[name]))}
     casts = {
-        name: rewritten.add(_cast(rewritten.unused(f"{name}/float32"), name, kind, tf.float32))
+        name: rewritten.add(_make_cast(rewritten.unused(f"{name}/float32"), name, kind, tf.float32))
         for name, kind in starts.items()
     }
     rewritten.redirect(casts, unless=casts.values())
     return rewritten
 
 
-def _half_result(node: NodeDef) -> tf.DType | None:
-    """Return the type of the first result if it has 16 bits, else None."""
+def _half_result_type(node: NodeDef) -> tf.DType | None:
     kinds = result_dtypes(node)
     return kinds[0] if kinds and kinds[0].as_datatype_enum in _16_BITS else None
 
 
-def _cast(name: str, source: str, source_type: tf.DType, target_type: tf.DType) -> NodeDef:
+def _make_cast(name: str, source: str, source_type: tf.DType, target_type: tf.DType) -> NodeDef:
     return make_node("Cast", name, [source], SrcT=source_type, DstT=target_type, Truncate=False)
 
 
-def _widened(node: NodeDef) -> NodeDef:
-    """Return a node with float32 in place of 16-bit types."""
-    if not any(_kinds(node)):
+def _widen_node(node: NodeDef) -> NodeDef:
+    if not any(_half_types(node)):
         return node
     if node.op == CONSTANT:
         value = tf.make_ndarray(node.attr["value"].tensor).astype("float32")
@@ -155,13 +154,13 @@ def _widened(node: NodeDef) -> NodeDef:
     return widened
 
 
-def _widened_function(function: FunctionDef) -> FunctionDef:
+def _widen_function(function: FunctionDef) -> FunctionDef:
     widened = FunctionDef()
     widened.CopyFrom(function)
     for argument in (*widened.signature.input_arg, *widened.signature.output_arg):
         if argument.type in _16_BITS:
             argument.type = _FLOAT32
-    nodes = [_widened(node) for node in function.node_def]
+    nodes = [_widen_node(node) for node in function.node_def]
     del widened.node_def[:]
     widened.node_def.extend(nodes)
     return widened
@@ -181,13 +180,13 @@ def without_fake_quantization(model: TensorFlowModel) -> TensorFlowModel:
     An unconverted model runs and is saved as given. The model is returned unchanged if there is no
     fake quantization, or if the outputs differ without.
     """
-    graph, ranges = _read(model)
+    graph, ranges = _extract_ranges(model)
     if not ranges:
         return model
     graph, _ = prepare(graph, model.signature)
     floats = replace(model, graph=graph, given=model.source, source_ranges=ranges)
     try:
-        is_close = _nsr(model, replace(floats, given=None)) <= _MAX_SOURCE_NSR
+        is_close = _largest_output_nsr(model, replace(floats, given=None)) <= _MAX_SOURCE_NSR
     except ConversionError:
         logger.debug("the graph without fake quantization fails", exc_info=True)
         is_close = False
@@ -198,7 +197,7 @@ def without_fake_quantization(model: TensorFlowModel) -> TensorFlowModel:
     return replace(model, warnings=(*model.warnings, note))
 
 
-def _read(model: TensorFlowModel) -> tuple[TensorGraph, dict[str, Range]]:
+def _extract_ranges(model: TensorFlowModel) -> tuple[TensorGraph, dict[str, Range]]:
     """Return a graph without fake quantization before its layers, and the ranges.
 
     Behind the last layers, no integer kernel rounds and clips in its place.
@@ -207,7 +206,7 @@ def _read(model: TensorFlowModel) -> tuple[TensorGraph, dict[str, Range]]:
     upstream = model.graph.pruned(layers)
     graph, spans = model.graph.copy(), dict[str, Range]()
     for name, node in list(graph.nodes.items()):
-        span = _declared(graph, node)
+        span = _declared_range(graph, node)
         is_removed = name in upstream and name not in model.output_nodes
         if span is None or not is_removed or graph.is_constant(node.input[0]):
             continue
@@ -227,7 +226,7 @@ def _read(model: TensorFlowModel) -> tuple[TensorGraph, dict[str, Range]]:
     return graph, ranges
 
 
-def _declared(graph: TensorGraph, node: NodeDef) -> Range | None:
+def _declared_range(graph: TensorGraph, node: NodeDef) -> Range | None:
     """Return the range of a node for fake quantization; None for others."""
     if role_of(node) is not Role.FAKE_QUANTIZATION:
         return None
@@ -249,12 +248,11 @@ def _declared(graph: TensorGraph, node: NodeDef) -> Range | None:
     return low, high
 
 
-def _nsr(given: TensorFlowModel, floats: TensorFlowModel) -> float:
-    """Return the largest NSR of the float outputs of a model for the example."""
+def _largest_output_nsr(given: TensorFlowModel, floats: TensorFlowModel) -> float:
     pairs = zip(*(float_arrays(model.run(model.example)) for model in (given, floats)), strict=True)
-    return max((_ratio(expected, actual) for expected, actual in pairs), default=0.0)
+    return max((_noise_to_signal(expected, actual) for expected, actual in pairs), default=0.0)
 
 
-def _ratio(expected: Array, actual: Array) -> float:
+def _noise_to_signal(expected: Array, actual: Array) -> float:
     error, signal = np.square(actual - expected).sum(), np.square(expected).sum()
     return float(error / signal) if signal else float(error > 0)

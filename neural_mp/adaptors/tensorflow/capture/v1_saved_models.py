@@ -52,7 +52,7 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
         try:
             tf.compat.v1.saved_model.loader.load(session, list(meta.meta_info_def.tags), str(path))
-            frozen = _frozen(session, graph, signature)
+            frozen = _freeze_signature(session, graph, signature)
         except ModelLoadError:
             raise
         except Exception as error:
@@ -63,9 +63,11 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
                 f"(tf.compat.v1.graph_util.convert_variables_to_constants) and pass the .pb file, "
                 f"its inputs and outputs"
             ) from error
-        inputs = tuple(_port(graph, name, info) for name, info in sorted(signature.inputs.items()))
+        inputs = tuple(
+            _spec_from_info(graph, name, info) for name, info in sorted(signature.inputs.items())
+        )
         outputs = tuple(
-            _port(graph, name, info) for name, info in sorted(signature.outputs.items())
+            _spec_from_info(graph, name, info) for name, info in sorted(signature.outputs.items())
         )
     returns: Structure = {port.name: i for i, port in enumerate(outputs)}
     return (
@@ -123,14 +125,14 @@ def _chosen_signature(path: Path, signatures: Mapping[str, meta_graph_pb2.Signat
     )
 
 
-def _frozen(
+def _freeze_signature(
     session: tf.compat.v1.Session, graph: tf.Graph, signature: meta_graph_pb2.SignatureDef
 ) -> GraphDef:
     """Return the subgraph between the ports of a signature, with variables as constants."""
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
     outputs = [node_of(info.name) for info in signature.outputs.values()]
     for _, info in sorted(signature.inputs.items()):
-        _feed(nodes, graph, info, outputs)
+        _replace_with_placeholder(nodes, graph, info, outputs)
     inputs = [node_of(info.name) for info in signature.inputs.values()]
     needed = nodes.pruned(outputs, inputs)
     if Role.LOOKUP_TABLE in map(role_of, needed.nodes.values()):
@@ -154,16 +156,16 @@ def _with_frozen_tables(
         name for name, node in tensor_graph.nodes.items() if role_of(node) is Role.LOOKUP_TABLE
     ]
 
-    def run(export: Export) -> list[Array]:
+    def export_arrays(export: Export) -> list[Array]:
         with graph.as_default():
             tensors = export.put(graph.get_tensor_by_name(f"{export.handle}:0"))
         return [np.asarray(array) for array in session.run(tensors)]
 
-    freeze_tables(tensor_graph, handles_of(tensor_graph, tables, loops=True), run)
+    freeze_tables(tensor_graph, handles_of(tensor_graph, tables, loops=True), export_arrays)
     return tensor_graph.pruned(outputs, inputs)
 
 
-def _feed(
+def _replace_with_placeholder(
     nodes: TensorGraph, graph: tf.Graph, info: meta_graph_pb2.TensorInfo, outputs: Sequence[str]
 ) -> None:
     """Replace a tensor by a placeholder, unless it is one; for a variable, replace its value.
@@ -190,7 +192,7 @@ def _feed(
                 nodes.add(make_node("Identity", reader.name, [name], T=dtype))
 
 
-def _port(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:
+def _spec_from_info(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:
     dtype = tf.as_dtype(info.dtype).base_dtype
     shape = tf.TensorShape(info.tensor_shape)
     if not info.HasField("tensor_shape"):

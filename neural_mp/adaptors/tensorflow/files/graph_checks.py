@@ -99,8 +99,8 @@ class UnsafeOp:
         where = f" of function {self.where!r}" if self.where else ""
         return ModelLoadError(
             f"{what} is refused: ops must only compute, but node {self.node.name!r}{where} has the "
-            f"op {self.node.op!r}, which {_reason(self.node.op) or _UNKNOWN}. Export the model "
-            f"without this op; or, if you trust the op in this file, allow it with --trust "
+            f"op {self.node.op!r}, which {_refusal_reason(self.node.op) or _UNKNOWN}. Export the "
+            f"model without this op; or, if you trust the op in this file, allow it with --trust "
             f"{self.node.op} or trust=({self.node.op!r},)"
         )
 
@@ -123,7 +123,7 @@ def harmless(node: NodeDef) -> bool:
 
 @cache
 def _harmless_op(op: str) -> bool:
-    if _reason(op) is not None:
+    if _refusal_reason(op) is not None:
         return False
     definition = op_def_registry.get(op)
     if definition is None or not definition.is_stateful:
@@ -131,7 +131,7 @@ def _harmless_op(op: str) -> bool:
     return _IN_MEMORY.fullmatch(op) is not None
 
 
-def _reason(op: str) -> str | None:
+def _refusal_reason(op: str) -> str | None:
     """Return the reason for refusing an op that TensorFlow marks as stateless, if there is one."""
     return next((reason for reason, ops in _HARMFUL.items() if ops.fullmatch(op)), None)
 
@@ -202,14 +202,14 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
         ModelLoadError: the SavedModel does more.
     """
     for meta in saved.meta_graphs:
-        assets = _assets(meta, file)
+        assets = _find_assets(meta, file)
         for asset in assets:
             resolve_sibling(file, asset.filename, _ASSETS)
         what = f"the SavedModel {str(file.parent)!r}"
         ops = list(suspicious(meta.graph_def))
         if ops:
             paths = {node_of(asset.tensor_info.name) for asset in assets}
-            _check(meta, ops, what, paths, session)
+            _check_ops(meta, ops, what, paths, session)
         check_nodes(meta.graph_def, what)
         if session:
             _check_calls(meta.graph_def, what)
@@ -234,8 +234,9 @@ def _check_calls(graph: GraphDef, what: str) -> None:
                 )
 
 
-def _assets(meta: meta_graph_pb2.MetaGraphDef, file: Path) -> list[meta_graph_pb2.AssetFileDef]:
-    """Return the assets of a graph, wherever TensorFlow looks for them."""
+def _find_assets(
+    meta: meta_graph_pb2.MetaGraphDef, file: Path
+) -> list[meta_graph_pb2.AssetFileDef]:
     if meta.asset_file_def:
         return list(meta.asset_file_def)
     assets = []
@@ -255,7 +256,7 @@ def _assets(meta: meta_graph_pb2.MetaGraphDef, file: Path) -> list[meta_graph_pb
     return assets
 
 
-def _check(
+def _check_ops(
     meta: meta_graph_pb2.MetaGraphDef,
     ops: Iterable[UnsafeOp],
     what: str,
@@ -263,52 +264,50 @@ def _check(
     session: bool,
 ) -> None:
     # Loading objects does not run the functions that save and restore them.
-    results = reached(meta.graph_def, _results(meta))
-    run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
+    results = reached(meta.graph_def, _signature_result_nodes(meta))
+    run = reached(meta.graph_def, _executed_nodes(meta), meta.object_graph_def.concrete_functions)
     restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in ops:
         if _TABLES_OF_FILES.fullmatch(item.node.op) and item.where:
-            fine = not session and _handed_assets(meta, item)
+            fine = not session and _reads_bound_asset(meta, item)
         elif _TABLES_OF_FILES.fullmatch(item.node.op):
             # Only initialization replaces the paths in the graph by those of the assets.
-            fine = _from_asset(meta, item, assets) and not _within(item, results)
+            fine = _reads_asset(meta, item, assets) and not _is_reached(item, results)
         elif _SAVES.fullmatch(item.node.op):
-            fine = not _within(item, run) and not _within(item, restored)
+            fine = not _is_reached(item, run) and not _is_reached(item, restored)
         else:
             restores = _RESTORES.fullmatch(item.node.op) is not None
-            fine = restores and not _within(item, run)
+            fine = restores and not _is_reached(item, run)
         if not fine:
             raise item.refusal(what)
 
 
-def _within(op: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
+def _is_reached(op: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
     nodes, functions = run
     return op.where in functions if op.where else op.node.name in nodes
 
 
-def _results(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
-    """Return the nodes of the results of all signatures."""
+def _signature_result_nodes(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
     outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
-    return [node_of(name) for tensor in outputs for name in _tensors_of(tensor)]
+    return [node_of(name) for tensor in outputs for name in _component_tensors(tensor)]
 
 
-def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
+def _executed_nodes(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
     """Return the nodes that are run: results of signatures, and initialization ops."""
     present = (key for key in _FIRST if key in meta.collection_def)
     first = (n for key in present for n in meta.collection_def[key].node_list.value)
-    return [*_results(meta), *first]
+    return [*_signature_result_nodes(meta), *first]
 
 
-def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
-    """Yield the tensors of one result."""
+def _component_tensors(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
     sparse = info.coo_sparse
     yield from (info.name, sparse.values_tensor_name, sparse.indices_tensor_name)
     yield sparse.dense_shape_tensor_name
     for component in info.composite_tensor.components:
-        yield from _tensors_of(component)
+        yield from _component_tensors(component)
 
 
-def _from_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp, assets: set[str]) -> bool:
+def _reads_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp, assets: set[str]) -> bool:
     """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
     name = node_of(op.node.input[1]) if len(op.node.input) > 1 else ""
@@ -317,10 +316,10 @@ def _from_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp, assets: set[str
     return name in assets
 
 
-def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp) -> bool:
+def _reads_bound_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp) -> bool:
     """Whether the node's function reads a file named by an argument that is bound to an asset."""
     objects = meta.object_graph_def
-    if op.where not in objects.concrete_functions or _called_within(meta, op.where):
+    if op.where not in objects.concrete_functions or _has_callers(meta, op.where):
         return False
     (function,) = (f for f in meta.graph_def.library.function if f.signature.name == op.where)
     arguments = {argument.name for argument in function.signature.input_arg}
@@ -330,7 +329,7 @@ def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp) -> bool:
     return named and len(bound) == len(arguments) and set(kinds) <= set(_HANDED)
 
 
-def _called_within(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
+def _has_callers(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
     """Whether another function calls the named one, possibly with any file name."""
     library = meta.graph_def.library
     if any(gradient.gradient_func == name for gradient in library.gradient):

@@ -149,11 +149,11 @@ def check_keras_file(path: Path) -> int:
             damaged.
     """
     shown = repr(str(path))
-    extract = _texts_of_archive if path.suffix == ".keras" else _texts
+    extract = _texts_of_archive if path.suffix == ".keras" else _read_configs
     texts, nbytes = extract(path, shown)
     for text in texts:
         try:
-            for fault in _faults(load_json(text), ()):
+            for fault in _faults_of_config(load_json(text), ()):
                 raise ModelLoadError(
                     f"{shown} cannot be read as a Keras model: {fault}. Pass a model with custom "
                     f"layers as an object, or register their classes with "
@@ -192,18 +192,17 @@ def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
         return [archive.read(_CONFIG)], nbytes
 
 
-def _texts(path: Path, shown: str) -> tuple[list[bytes | str], int]:
+def _read_configs(path: Path, shown: str) -> tuple[list[bytes | str], int]:
     """Return the configurations in an `.h5` file and the size of its weights."""
     attributes, nbytes = check_hdf5(path, shown)
     configs = [attributes.get(name) for name in ("model_config", "training_config")]
     return [text for text in configs if isinstance(text, bytes | str)], nbytes
 
 
-def _faults(config: object, inside: tuple[str, ...]) -> Iterator[str]:
-    """Yield the disallowed names in a configuration as text."""
+def _faults_of_config(config: object, inside: tuple[str, ...]) -> Iterator[str]:
     if isinstance(config, list):
         for item in config:
-            yield from _faults(item, inside)
+            yield from _faults_of_config(item, inside)
         return
     if not isinstance(config, Mapping):
         return
@@ -212,7 +211,7 @@ def _faults(config: object, inside: tuple[str, ...]) -> Iterator[str]:
     for key, value in config.items():
         if key in _FILES and isinstance(value, str):
             yield f"the option {key} reads the file {value!r}"
-        yield from _faults(value, (*inside, key))
+        yield from _faults_of_config(value, (*inside, key))
 
 
 def _faults_of_object(config: Mapping[str, Any]) -> Iterator[str]:
@@ -223,7 +222,7 @@ def _faults_of_object(config: Mapping[str, Any]) -> Iterator[str]:
         name, module = str(config.get("spec_name")), str(module)
         if not (module.startswith("tensorflow.") and name.endswith("Spec")):
             yield f"the configuration names {name!r} of module {module!r}"
-    elif name in _VALUES or _registered(config):
+    elif name in _VALUES or _is_registered_by_user(config):
         return
     elif name == "function":
         if not _is_function(config.get("config"), module):
@@ -234,12 +233,12 @@ def _faults_of_object(config: Mapping[str, Any]) -> Iterator[str]:
         function = options.get("function") if isinstance(options, Mapping) else None
         if not isinstance(function, Mapping) or function.get("class_name") != "function":
             yield "a Lambda layer runs code that is in the file"
-    elif not _is_part(name, module):
+    elif not _is_allowed_class(name, module):
         where = "" if module is None else f" of module {module!r}"
         yield f"the class {name!r}{where} is neither registered nor part of Keras"
 
 
-def _registered(config: Mapping[str, Any]) -> bool:
+def _is_registered_by_user(config: Mapping[str, Any]) -> bool:
     """Whether the user's code registered the named object, which Keras prefers to its own."""
     import keras
 
@@ -258,13 +257,12 @@ def _is_function(name: object, module: str | None) -> bool:
     return isinstance(name, str) and module in _FUNCTIONS and name.isidentifier()
 
 
-def _is_part(name: str, module: str | None) -> bool:
-    """Whether a class of Keras is an allowed part of a model."""
+def _is_allowed_class(name: str, module: str | None) -> bool:
     if not name.isidentifier() or name in _HARMFUL:
         return False
     if module is None:
         return name in _part_classes()
-    return module.partition(".")[0] == "keras" and _is_part_class(_found(module, name))
+    return module.partition(".")[0] == "keras" and _is_part_class(_find_object(module, name))
 
 
 #: Modules in which classes of legacy files, which name no module, are looked up.
@@ -290,21 +288,21 @@ def _part_classes() -> frozenset[str]:
 
     Legacy files have the name of the class, which may differ from the exported one.
     """
-    modules = (_member(path) for path in _PLACES)
+    modules = (_resolve_attribute(path) for path in _PLACES)
     members = [item for module in modules if module is not None for item in vars(module).items()]
     return frozenset(
         alias for name, kind in members if _is_part_class(kind) for alias in (name, kind.__name__)
     ) - frozenset(_HARMFUL)
 
 
-def _found(module: str, name: str) -> Any:
+def _find_object(module: str, name: str) -> Any:
     """Return the object with a name in a Keras module without importing anything."""
     if module in sys.modules:
         return getattr(sys.modules[module], name, None)
-    return _member(f"{module}.{name}".removeprefix("keras."))
+    return _resolve_attribute(f"{module}.{name}".removeprefix("keras."))
 
 
-def _member(path: str) -> Any:
+def _resolve_attribute(path: str) -> Any:
     """Return an attribute of the Keras package by its path; None if missing."""
     import keras
 
@@ -312,5 +310,5 @@ def _member(path: str) -> Any:
 
 
 def _is_part_class(kind: object) -> bool:
-    bases = tuple(base for base in map(_member, _KINDS) if isinstance(base, type))
+    bases = tuple(base for base in map(_resolve_attribute, _KINDS) if isinstance(base, type))
     return inspect.isclass(kind) and issubclass(kind, bases)

@@ -56,32 +56,34 @@ def faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
     by_name = {node.name: node for node in nodes}
     for node in by_name.values():
         definition = op_def_registry.get(node.op)
-        yield from ((node, fault) for fault in _of_names(by_name, node))
+        yield from ((node, fault) for fault in _faults_of_names(by_name, node))
         for key, attribute in node.attr.items():
-            for fault in _of_attribute(attribute):
+            for fault in _faults_of_attribute(attribute):
                 yield node, f"its attribute {key!r} {fault}"
         if definition is not None:
-            yield from ((node, fault) for fault in _of_kinds(node, definition))
-            yield from ((node, fault) for fault in _of_numbers(node, definition))
+            yield from ((node, fault) for fault in _faults_of_attribute_kinds(node, definition))
+            yield from ((node, fault) for fault in _faults_of_tensor_counts(node, definition))
         if node.op == CONSTANT and node.attr["dtype"].type != node.attr["value"].tensor.dtype:
             yield node, "its value must be of its type"
         if (
             node.op in INTEGER_KERNELS
         ):  # the ops fused into the kernel determine the numbers of tensors
-            yield from ((node, fault) for fault in _of_kernel(node))
+            yield from ((node, fault) for fault in _faults_of_kernel(node))
         if node.op == "SplitV":
-            sizes = _constant(by_name, node, 1)
+            sizes = _resolve_constant(by_name, node, 1)
             if sizes is not None and len(constant_shape(sizes)) != 1:
                 yield node, "its sizes must be a vector"
         if role_of(node) is Role.GATHER and "batch_dims" in node.attr and node.attr["batch_dims"].i:
-            yield from ((node, fault) for fault in _of_batches(by_name, node))
+            yield from ((node, fault) for fault in _faults_of_batch_axes(by_name, node))
 
 
-def _of_names(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
+def _faults_of_names(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
     """Yield faults of a node's names, and of the names of the variables that a node restores."""
     names: list[str | bytes] = [node.name, node.op, *node.input]
     if node.op in _RESTORING:
-        constants = (_constant(nodes, node, position) for position in range(1, len(node.input)))
+        constants = (
+            _resolve_constant(nodes, node, position) for position in range(1, len(node.input))
+        )
         tensors = (constant.attr["value"].tensor for constant in constants if constant is not None)
         names += [text for tensor in tensors for text in tensor.string_val]
     longest = max(map(len, names))
@@ -89,23 +91,22 @@ def _of_names(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
         yield f"names must have at most {MAX_NODE_NAME_CHARS} characters, got {longest}"
 
 
-def _of_batches(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
-    """Yield faults of a node that gathers along batch axes."""
+def _faults_of_batch_axes(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
     axes = abs(node.attr["batch_dims"].i)
-    if _constant(nodes, node, 2) is None:
+    if _resolve_constant(nodes, node, 2) is None:
         yield "its axis must be constant, since it has batch axes"
     for position, least in ((0, axes + 1), (1, axes)):
-        rank = _rank(nodes, node, position)
+        rank = _known_rank(nodes, node, position)
         if rank is not None and rank < least:
             yield f"its input {position} must have at least {least} axes, got {rank}"
 
 
-def _rank(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> int | None:
+def _known_rank(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> int | None:
     """Return the number of axes of an input that is a constant or a placeholder; None if unknown.
 
     The axes of computed inputs are only known after reading the graph.
     """
-    constant = _constant(nodes, node, position)
+    constant = _resolve_constant(nodes, node, position)
     if constant is not None:
         return len(constant_shape(constant))
     source = nodes.get(node_of(node.input[position])) if position < len(node.input) else None
@@ -115,8 +116,7 @@ def _rank(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> int | N
     return None if shape.unknown_rank else len(shape.dim)
 
 
-def _of_attribute(attribute: AttrValue) -> Iterator[str]:
-    """Yield the faults of an attribute's types and shapes."""
+def _faults_of_attribute(attribute: AttrValue) -> Iterator[str]:
     kind = attribute.WhichOneof("value")
     tensors = [attribute.tensor] if kind == "tensor" else attribute.list.tensor
     types = [attribute.type] if kind == "type" else attribute.list.type
@@ -124,11 +124,10 @@ def _of_attribute(attribute: AttrValue) -> Iterator[str]:
         if dtype not in _TYPES:
             yield f"must be a type of TensorFlow, got number {dtype}"
     for tensor in tensors:
-        yield from _of_tensor(tensor)
+        yield from _faults_of_tensor(tensor)
 
 
-def _of_tensor(tensor: TensorProto) -> Iterator[str]:
-    """Yield the faults of a constant value."""
+def _faults_of_tensor(tensor: TensorProto) -> Iterator[str]:
     sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
     if len(sizes) > MAX_TENSOR_RANK or any(size < 0 for size in sizes):
         yield f"must have a shape of at most {MAX_TENSOR_RANK} known sizes"
@@ -145,7 +144,7 @@ def _of_tensor(tensor: TensorProto) -> Iterator[str]:
         yield f"must have at most {MAX_REPEATED_BYTES} bytes, got a shape of {nbytes} bytes"
 
 
-def _of_kinds(node: NodeDef, definition: OpDef) -> Iterator[str]:
+def _faults_of_attribute_kinds(node: NodeDef, definition: OpDef) -> Iterator[str]:
     """Yield attributes that are missing, or values of another kind than the op declares."""
     for declared in definition.attr:
         kind = "list" if declared.type.startswith("list(") else _KINDS[declared.type]
@@ -159,8 +158,7 @@ def _of_kinds(node: NodeDef, definition: OpDef) -> Iterator[str]:
             yield f"its attribute {declared.name!r} is missing"
 
 
-def _of_numbers(node: NodeDef, definition: OpDef) -> Iterator[str]:
-    """Yield faulty numbers of tensors."""
+def _faults_of_tensor_counts(node: NodeDef, definition: OpDef) -> Iterator[str]:
     for argument in (*definition.input_arg, *definition.output_arg):
         count = node.attr[argument.number_attr].i if argument.number_attr in node.attr else 0
         if not 0 <= count <= MAX_NODE_TENSORS:
@@ -170,7 +168,7 @@ def _of_numbers(node: NodeDef, definition: OpDef) -> Iterator[str]:
             )
 
 
-def _of_kernel(node: NodeDef) -> Iterator[str]:
+def _faults_of_kernel(node: NodeDef) -> Iterator[str]:
     """Yield wrong numbers of inputs and results of an integer kernel."""
     lists = {key: attribute.list for key, attribute in node.attr.items()}
     steps = list(lists["fused_ops"].s) if "fused_ops" in lists else []
@@ -199,7 +197,7 @@ def _of_kernel(node: NodeDef) -> Iterator[str]:
         yield f"its strides must be {_AXES} numbers, got {len(lists['strides'].i)}"
 
 
-def _constant(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> NodeDef | None:
+def _resolve_constant(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> NodeDef | None:
     """Return the constant that is an input of a node, directly or by Identities; None if none."""
     visited = set()
     while position < len(node.input):

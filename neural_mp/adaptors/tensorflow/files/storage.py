@@ -57,11 +57,11 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         definition = meta.signature_def[key]
         definition.method_name = _PREDICT
         for port in model.signature.inputs:
-            definition.inputs[port.name].CopyFrom(_described(port))
+            definition.inputs[port.name].CopyFrom(_info_from_spec(port))
             if port.default is not None:
                 definition.defaults[port.name].CopyFrom(tf.make_tensor_proto(port.default))
         for port in model.signature.outputs:
-            definition.outputs[port.name].CopyFrom(_described(port))
+            definition.outputs[port.name].CopyFrom(_info_from_spec(port))
     try:
         data = saved.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:
@@ -121,7 +121,7 @@ def restore(folder: Path) -> TensorFlowModel:
         tf_graph = imported(graph)
     except (DecodeError, IndexError, OSError, ValueError, tf.errors.OpError) as error:
         raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error
-    signature, details = read_details(folder / DETAILS_FILE, _details)
+    signature, details = read_details(folder / DETAILS_FILE, _parse_details)
     _check_ports(signature, tf_graph, folder / DETAILS_FILE)
     return TensorFlowModel(
         TensorGraph.from_graph_def(graph),
@@ -149,14 +149,14 @@ def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> Non
             raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {preview(str(port))}")
 
 
-def _details(value: object) -> tuple[ServedSignature, dict[str, Any]]:
+def _parse_details(value: object) -> tuple[ServedSignature, dict[str, Any]]:
     return ServedSignature.from_dict(value), _DETAILS(value)
 
 
 _DETAILS = record(CONVERTED, {**LATER, "written": mapping_of(string)})
 
 
-def _described(port: TensorSpec) -> meta_graph_pb2.TensorInfo:
+def _info_from_spec(port: TensorSpec) -> meta_graph_pb2.TensorInfo:
     return meta_graph_pb2.TensorInfo(
         name=indexed(port.tensor),
         dtype=tf.as_dtype(port.dtype).as_datatype_enum,

@@ -140,15 +140,15 @@ def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """
     # Values that are computed first make more sizes known.
     for _ in range(_MOST_ROUNDS):
-        if not _compute_known(graph, outputs):
+        if not _fold_known_sizes(graph, outputs):
             return
 
 
-def _compute_known(graph: TensorGraph, outputs: frozenset[str]) -> bool:
+def _fold_known_sizes(graph: TensorGraph, outputs: frozenset[str]) -> bool:
     """Fold what has a known size; return whether a repetition may fold more."""
     sizes = unbounded(graph, outputs)
-    waits = _constants(graph, outputs, frozenset(sizes))
-    return _fold(graph, waits) and None in sizes.values()
+    waits = _find_foldable(graph, outputs, frozenset(sizes))
+    return _fold_constants(graph, waits) and None in sizes.values()
 
 
 def unbounded(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | None]:
@@ -159,22 +159,21 @@ def unbounded(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | No
     Returns:
         Node → the bytes of its results; None if unknown.
     """
-    waits = _constants(graph, outputs, frozenset())
+    waits = _find_foldable(graph, outputs, frozenset())
     computed = [name for name in waits if graph.nodes[name].op != CONSTANT]
     if not computed:
         return {}
-    part = _part(graph, waits).pruned(computed)
-    sizes = _sizes(imported(part.to_graph_def()), computed)
-    most = _most(graph)
+    part = _constant_part(graph, waits).pruned(computed)
+    sizes = _result_nbytes(imported(part.to_graph_def()), computed)
+    most = _folded_nbytes_limit(graph)
     return {name: size for name, size in sizes.items() if size is None or size > most}
 
 
-def _most(graph: TensorGraph) -> int:
-    """Return the largest size of a folded result in bytes."""
+def _folded_nbytes_limit(graph: TensorGraph) -> int:
     return _MOST_GROWTH * sum(map(constant_bytes, graph.nodes.values())) + LARGE
 
 
-def _constants(
+def _find_foldable(
     graph: TensorGraph, outputs: frozenset[str], unsafe: frozenset[str]
 ) -> dict[str, list[str]]:
     """Return constant, or node computed from constants but not `unsafe` → its control inputs."""
@@ -193,7 +192,7 @@ def _constants(
     return waits
 
 
-def _part(graph: TensorGraph, waits: Mapping[str, list[str]]) -> TensorGraph:
+def _constant_part(graph: TensorGraph, waits: Mapping[str, list[str]]) -> TensorGraph:
     """Return the part of a graph that depends on constants only, without control inputs."""
     part = TensorGraph({name: graph.nodes[name] for name in waits}, graph.versions, graph.library)
     for name in [name for name in waits if part.nodes[name].op == CONSTANT and waits[name]]:
@@ -201,7 +200,7 @@ def _part(graph: TensorGraph, waits: Mapping[str, list[str]]) -> TensorGraph:
     return part
 
 
-def _sizes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | None]:
+def _result_nbytes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | None]:
     """Return node → bytes of its results by TensorFlow's shape inference; None if unknown."""
     sizes: dict[str, int | None] = {}
     for name in names:
@@ -217,7 +216,7 @@ def _sizes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | None]:
     return sizes
 
 
-def _fold(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
+def _fold_constants(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
     """Replace nodes computed from constants by their values; return whether there were any."""
     inner = {name for name in waits if graph.nodes[name].op != CONSTANT}
     tensors = dict.fromkeys(
@@ -229,7 +228,7 @@ def _fold(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
     )
     if not tensors:
         return False
-    part, most = _part(graph, waits).pruned(tensors), _most(graph)
+    part, most = _constant_part(graph, waits).pruned(tensors), _folded_nbytes_limit(graph)
     try:
         values = Runner(runnable(part.to_graph_def()))({}, list(tensors))
     except ConversionError:
@@ -303,7 +302,7 @@ def read_constants(graph: TensorGraph) -> None:
     A weight passed as a loop variable looks like a result of the loop, and costs time in every
     iteration.
     """
-    while replaced := _handed_on(graph):
+    while replaced := _find_passed_constants(graph):
         graph.redirect(replaced)
         idle = {f"^{tensor}" for tensor in replaced if ":" not in tensor}
         while idle:  # drop control inputs on nodes that no longer pass a constant on
@@ -342,32 +341,32 @@ def tie_constants(graph: TensorGraph) -> None:
             if key not in tied:
                 exclusive = all(where.get(reader) == loop for reader, _ in readers[source])
                 tied[key] = source if exclusive else graph.unused(f"{source}/within")
-                _put(
+                _tie_constant(
                     graph, tied[key], graph.nodes[source], pivots.of_body(loops[loop].condition, 1)
                 )
             graph.edit(name).input[position] = tied[key]
 
 
-def _put(graph: TensorGraph, name: str, constant: NodeDef, pivot: str) -> str:
+def _tie_constant(graph: TensorGraph, name: str, constant: NodeDef, pivot: str) -> str:
     node = copied(constant, name)
     node.input[:] = [f"^{pivot}"]
     return graph.add(node)
 
 
-def _handed_on(graph: TensorGraph) -> dict[str, str]:
+def _find_passed_constants(graph: TensorGraph) -> dict[str, str]:
     """Return tensor that passes a constant on in a loop or branch → the constant to read."""
     pivots, consumers = _Pivots(graph), graph.consumers()
     replaced: dict[str, str] = {}
     for switch in [n for n in graph.nodes.values() if role_of(n) is Role.SWITCH]:
-        constant, condition = _invariant(graph, switch), switch.input[1]
+        constant, condition = _invariant_constant(graph, switch), switch.input[1]
         if constant is None:
             continue
         loop = role_of(graph[condition]) is Role.LOOP_CONDITION
         for index in (1,) if loop else range(_count_branches(switch)):
-            passed = _passed_on(graph, consumers, plain(f"{switch.name}:{index}"))
+            passed = _passing_tensors(graph, consumers, plain(f"{switch.name}:{index}"))
             if passed:
                 name = graph.unused(f"{constant.name}/within")
-                tied = _put(graph, name, constant, pivots.of_body(condition, index))
+                tied = _tie_constant(graph, name, constant, pivots.of_body(condition, index))
                 replaced |= dict.fromkeys(passed, tied)
         if loop:
             ends = (reader for reader, _ in consumers[switch.name])
@@ -377,7 +376,7 @@ def _handed_on(graph: TensorGraph) -> dict[str, str]:
     return replaced
 
 
-def _passed_on(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[str]:
+def _passing_tensors(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[str]:
     """Return a tensor if it is read, and the Identities that pass it on within the body."""
     readers = [
         graph.nodes[name]
@@ -387,11 +386,11 @@ def _passed_on(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[st
     tensors = [tensor] if readers else []
     for reader in readers:
         if role_of(reader) is Role.IDENTITY:
-            tensors += [str(reader.name), *_passed_on(graph, consumers, str(reader.name))]
+            tensors += [str(reader.name), *_passing_tensors(graph, consumers, str(reader.name))]
     return tensors
 
 
-def _invariant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
+def _invariant_constant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
     """Return the constant that enters a loop or branch by a Switch and never changes, if any."""
     source = graph[switch.input[0]]
     if source.op == CONSTANT:
@@ -420,12 +419,12 @@ class _Pivots:
         """Return the node of the body that reads this result of the Switches on a condition."""
         key = plain(condition), index
         if key not in self._found:
-            self._found[key] = self._made(*key)
+            self._found[key] = self._find_or_put_pivot(*key)
         return self._found[key]
 
-    def _made(self, condition: str, index: int) -> str:
+    def _find_or_put_pivot(self, condition: str, index: int) -> str:
         """Return the node in use as control input if there is one, else a new one."""
-        carriers = list(self._carriers(condition)) or [self._put_carrier(condition)]
+        carriers = list(self._find_carriers(condition)) or [self._put_carrier(condition)]
         results = {plain(f"{carrier.name}:{index}") for carrier in carriers}
         names = [
             str(node.name)
@@ -441,12 +440,12 @@ class _Pivots:
         kind, source = tf.as_dtype(first.attr["T"].type), plain(f"{first.name}:{index}")
         return self.graph.put("Identity", f"{first.name}/pivot_{index}", [source], T=kind)
 
-    def _carriers(self, condition: str) -> Iterator[NodeDef]:
+    def _find_carriers(self, condition: str) -> Iterator[NodeDef]:
         """Yield Switches that stay: on the condition itself, or on loop variables that change."""
         loop = role_of(self.graph[condition]) is Role.LOOP_CONDITION
         for node in self.graph.nodes.values():
             if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition:
-                changes = loop and _invariant(self.graph, node) is None
+                changes = loop and _invariant_constant(self.graph, node) is None
                 if changes or plain(node.input[0]) == condition:
                     yield node
 
@@ -470,11 +469,11 @@ def take_constant_branches(graph: TensorGraph) -> None:
     branches = {
         name: index
         for name, node in graph.nodes.items()
-        if role_of(node) is Role.SWITCH and (index := _index(graph, node)) is not None
+        if role_of(node) is Role.SWITCH and (index := _live_index(graph, node)) is not None
     }
     if not branches:
         return
-    dead = _dead(graph, branches)
+    dead = _find_dead_nodes(graph, branches)
     replaced = {
         plain(f"{name}:{index}"): plain(graph.nodes[name].input[0])
         for name, index in branches.items()
@@ -500,7 +499,7 @@ def _count_branches(switch: NodeDef) -> int:
     return int(switch.attr["num_outs"].i) if "num_outs" in switch.attr else 2
 
 
-def _index(graph: TensorGraph, switch: NodeDef) -> int | None:
+def _live_index(graph: TensorGraph, switch: NodeDef) -> int | None:
     """Return the index of a Switch's live result; None if the condition is computed."""
     value = graph.constant(switch.input[1])
     if value is None or graph[switch.input[1]].input:
@@ -514,7 +513,7 @@ def _is_dead(tensor: str, branches: dict[str, int], dead: set[str]) -> bool:
     return source in dead or (source in branches and output_of(tensor) != branches[source])
 
 
-def _dead(graph: TensorGraph, branches: dict[str, int]) -> set[str]:
+def _find_dead_nodes(graph: TensorGraph, branches: dict[str, int]) -> set[str]:
     """Return the nodes that never run: those that need a dead result, except live Merges."""
     consumers = graph.consumers()
     dead: set[str] = set()

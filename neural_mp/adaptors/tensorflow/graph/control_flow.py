@@ -44,13 +44,13 @@ def with_functions_of_its_own(graph: TensorGraph) -> TensorGraph:
     names = {f.signature.name: f"{f.signature.name}_{digest}" for f in library.function}
     for function in library.function:
         function.signature.name = names[function.signature.name]
-        _rename(function.node_def, names)
+        _rename_functions(function.node_def, names)
     nodes = {name: copied(node) for name, node in graph.nodes.items()}
-    _rename(nodes.values(), names)
+    _rename_functions(nodes.values(), names)
     return TensorGraph(nodes, graph.versions, library)
 
 
-def _rename(nodes: Iterable[NodeDef], names: Mapping[str, str]) -> None:
+def _rename_functions(nodes: Iterable[NodeDef], names: Mapping[str, str]) -> None:
     for node in nodes:
         node.op = names.get(node.op, node.op)
         for attribute in node.attr.values():
@@ -80,22 +80,22 @@ def reached(
     by_name = {node.name: node for node in graph.node}
     live = closure(nodes, by_name, lambda name: map(node_of, by_name[name].input))
     calls = [*functions, *(name for node in live for name in called(by_name[node]))]
-    return live, _run(graph.library, calls)
+    return live, _reachable_functions(graph.library, calls)
 
 
-def _run(library: FunctionDefLibrary, calls: Iterable[str]) -> set[str]:
+def _reachable_functions(library: FunctionDefLibrary, calls: Iterable[str]) -> set[str]:
     """Return the functions of a library that run when the given ones run, with gradients."""
     by_name = {function.signature.name: function for function in library.function}
     gradients: dict[str, list[str]] = {}
     for gradient in library.gradient:
         gradients.setdefault(gradient.function_name, []).append(gradient.gradient_func)
 
-    def needed(name: str) -> Iterator[str]:
+    def needed_functions(name: str) -> Iterator[str]:
         yield from gradients.get(name, [])
         for node in by_name[name].node_def:
             yield from called(node)
 
-    return closure(calls, by_name, needed)
+    return closure(calls, by_name, needed_functions)
 
 
 def closure(
@@ -114,7 +114,7 @@ def closure(
 
 def used_functions(library: FunctionDefLibrary, nodes: Iterable[NodeDef]) -> FunctionDefLibrary:
     """Return a library of only the functions that the nodes call or pass on."""
-    run = _run(library, (name for node in nodes for name in called(node)))
+    run = _reachable_functions(library, (name for node in nodes for name in called(node)))
     return FunctionDefLibrary(
         function=(f for f in library.function if f.signature.name in run),
         gradient=(g for g in library.gradient if g.function_name in run),
@@ -132,7 +132,7 @@ def drop_unreachable(graph: GraphDef, roots: Iterable[str]) -> None:
     names = {node.name for node in graph.node}
     sinks = set(map(node_of, roots))
     if not sinks or not sinks <= names:
-        sinks = _loose(graph)
+        sinks = _find_sinks(graph)
     needed, _ = reached(graph, sinks)
     nodes = [node for node in graph.node if node.name in needed]
     if len(nodes) < len(graph.node):
@@ -141,7 +141,7 @@ def drop_unreachable(graph: GraphDef, roots: Iterable[str]) -> None:
     graph.library.CopyFrom(used_functions(graph.library, graph.node))
 
 
-def _loose(graph: GraphDef) -> set[str]:
+def _find_sinks(graph: GraphDef) -> set[str]:
     """Return the nodes with unread results; nodes of unknown op types count."""
     consumed = {node_of(t) for node in graph.node for t in node.input if not is_control(t)}
     sinks = set()
@@ -255,10 +255,10 @@ _BODY = re.compile(r"^(?P<caller>.+?)/(?P<part>body|cond|then|else|branch\d+)/_\
 
 def mark_lowered(graph: GraphDef) -> None:
     """Request inlining of the loops and branches of a graph from the runtime, in place."""
-    _mark(graph.node, graph.library)
+    _mark_functional_ops(graph.node, graph.library)
 
 
-def _mark(nodes: Iterable[NodeDef], library: FunctionDefLibrary) -> None:
+def _mark_functional_ops(nodes: Iterable[NodeDef], library: FunctionDefLibrary) -> None:
     for node in chain(nodes, *(function.node_def for function in library.function)):
         if role_of(node) is Role.FUNCTIONAL:
             node.attr[_LOWER].b = True
@@ -276,7 +276,7 @@ def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str
     edited = [
         marked.edit(name) for name, node in graph.nodes.items() if role_of(node) is Role.FUNCTIONAL
     ]
-    _mark(edited, marked.library)
+    _mark_functional_ops(edited, marked.library)
     passed = optimized(marked, ("function",), inputs, outputs)
     return _with_short_names(passed, [*inputs, *outputs])
 
@@ -286,19 +286,19 @@ def _with_short_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
     names: dict[str, str] = {}
     used, protected = set(graph.nodes), set(map(node_of, ports))
     for name in graph.nodes:
-        short = _short(name)
+        short = _shorten_name(name)
         if short != name and short not in used and name not in protected:
             names[name] = short
             used.add(short)
     return graph.renamed(names)
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Shorten `a/while/body/_1/a/while/cell/MatMul` to `a/while/body/cell/MatMul`, recursively."""
     match = _BODY.match(name)
     if match is None:
         return name
     caller, inner = match["caller"], match["rest"]
     around = "/".join(part for part in caller.split("/") if part not in ("body", "cond"))
-    rest = _short(inner.removeprefix(f"{around}/"))
+    rest = _shorten_name(inner.removeprefix(f"{around}/"))
     return f"{caller}/{match['part']}/{rest}"

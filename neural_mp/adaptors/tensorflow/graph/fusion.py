@@ -69,7 +69,7 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
     """
     values: dict[str, Values] = {start: _POINTS}
     while len(values) <= _MOST_OPS:
-        computable = _next_computable(graph, consumers, values)
+        computable = _find_computable(graph, consumers, values)
         if computable is None:
             return None
         last, formula, arguments = computable
@@ -85,7 +85,7 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
     return None
 
 
-def _next_computable(
+def _find_computable(
     graph: TensorGraph, consumers: Consumers, values: Mapping[str, Values]
 ) -> tuple[str, Callable[..., Any], list[Values]] | None:
     """Return a node that reads only known values and scalars, its formula and its operands."""
@@ -95,14 +95,14 @@ def _next_computable(
             if reader in values or formula is None:
                 continue
             tensors = data_inputs(graph.nodes[reader])
-            operands = [values[t] if t in values else _number(graph, t) for t in tensors]
+            operands = [values[t] if t in values else _scalar_value(graph, t) for t in tensors]
             available = [value for value in operands if value is not None]
             if len(available) == len(operands):
                 return reader, formula, available
     return None
 
 
-def _number(graph: TensorGraph, tensor: str) -> Values | None:
+def _scalar_value(graph: TensorGraph, tensor: str) -> Values | None:
     value = graph.constant(tensor)
     return value.reshape(()).astype(np.float64) if value is not None and value.size == 1 else None
 
@@ -144,7 +144,7 @@ def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> Gr
     agnostic_ops = {
         name: moved
         for name, node in graph.nodes.items()
-        if (moved := _moved(graph, node)) and shapes[name] is not None
+        if (moved := _moved_tensors(graph, node)) and shapes[name] is not None
     }
     return GraphStructure(
         groups,
@@ -163,7 +163,7 @@ class _Kernels(FusionRules[str, str]):
         self.consumers = graph.consumers()
 
     def bias(self, group: FusionGroup) -> Step | None:
-        node = self._next(group)
+        node = self._only_consumer(group)
         if (
             node is None
             or role_of(node) is not Role.BIAS
@@ -175,7 +175,7 @@ class _Kernels(FusionRules[str, str]):
         return Step(BIAS, (node.name,), node.input[1])
 
     def residual_sum(self, group: FusionGroup) -> Step | None:
-        node, last = self._next(group), group.tail
+        node, last = self._only_consumer(group), group.tail
         if node is None or role_of(node) is not Role.ADDITION:
             return None
         if SUMMAND not in LAYERS[self.graph.nodes[group.head].op].options:
@@ -192,12 +192,12 @@ class _Kernels(FusionRules[str, str]):
             gelu = find_gelu(self.graph, self.consumers, last)
             if gelu is not None and self.outputs.isdisjoint(gelu.ops[:-1]):
                 return gelu
-        node = self._next(group)
+        node = self._only_consumer(group)
         if node is None or node.op not in kernel.activations:
             return None
         return Step(node.op, (node.name,))
 
-    def _next(self, group: FusionGroup) -> NodeDef | None:
+    def _only_consumer(self, group: FusionGroup) -> NodeDef | None:
         """Return the only reader of the last result; None if the result is an output."""
         if group.tail in self.outputs:
             return None
@@ -222,7 +222,7 @@ class _Kernels(FusionRules[str, str]):
         return placeholders
 
 
-def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
+def _moved_tensors(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     """Return the tensors that an op moves unchanged; empty if the op does more."""
     entry, tensors = op_type(node), data_inputs(node)
     if not entry.moves or "T" not in node.attr:

@@ -58,7 +58,9 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
         last = node
         while last.name not in outputs:
             following = only_reader(graph, consumers, last.name)
-            if following is None or not _absorb(graph, *following, affine, LAYERS[node.op].rank):
+            if following is None or not _absorb_node(
+                graph, *following, affine, LAYERS[node.op].rank
+            ):
                 break
             last = following[0]
             chain.append(last)
@@ -66,11 +68,13 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
             _replace_chain(graph, node, weight, affine, last)
 
 
-def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int) -> bool:
-    """Add a node to an affine map; return False if the node is not affine."""
+def _absorb_node(
+    graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int
+) -> bool:
+    """Return False if the node is not affine."""
     entry = op_type(node)
     if entry.role is Role.BATCH_NORM:
-        return _absorb_norm(graph, node, position, affine)
+        return _absorb_batch_norm(graph, node, position, affine)
     formula = np.add if entry.role is Role.BIAS else entry.formula
     if formula not in _AFFINE or len(node.input) != 2 or channels_first(node):
         return False
@@ -94,7 +98,7 @@ def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, ax
     return True
 
 
-def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affine) -> bool:
+def _absorb_batch_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affine) -> bool:
     """Add FusedBatchNorm(x, scale, offset, mean, variance) in inference to an affine map."""
     values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
     trains = node.attr["is_training"].b if "is_training" in node.attr else True
@@ -140,7 +144,7 @@ def fold_paddings(graph: TensorGraph) -> None:
             continue
         padding = text_attribute(node, "padding")
         inferred = inferred or shapes(graph)
-        if padding == "VALID" and _is_same(graph, node, amounts, inferred[pad.name]):
+        if padding == "VALID" and _is_same_padding(graph, node, amounts, inferred[pad.name]):
             edited = graph.edit(name)
             edited.attr["padding"].s = b"SAME"
         elif "explicit" in kernel.options and padding in ("VALID", "EXPLICIT"):
@@ -154,8 +158,7 @@ def fold_paddings(graph: TensorGraph) -> None:
         edited.input[0] = pad.input[0]
 
 
-def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -> bool:
-    """Whether padding by these amounts equals `SAME` padding for the input's size."""
+def _is_same_padding(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -> bool:
     weight = graph.constant(node.input[1])
     if weight is None or padded is None:
         return False

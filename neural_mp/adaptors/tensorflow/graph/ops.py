@@ -357,7 +357,7 @@ OPS: Mapping[str, OpType] = {name: row for row in ROWS for name in row.names.spl
 _UNLISTED = OpType("")
 
 
-def _kind(name: str) -> str:
+def _op_kind(name: str) -> str:
     return OPS[name].kind or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
@@ -377,7 +377,9 @@ CONTROL_FLOW = types_of(
 )
 #: Kind (see `neural_mp.amp.KINDS`) → op types, without gradients.
 TYPES: Mapping[str, tuple[str, ...]] = {
-    kind: types for kind in KINDS if (types := tuple(name for name in OPS if _kind(name) == kind))
+    kind: types
+    for kind in KINDS
+    if (types := tuple(name for name in OPS if _op_kind(name) == kind))
 }
 
 

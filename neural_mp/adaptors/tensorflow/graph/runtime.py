@@ -84,7 +84,7 @@ class Runner:
         is_large: bool = False,
     ) -> None:
         self._is_large = is_large
-        self._held = {name: _aligned(value) for name, value in held.items()}
+        self._held = {name: _copy_aligned(value) for name, value in held.items()}
         self._held_values = tuple(self._held.values())
         config = tf.compat.v1.ConfigProto()
         rewrites = config.graph_options.rewrite_options
@@ -95,7 +95,7 @@ class Runner:
         self._session = tf.compat.v1.Session(graph=graph, config=config)
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
         # Also runs at exit, before Python deletes the modules that closing needs.
-        weakref.finalize(self, _close, self._session, self._callables)
+        weakref.finalize(self, _close_session, self._session, self._callables)
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """Run the graph, given tensor name → array, and return the fetched tensors.
@@ -106,11 +106,11 @@ class Runner:
         if not fetches:  # which the runtime rejects
             return []
         try:
-            return self._results(feeds, fetches)
+            return self._compute_fetches(feeds, fetches)
         except tf.errors.OpError as error:
-            raise _failure(error) from error
+            raise _run_error(error) from error
 
-    def _results(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
+    def _compute_fetches(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         key = (tuple(feeds), tuple(fetches))
         call = self._callables.get(key)
         if call is not None:
@@ -120,9 +120,9 @@ class Runner:
         computed = [name for name in fetches if name not in available]
         if (len(fed), len(computed)) == (len(feeds), len(fetches)):
             self._callables[key] = self._compiled(available, fetches)
-            return self._results(feeds, fetches)
+            return self._compute_fetches(feeds, fetches)
         # The runtime rejects tensors that are both fed and fetched.
-        outputs = iter(self._results(fed, computed) if computed else ())
+        outputs = iter(self._compute_fetches(fed, computed) if computed else ())
         return [available[name] if name in available else next(outputs) for name in fetches]
 
     def traced(
@@ -144,7 +144,7 @@ class Runner:
             try:
                 run(*feeds.values(), run_metadata=metadata)
             except tf.errors.OpError as error:
-                raise _failure(error) from error
+                raise _run_error(error) from error
             yield metadata.step_stats
 
     def _compiled(self, feeds: Iterable[str], fetches: Iterable[str], **how: object) -> Any:
@@ -156,19 +156,17 @@ class Runner:
         return self._session._make_callable_from_options(options)
 
 
-def _close(session: tf.compat.v1.Session, callables: dict[Any, Any]) -> None:
-    """Release the compiled functions of a session, and close the session."""
+def _close_session(session: tf.compat.v1.Session, callables: dict[Any, Any]) -> None:
     callables.clear()
     session.close()
 
 
-def _failure(error: tf.errors.OpError) -> ConversionError:
-    """Return the error of a run."""
+def _run_error(error: tf.errors.OpError) -> ConversionError:
     logger.debug("a run failed", exc_info=True)
     return ConversionError(f"TensorFlow fails to run the graph: {one_line(error)}")
 
 
-def _aligned(value: NDArray[Any]) -> NDArray[Any]:
+def _copy_aligned(value: NDArray[Any]) -> NDArray[Any]:
     """Return a copy that the runtime uses without copying again."""
     room = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
@@ -204,7 +202,7 @@ def imported(graph: GraphDef) -> tf.Graph:
     Raises:
         ModelLoadError: TensorFlow's own code fails.
     """
-    return _imported(graph, _ReadableGraph())
+    return _import_graph(graph, _ReadableGraph())
 
 
 def runnable(graph: GraphDef) -> tf.Graph:
@@ -213,10 +211,10 @@ def runnable(graph: GraphDef) -> tf.Graph:
     Raises:
         ModelLoadError: TensorFlow's own code fails.
     """
-    return _imported(graph, _RunnableGraph())
+    return _import_graph(graph, _RunnableGraph())
 
 
-def _imported(graph: GraphDef, result: tf.Graph) -> tf.Graph:
+def _import_graph(graph: GraphDef, result: tf.Graph) -> tf.Graph:
     try:
         with result.as_default():
             tf.graph_util.import_graph_def(graph, name="")
@@ -236,7 +234,7 @@ def keep_forever(error: BaseException) -> None:
 
 
 @cache
-def _cluster() -> Cluster:
+def _cpu_cluster() -> Cluster:
     """Return a processor as a description of where graphs run, which the optimizer requires.
 
     By default, it would examine this machine for every graph, which takes as long as its passes
@@ -273,7 +271,7 @@ def offline_passes(
     rewrites.min_graph_nodes = -1
     # Only the pass `layout` reads the option.
     rewrites.cpu_layout_conversion = rewriter_config_pb2.RewriterConfig.NCHW_TO_NHWC
-    return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=_cluster())
+    return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=_cpu_cluster())
 
 
 def optimized(
@@ -306,11 +304,11 @@ def optimized(
     result = TensorGraph.from_graph_def(passed)
     for name in large.keys() - set(held):
         if name in result:
-            result.nodes[name] = _with_inputs(large[name], result[name].input)
+            result.nodes[name] = _set_control_inputs(large[name], result[name].input)
     return result
 
 
-def _with_inputs(constant: NodeDef, controls: Sequence[str]) -> NodeDef:
+def _set_control_inputs(constant: NodeDef, controls: Sequence[str]) -> NodeDef:
     """Return a constant with the control inputs that passes gave to its placeholder."""
     if list(constant.input) == list(controls):
         return constant

@@ -23,48 +23,50 @@ def elements(values: object) -> Elements:
     return np.asarray(values, dtype=object)
 
 
-def _known(facts: Facts) -> Elements:
+def _require_value(facts: Facts) -> Elements:
     if facts.value is None:
         raise ValueError("the value is unknown")
     return facts.value
 
 
 def of_first(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    return _known(inputs[0])
+    return _require_value(inputs[0])
 
 
 def elementwise(compute: Callable[..., Size]) -> Rule:
     ufunc = np.frompyfunc(compute, 2, 1)
-    return lambda node, inputs: elements(ufunc(_known(inputs[0]), _known(inputs[1])))
+    return lambda node, inputs: elements(
+        ufunc(_require_value(inputs[0]), _require_value(inputs[1]))
+    )
 
 
 def negative(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    return elements(-_known(inputs[0]))
+    return elements(-_require_value(inputs[0]))
 
 
 def truncated(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Size]:
     """Return a division that rounds to zero: of no negative values, as one that rounds down."""
 
-    def compute(lhs: Size, rhs: Size) -> Size:
+    def divide_nonnegative(lhs: Size, rhs: Size) -> Size:
         if not (is_nonnegative(lhs) and is_nonnegative(rhs)):
             raise ValueError("signs are unknown")
         return whole(lhs, rhs)
 
-    return compute
+    return divide_nonnegative
 
 
 def reduction(compute: Callable[[Size, Size], Size]) -> Rule:
     ufunc = np.frompyfunc(compute, 2, 1)
 
-    def reduced(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-        values, axes = _known(inputs[0]), tuple(inputs[1].integers)
+    def reduce_elements(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
+        values, axes = _require_value(inputs[0]), tuple(inputs[1].integers)
         if not values.size:
             raise ValueError("there are no elements")
         for axis in sorted(axis % values.ndim for axis in axes)[::-1]:
             values = elements(ufunc.reduce(values, axis=axis, keepdims=node.attr["keep_dims"].b))
         return values
 
-    return reduced
+    return reduce_elements
 
 
 def shape(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
@@ -83,23 +85,23 @@ def rank(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
 
 
 def stack(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    return np.stack([_known(facts) for facts in inputs], node.attr["axis"].i)
+    return np.stack([_require_value(facts) for facts in inputs], node.attr["axis"].i)
 
 
 def concat(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    return np.concatenate([_known(facts) for facts in inputs[:-1]], inputs[-1].integers[0])
+    return np.concatenate([_require_value(facts) for facts in inputs[:-1]], inputs[-1].integers[0])
 
 
 def gather(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     if "batch_dims" in node.attr and node.attr["batch_dims"].i:
         raise ValueError("rows of batches are not tracked")
-    rows = np.reshape(inputs[1].integers, [int(size) for size in _known(inputs[1]).shape])
+    rows = np.reshape(inputs[1].integers, [int(size) for size in _require_value(inputs[1]).shape])
     axis = inputs[2].integers[0] if len(inputs) > 2 else 0
-    return elements(np.take(_known(inputs[0]), rows.astype(np.intp), axis))
+    return elements(np.take(_require_value(inputs[0]), rows.astype(np.intp), axis))
 
 
 def strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    values = _known(inputs[0])
+    values = _require_value(inputs[0])
     bounds = [facts.integers for facts in inputs[1:4]]
     return elements(values[tuple(index_parts(node, bounds, values.ndim))])
 
@@ -107,7 +109,7 @@ def strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
 def slice_by_size(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     parts = zip(inputs[1].integers, inputs[2].integers, strict=True)
     slices = (slice(begin, None if size == -1 else begin + size) for begin, size in parts)
-    return elements(_known(inputs[0])[tuple(slices)])
+    return elements(_require_value(inputs[0])[tuple(slices)])
 
 
 def fill(node: NodeDef, inputs: Sequence[Facts]) -> Elements:

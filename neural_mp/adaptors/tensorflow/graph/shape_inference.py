@@ -85,7 +85,7 @@ class Shapes:
 
 def shapes(graph: TensorGraph) -> Shapes:
     """Infer the shapes of a graph."""
-    return _shapes(_bytes_of(without_large(graph, _LARGE)))
+    return _infer_shapes(_bytes_of(without_large(graph, _LARGE)))
 
 
 def _bytes_of(graph: GraphDef) -> bytes:
@@ -94,7 +94,7 @@ def _bytes_of(graph: GraphDef) -> bytes:
 
 
 @lru_cache(maxsize=32)
-def _shapes(serialized: bytes) -> Shapes:
+def _infer_shapes(serialized: bytes) -> Shapes:
     """Infer the shapes of a serialized graph; a graph is asked for many times in a row."""
     graph = TensorGraph.from_graph_def(GraphDef.FromString(serialized))
     static = _static_shapes(graph)
@@ -145,41 +145,45 @@ class _Inference:
             for name, node in order.items():
                 self.facts[name] = self._facts_of(node)
             changed = {
-                name: _equal_sizes(self._read(name).shape, self._read(successor).shape)
+                name: _equal_sizes(
+                    self._tensor_facts(name).shape, self._tensor_facts(successor).shape
+                )
                 for name, successor in self.following.items()
-                if self._read(name).shape != self._read(successor).shape
+                if self._tensor_facts(name).shape != self._tensor_facts(successor).shape
             }
             if all(self.invariant.get(name, ()) == sizes for name, sizes in changed.items()):
                 return {name: [f.shape for f in results] for name, results in self.facts.items()}
             self.invariant |= changed
 
-    def _read(self, tensor: str) -> Facts:
+    def _tensor_facts(self, tensor: str) -> Facts:
         """Return the facts about a tensor; nothing for one of a later iteration of a loop."""
         results = self.facts.get(node_of(tensor))
         return results[output_of(tensor)] if results else _NOTHING
 
     def _facts_of(self, node: NodeDef) -> list[Facts]:
-        inputs = [self._read(tensor) for tensor in data_inputs(node)]
+        inputs = [self._tensor_facts(tensor) for tensor in data_inputs(node)]
         static = self.static[node.name]
-        derived = self._derived(node, inputs)
+        derived = self._derive_shapes(node, inputs)
         if len(derived) < len(static) and self._exceeds_static(node, inputs):
-            static = self._static_with(node, inputs)
+            static = self._infer_with_facts(node, inputs)
         merged = [
-            _merged(f"{node.name}:{index}", shape, derived[index] if index < len(derived) else None)
+            _complete_sizes(
+                f"{node.name}:{index}", shape, derived[index] if index < len(derived) else None
+            )
             for index, shape in enumerate(static)
         ]
         values = self._values(node, inputs, merged)
         return [Facts(*pair) for pair in zip(merged, values, strict=True)]
 
-    def _derived(self, node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
+    def _derive_shapes(self, node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
         """Return shapes of the first results; empty if nothing can be derived."""
         if role_of(node) is Role.SWITCH:
             return [inputs[0].shape] * len(self.static[node.name])
         if role_of(node) is Role.MERGE:
-            return [self._merge(node, [facts.shape for facts in inputs]), ()]
-        return _tried(op_type(node).shape, node, inputs) or ()
+            return [self._merge_shapes(node, [facts.shape for facts in inputs]), ()]
+        return _try_rule(op_type(node).shape, node, inputs) or ()
 
-    def _merge(self, node: NodeDef, shapes: Sequence[tuple[Size, ...] | None]) -> Sizes:
+    def _merge_shapes(self, node: NodeDef, shapes: Sequence[tuple[Size, ...] | None]) -> Sizes:
         if node.name in self.following:
             return self.invariant.get(node.name, shapes[0])
         common: Sizes = shapes[0]
@@ -206,7 +210,7 @@ class _Inference:
             if node.op == CONSTANT and constant_size(node) == count:
                 derived = elements(self.graph.value(node.name).tolist())
             elif index == 0 or role_of(node) is Role.SWITCH:
-                derived = _tried(op_type(node).elements, node, inputs)
+                derived = _try_rule(op_type(node).elements, node, inputs)
             if (
                 derived is None
                 or derived.size != count
@@ -232,7 +236,7 @@ class _Inference:
                 return any(isinstance(element, int) for element in facts.elements)
         return False
 
-    def _static_with(self, node: NodeDef, inputs: Sequence[Facts]) -> list[Shape]:
+    def _infer_with_facts(self, node: NodeDef, inputs: Sequence[Facts]) -> list[Shape]:
         """Return the shapes that TensorFlow infers of the results from what is known of inputs."""
         isolated = TensorGraph({}, self.graph.versions, self.graph.library)
         tensors = data_inputs(node)
@@ -251,7 +255,7 @@ class _Inference:
             logger.debug("TensorFlow rejects the inputs of %s", node.name, exc_info=True)
             return self.static[node.name]
         pairs = zip(self.static[node.name], shapes_alone, strict=True)
-        return [_both(static, inferred) for static, inferred in pairs]
+        return [_combine_known_sizes(static, inferred) for static, inferred in pairs]
 
 
 def _add_stand_in(graph: TensorGraph, name: str, dtype: tf.DType, facts: Facts) -> None:
@@ -275,7 +279,7 @@ def _add_stand_in(graph: TensorGraph, name: str, dtype: tf.DType, facts: Facts) 
         graph.put("Placeholder", name, dtype=dtype, shape=tf.TensorShape([0]))
 
 
-def _tried(
+def _try_rule(
     rule: Callable[[NodeDef, Sequence[Facts]], _Result] | None,
     node: NodeDef,
     inputs: Sequence[Facts],
@@ -294,14 +298,13 @@ def _equal_sizes(first: Sizes, second: Sizes) -> Sizes:
     return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
-def _both(first: Shape, second: Shape) -> Shape:
-    """Return a shape with the sizes known from either."""
+def _combine_known_sizes(first: Shape, second: Shape) -> Shape:
     if first is None or second is None or len(first) != len(second):
         return second if first is None else first
     return tuple(b if a is None else a for a, b in zip(first, second, strict=True))
 
 
-def _merged(tensor: str, static: Shape, derived: Sizes) -> tuple[Size, ...] | None:
+def _complete_sizes(tensor: str, static: Shape, derived: Sizes) -> tuple[Size, ...] | None:
     """Return constants of TensorFlow's inference, derived sizes, and new unknowns for the rest."""
     if derived is None or (static is not None and len(static) != len(derived)):
         derived = None if static is None else (None,) * len(static)

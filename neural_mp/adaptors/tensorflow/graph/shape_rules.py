@@ -92,7 +92,7 @@ def broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Siz
     return tuple(map(broadcast, lhs, rhs))
 
 
-def _windows(node: NodeDef, source: Facts, window: Sequence[Size]) -> dict[int, Size]:
+def _window_sizes(node: NodeDef, source: Facts, window: Sequence[Size]) -> dict[int, Size]:
     """Return axis → size after a window, of spatial sizes `window`, moves over a tensor."""
     sizes, strides = source.sizes, integers_attribute(node, "strides")
     dilations = integers_attribute(node, "dilations") or [1] * len(sizes)
@@ -113,7 +113,7 @@ def _windows(node: NodeDef, source: Facts, window: Sequence[Size]) -> dict[int, 
 def convolution(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     source, weight = inputs[0].sizes, inputs[1].sizes
     channel_axis = 1 if channels_first(node) else len(source) - 1
-    moved = _windows(node, inputs[0], weight[:-2]) | {0: source[0], channel_axis: weight[-1]}
+    moved = _window_sizes(node, inputs[0], weight[:-2]) | {0: source[0], channel_axis: weight[-1]}
     return [tuple(moved[axis] for axis in range(len(source)))]
 
 
@@ -128,23 +128,23 @@ def pooling(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     channel_axis = 1 if channels_first(node) else len(source) - 1
     if window[0] != 1 or window[channel_axis] != 1:
         return [None]
-    moved = _windows(node, inputs[0], spatial)
+    moved = _window_sizes(node, inputs[0], spatial)
     return [tuple(moved.get(axis, size) for axis, size in enumerate(source))]
 
 
 def resize(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     source = inputs[0].sizes
-    return [(source[0], *map(_size, inputs[1].elements), source[3])]
+    return [(source[0], *map(_size_from_element, inputs[1].elements), source[3])]
 
 
-def _size(element: Size) -> Size | None:
+def _size_from_element(element: Size) -> Size | None:
     """Return an element of a shape; None if it may be -1, which stands for another size."""
     return element if is_nonnegative(element) else None
 
 
 def reshape(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     target = inputs[1].elements
-    sizes = [_size(element) for element in target]
+    sizes = [_size_from_element(element) for element in target]
     defined = [size for size in sizes if size is not None]
     if -1 in target and inputs[0].shape is not None and len(defined) == len(target) - 1:
         sizes[target.index(-1)] = prod(inputs[0].sizes) // prod(defined)
@@ -152,11 +152,11 @@ def reshape(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 
 
 def fill(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    return [tuple(map(_size, inputs[0].elements))]
+    return [tuple(map(_size_from_element, inputs[0].elements))]
 
 
 def broadcast_to(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    return [tuple(map(_size, inputs[1].elements))]
+    return [tuple(map(_size_from_element, inputs[1].elements))]
 
 
 def transpose(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
@@ -252,12 +252,12 @@ def squeeze(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 def concat(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     first, rest = inputs[0].sizes, [facts.sizes for facts in inputs[1:-1]]
     axis = inputs[-1].integers[0] % len(first)
-    sizes = [_common([shape[k] for shape in (first, *rest)]) for k in range(len(first))]
+    sizes = [_common_size([shape[k] for shape in (first, *rest)]) for k in range(len(first))]
     sizes[axis] = sum(shape[axis] for shape in (first, *rest))
     return [tuple(sizes)]
 
 
-def _common(sizes: Sequence[Size]) -> Size:
+def _common_size(sizes: Sequence[Size]) -> Size:
     """Return the size of an axis that is equal for several tensors: an integer if one is."""
     return next((size for size in sizes if isinstance(size, int)), sizes[0])
 
@@ -284,7 +284,7 @@ def split(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 def split_by_sizes(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes, parts, (axis,) = list(inputs[0].sizes), inputs[1].elements, inputs[2].integers
     leading, trailing = sizes[:axis], sizes[axis:][1:]
-    lengths = [_size(part) for part in parts]
+    lengths = [_size_from_element(part) for part in parts]
     if parts.count(-1) == 1 and lengths.count(None) == 1:
         lengths[parts.index(-1)] = sizes[axis] - sum(part for part in lengths if part is not None)
     return [(*leading, part, *trailing) for part in lengths]
@@ -299,7 +299,7 @@ def gather(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 
 def slice_by_size(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     parts = zip(inputs[0].sizes, inputs[1].elements, inputs[2].elements, strict=True)
-    return [tuple(size - begin if n == -1 else _size(n) for size, begin, n in parts)]
+    return [tuple(size - begin if n == -1 else _size_from_element(n) for size, begin, n in parts)]
 
 
 def strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:

@@ -147,21 +147,21 @@ def integers_attribute(node: NodeDef, key: str) -> list[int]:
 
 def typed_inputs(node: NodeDef) -> list[int]:
     """Return the positions of the inputs of the element type that a node computes in."""
-    types = _types(node, "input_arg")
+    types = _argument_types(node, "input_arg")
     return [position for position, (attribute, _) in enumerate(types) if attribute == "T"]
 
 
 def has_typed_results(node: NodeDef) -> bool:
     """Whether a result has the element type that a node computes in."""
-    return any(attribute == "T" for attribute, _ in _types(node, "output_arg"))
+    return any(attribute == "T" for attribute, _ in _argument_types(node, "output_arg"))
 
 
 def result_dtypes(node: NodeDef) -> list[tf.DType]:
     """Return the element types of a node's results; empty for unknown op types."""
-    return [tf.as_dtype(kind) for _, kind in _types(node, "output_arg")]
+    return [tf.as_dtype(kind) for _, kind in _argument_types(node, "output_arg")]
 
 
-def _types(node: NodeDef, arguments: str) -> list[tuple[str, int]]:
+def _argument_types(node: NodeDef, arguments: str) -> list[tuple[str, int]]:
     """Return, per input or result, the attribute with its type, if any, and the type."""
     definition = op_def_registry.get(node.op)
     types: list[tuple[str, int]] = []

@@ -61,15 +61,17 @@ def write_table(forms: Forms, model: TensorFlowModel, node: NodeDef, weight_limi
         scales = weight_scales(table, (1,), weight_limit)
     integers = round_to_int8(table, scales, weight_limit)
 
-    def read(constant: str, kind: tf.DType, suffix: str) -> str:
+    def put_gather(constant: str, kind: tf.DType, suffix: str) -> str:
         inputs = [constant, *(forms.real(tensor) for tensor in node.input[1:])]
         types = {"Tparams": kind, **{key: node.attr[key] for key in ("Tindices", "Taxis")}}
         put = forms.graph.put(node.op, f"{name}/{suffix}", inputs, **types)
         forms.helpers[put] = name
         return put
 
-    rows = read(forms.graph.put_constant(f"{name}/table_int8", integers), tf.int8, "rows")
-    steps = read(forms.graph.put_constant(f"{name}/table_scale", scales), tf.float32, "scales")
+    rows = put_gather(forms.graph.put_constant(f"{name}/table_int8", integers), tf.int8, "rows")
+    steps = put_gather(
+        forms.graph.put_constant(f"{name}/table_scale", scales), tf.float32, "scales"
+    )
     types = {"SrcT": tf.int8, "DstT": tf.float32}
     numbers = forms.graph.put("Cast", f"{name}/numbers", [rows], **types)
     written = forms.graph.put("Mul", forms.name_for(name, FP32), [numbers, steps], T=tf.float32)
@@ -215,14 +217,13 @@ class _Writer:
         graph.redirect({f"^{name}": f"^{written}" for name, written in replaced.items()})
         graph = graph.pruned(signature.output_tensors, signature.input_tensors)
         protect_summands(graph, self.model.output_nodes)
-        ops, counts = self._counted_for(graph), self.forms.counts
-        written = self._written_for(graph)
+        ops, counts = self._time_owners(graph), self.forms.counts
+        written = self._written_ops(graph)
         return self.model.with_graph(
-            graph, ops=ops, counts=counts, results=self._results(graph), written=written
+            graph, ops=ops, counts=counts, results=self._output_locations(graph), written=written
         )
 
-    def _results(self, graph: TensorGraph) -> dict[str, OutputLocation]:
-        """Return op of the original graph → the location of its result."""
+    def _output_locations(self, graph: TensorGraph) -> dict[str, OutputLocation]:
         locations = {}
         for node in self.model.op_nodes:
             if node.name in self.inner and node.name not in self.layers:
@@ -232,7 +233,7 @@ class _Writer:
                 locations[node.name] = OutputLocation(tensor, node.op, encoding)
         return locations
 
-    def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
+    def _time_owners(self, graph: TensorGraph) -> dict[str, str]:
         """Return node of the converted graph → the op that its time counts for."""
         heads = self.model.structure.layer_of
         names = {}
@@ -242,7 +243,7 @@ class _Writer:
                 names[written] = op
         return names
 
-    def _written_for(self, graph: TensorGraph) -> dict[str, str]:
+    def _written_ops(self, graph: TensorGraph) -> dict[str, str]:
         """Return node of the converted graph → its op (see `TensorFlowModel.written`)."""
         ops = dict.fromkeys((*self.standing_for, *self.inner), "")
         ops.update(self.forms.helpers)
@@ -267,12 +268,12 @@ def protect_summands(graph: TensorGraph, outputs: frozenset[str]) -> None:
         if kind is not KernelKind.CONVOLUTION or b"Sum" not in node.attr["fused_ops"].list.s:
             continue
         summand = node_of(node.input[_SUMMAND])
-        if not _is_safe(graph, consumers, outputs, name, summand):
+        if not _can_overwrite_summand(graph, consumers, outputs, name, summand):
             variants = copies.setdefault(summand, _ways_to_copy())
             _copy_before(graph, name, summand, next(variants))
 
 
-def _is_safe(
+def _can_overwrite_summand(
     graph: TensorGraph,
     consumers: Consumers,
     outputs: frozenset[str],
@@ -290,13 +291,13 @@ def _is_safe(
 
 
 def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:
-    def near(name: str) -> Iterator[str]:
+    def memory_neighbours(name: str) -> Iterator[str]:
         node = graph.nodes[name]
         yield from (r for r, _ in consumers[name] if has_trait(graph.nodes[r], Trait.SHARES_MEMORY))
         if has_trait(node, Trait.SHARES_MEMORY):
             yield from (node_of(t) for t in node.input[:1] if not is_control(t))
 
-    return closure([start], graph.nodes, near)
+    return closure([start], graph.nodes, memory_neighbours)
 
 
 def _ways_to_copy() -> Iterator[_Copy]:

@@ -105,19 +105,18 @@ def write_layer(
         amounts = padding_of(node, value, shape)
         assert amounts is not None  # otherwise int8 is ineligible
         if amounts.any():
-            stored = _padded(forms, source, amounts, shape)
+            stored = _pad_quantized_input(forms, source, amounts, shape)
             node = copied(node)
             node.attr["padding"].s = b"VALID"
             node.attr.pop("explicit_paddings", None)
-    bias = _bias(forms, layer, len(weight.limits)) + encoding.low * weight.sums
+    bias = _bias_or_zeros(forms, layer, len(weight.limits)) + encoding.low * weight.sums
     call = _Call(forms, layer, weight, source, stored or forms.stored(source), bias)
     if kernel.is_dense:
         return _write_product(call, layer.tail in flow.int8_outputs)
     return _write_convolution(call, node)
 
 
-def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
-    """Return the quantized input of a convolution with zero padding."""
+def _pad_quantized_input(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
     name = f"{source}/around_{'_'.join(map(str, amounts[1:3].reshape(-1)))}"
     if name in forms.graph:
         return name
@@ -129,7 +128,7 @@ def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
     return forms.stored_as(padded, source, name)
 
 
-def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
+def _bias_or_zeros(forms: Forms, layer: Layer, channels: int) -> Array:
     bias = layer.group.bias
     if bias is None or bias.operand is None:
         return np.zeros(channels)
@@ -228,11 +227,11 @@ def _write_convolution(call: _Call, geometry: NodeDef) -> str:
     fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], U8)
     name = forms.name_for(layer.tail, UINT8)
     forms.graph.add(call.with_zero_point(convolution_node(name, fused, geometry)))
-    forms.put(layer.tail, UINT8, _clipped(forms, layer, name, result))
+    forms.put(layer.tail, UINT8, _clip_activation(forms, layer, name, result))
     return name
 
 
-def _clipped(forms: Forms, layer: Layer, name: str, result: QuantParams) -> str:
+def _clip_activation(forms: Forms, layer: Layer, name: str, result: QuantParams) -> str:
     """Apply the part of the activation's clipping that the quantized range does not cover.
 
     Needed if a tensor shares its scale with others (concatenation), so that its zero, or six, lies
@@ -276,31 +275,30 @@ def pad_stored(
     graph = forms.graph
     paddings = graph.put_constant(f"{name}/amounts", amounts.astype(np.int32))
     last = forms.bits(stored, name)
-    width = _together(shape, amounts)
+    width = _channels_per_integer(shape, amounts)
     kind, number = _WIDE.get(width, (tf.uint8, np.uint8))
     zero = np.full(width, zero_point, np.uint8).view(number)[0]
     if width > 1:
         assert shape is not None
         sizes = [size or -1 for size in shape]
         split = [-1, *sizes[1:3], sizes[3] // width, width]
-        last = _reshaped(graph, last, f"{name}/split", split)
+        last = _put_reshape(graph, last, f"{name}/split", split)
         last = graph.put("Bitcast", f"{name}/wide", [last], T=tf.uint8, type=kind)
     value = graph.put_constant(f"{name}/zero", zero)
     last = graph.put("PadV2", f"{name}/padded", [last, paddings, value], T=kind, Tpaddings=tf.int32)
     if width > 1:
         last = graph.put("Bitcast", f"{name}/bytes", [last], T=kind, type=tf.uint8)
         padded = [size + int(amounts[axis].sum()) for axis, size in enumerate(sizes)]
-        last = _reshaped(graph, last, f"{name}/joined", [-1, *padded[1:3], sizes[3]])
+        last = _put_reshape(graph, last, f"{name}/joined", [-1, *padded[1:3], sizes[3]])
     return graph.put("Bitcast", name, [last], T=tf.uint8, type=U8)
 
 
-def _together(shape: Shape, amounts: Array) -> int:
-    """Return the number of channels that can be padded as one integer."""
+def _channels_per_integer(shape: Shape, amounts: Array) -> int:
     if shape is None or len(shape) != 4 or None in shape[1:] or amounts[3].any():
         return 1
     return next((width for width in _WIDE if (shape[3] or 1) % width == 0), 1)
 
 
-def _reshaped(graph: TensorGraph, tensor: str, name: str, sizes: list[int]) -> str:
+def _put_reshape(graph: TensorGraph, tensor: str, name: str, sizes: list[int]) -> str:
     shape = graph.put_constant(f"{name}/sizes", np.array(sizes, np.int32))
     return graph.put("Reshape", name, [tensor, shape], T=tf.uint8, Tshape=tf.int32)

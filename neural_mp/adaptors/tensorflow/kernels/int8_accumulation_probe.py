@@ -43,11 +43,11 @@ _ACTIVATIONS = {
 _STEP_TOLERANCE = 0.05
 
 
-def _numbers_of(form: str) -> Iterator[str]:
+def _probe_form(form: str) -> Iterator[str]:
     """Yield whether a variant is correct with weights of ±63, and with ±127."""
-    if _is_right(form, REDUCED_RANGE):
+    if _is_within_one_step(form, REDUCED_RANGE):
         yield f"{WORKS}{form}"
-        if _is_right(form, FULL_RANGE):
+        if _is_within_one_step(form, FULL_RANGE):
             yield f"{EXACT}{form}"
 
 
@@ -70,15 +70,15 @@ def _run_in_bf16(case: str) -> Iterator[str]:
     yield f"{WORKS}{case}"
 
 
-def _is_right(form: str, weight_range: WeightRange) -> bool:
+def _is_within_one_step(form: str, weight_range: WeightRange) -> bool:
     """Whether a variant is within one step of the float op, for signed and unsigned inputs."""
     return all(
-        _steps_off(form, weight_range, signed) <= 1 + _STEP_TOLERANCE for signed in (True, False)
+        _max_error_steps(form, weight_range, signed) <= 1 + _STEP_TOLERANCE
+        for signed in (True, False)
     )
 
 
-def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
-    """Return the maximum error of a variant, in steps of its output."""
+def _max_error_steps(form: str, weight_range: WeightRange, signed: bool) -> float:
     limit = WEIGHT_LIMITS[weight_range]
     model, feeds = _small_model(form, limit, signed)
     ops = build_graph(model)
@@ -100,21 +100,21 @@ def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, 
     op, _, kind = form.partition(" ")
     draw = np.random.default_rng(0)
     shape = (6, _CHANNELS) if LAYERS[op].is_dense else (2, 9, 9, _CHANNELS)
-    feeds = {"x": _on_steps(draw, shape, signed)}
-    weight = _extreme_weight(draw, op, limit)
+    feeds = {"x": _draw_extreme_input(draw, shape, signed)}
+    weight = _draw_extreme_weight(draw, op, limit)
     if kind == SUMMAND:
-        feeds["z"] = _on_steps(draw, shape, signed)
+        feeds["z"] = _draw_extreme_input(draw, shape, signed)
     graph = tf.Graph()
     with graph.as_default():
         fed = [tf.compat.v1.placeholder(_F32, (None, *shape[1:]), name) for name in feeds]
-        y = _layer(op, fed[0], kind, weight)
+        y = _apply_layer(op, fed[0], kind, weight)
         if kind == SUMMAND:
             y = tf.raw_ops.AddV2(x=y, y=fed[1])
             y = tf.nn.relu(y) if signed else y
         if kind in _ACTIVATIONS:
             y = _ACTIVATIONS[kind](y)
         if LAYERS[op].is_dense:  # also covers an INT8 result
-            y = _layer(op, y, "plain", np.eye(_CHANNELS, dtype=np.float32))
+            y = _apply_layer(op, y, "plain", np.eye(_CHANNELS, dtype=np.float32))
         tf.identity(y, "y")
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
     ports = tuple(
@@ -124,8 +124,7 @@ def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, 
     return TensorFlowModel(nodes.pruned(["y"], feeds), signature, feeds, {}), feeds
 
 
-def _layer(op: str, source: tf.Tensor, kind: str, weight: Array) -> tf.Tensor:
-    """Return the result of a layer with a bias."""
+def _apply_layer(op: str, source: tf.Tensor, kind: str, weight: Array) -> tf.Tensor:
     explicit, dilation = kind == "explicit", 2 if kind == "dilated" else 1
     geometry = {
         "strides": [1, 1, 1, 1],
@@ -140,7 +139,7 @@ def _layer(op: str, source: tf.Tensor, kind: str, weight: Array) -> tf.Tensor:
     return tf.raw_ops.BiasAdd(value=y, bias=np.zeros(_CHANNELS, np.float32))
 
 
-def _on_steps(draw: np.random.Generator, shape: tuple[int, ...], signed: bool) -> Array:
+def _draw_extreme_input(draw: np.random.Generator, shape: tuple[int, ...], signed: bool) -> Array:
     """Return values without rounding error, most of them, and their neighbours, extreme."""
     stored = draw.choice([0, 255, 255, 255, 255, 128], shape)
     stored[0] = 255
@@ -149,7 +148,7 @@ def _on_steps(draw: np.random.Generator, shape: tuple[int, ...], signed: bool) -
     return ((stored - zero_point) * _INPUT_STEP).astype(np.float32)
 
 
-def _extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
+def _draw_extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
     """Return an exact weight of extreme integers, in channels that cancel and that do not."""
     window = () if LAYERS[op].is_dense else (3, 3)
     outputs = 1 if LAYERS[op].is_depthwise else _CHANNELS
@@ -159,5 +158,5 @@ def _extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
 
 
 if __name__ == "__main__":
-    try_each(FORMS, _numbers_of, ConversionError)
+    try_each(FORMS, _probe_form, ConversionError)
     try_each(BF16_CASES, _run_in_bf16, ConversionError)

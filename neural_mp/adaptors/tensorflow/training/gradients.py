@@ -82,12 +82,14 @@ class TrainableKerasModel:
         self._model, self._loss = model, loss
         self._policy = f"mixed_{'bfloat16' if precision is Precision.BF16 else 'float16'}"
         self._units = unit_layers(model)
-        self._optimizer = _optimizer(model, optimizer)
+        self._optimizer = _make_optimizer(model, optimizer)
         own = _float32_layers(self._units)
         put_policy([model], FLOAT32)
         outputs = _output_layers(model, self._units, inputs)
         self._layers = [
-            TrainedLayer(name, type(layers[0]).__name__, _fixed(name, layers, outputs, own))
+            TrainedLayer(
+                name, type(layers[0]).__name__, _float32_reason(name, layers, outputs, own)
+            )
             for name, layers in self._units.items()
         ]
         self._step = tf.function(self._one_step, reduce_retracing=True)
@@ -103,10 +105,10 @@ class TrainableKerasModel:
     ) -> Gradients:
         """Return the gradients of a batch with some layers in 16 bits, set by policies."""
         inputs, targets, weights = unpacked(batch)
-        with self._in_16_bits(low), untouched(self._model), _without_randomness(self._model):
+        with self._in_16_bits(low), untouched(self._model), _disable_randomness(self._model):
             self.refused = ""
             try:
-                return self._pass(inputs, targets, weights, scale)
+                return self._compute_gradients(inputs, targets, weights, scale)
             except _TYPE_ERRORS as error:
                 if not low:
                     raise
@@ -114,11 +116,11 @@ class TrainableKerasModel:
             # The model's code combines two types, so 16-bit results are cast back.
             layers = [layer for name in low for layer in self._units[name]]
             with calls_wrapped(layers, _cast_back):
-                return self._pass(inputs, targets, weights, scale)
+                return self._compute_gradients(inputs, targets, weights, scale)
 
     def trace(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
         """Return the numerics trace of such a pass; layers always cast their inputs."""
-        with self._in_16_bits(low), _without_randomness(self._model):
+        with self._in_16_bits(low), _disable_randomness(self._model):
             return trace_numerics(self._model, batch, self._loss, scale)
 
     def step(self, batch: object) -> float:
@@ -137,7 +139,9 @@ class TrainableKerasModel:
         self._optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
-    def _pass(self, inputs: object, targets: object, weights: object, scale: float) -> Gradients:
+    def _compute_gradients(
+        self, inputs: object, targets: object, weights: object, scale: float
+    ) -> Gradients:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
             outputs = self._model(inputs, training=True)
@@ -163,7 +167,7 @@ class TrainableKerasModel:
             put_policy(layers, FLOAT32)
 
 
-def _fixed(
+def _float32_reason(
     name: str, layers: Collection[Any], outputs: Collection[str], own: Collection[str]
 ) -> str:
     if name in outputs:
@@ -173,7 +177,7 @@ def _fixed(
     return "has its own dtype, float32" if name in own else ""
 
 
-def _optimizer(model: keras.Model, given: object) -> Any:
+def _make_optimizer(model: keras.Model, given: object) -> Any:
     """Return an optimizer of the given class, or of the class the model is compiled with."""
     if given is None:
         given = getattr(model, "optimizer", None) or "adam"
@@ -186,7 +190,7 @@ def _optimizer(model: keras.Model, given: object) -> Any:
     if isinstance(instance, keras.optimizers.LossScaleOptimizer):
         instance = instance.inner_optimizer
     try:
-        return _recreated(instance)
+        return _recreate_optimizer(instance)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ConfigurationError(
             f"optimizer {type(instance).__name__} cannot be recreated from its config "
@@ -194,7 +198,7 @@ def _optimizer(model: keras.Model, given: object) -> Any:
         ) from error
 
 
-def _recreated(optimizer: keras.optimizers.Optimizer) -> Any:
+def _recreate_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return a new optimizer of the class, sharing a schedule that Keras may not copy."""
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
@@ -223,7 +227,9 @@ def _output_layers(
     called: list[str] = []
     names = {id(layer): name for name, layers in units.items() for layer in layers}
 
-    def record(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def record_outputs(
+        layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         outputs = plain(*args, **kwargs)
         for tensor in floating(outputs):
             tensors.append(tensor)
@@ -232,13 +238,13 @@ def _output_layers(
         return outputs
 
     layers = [layer for group in units.values() for layer in group]
-    with untouched(model), calls_wrapped(layers, record):
+    with untouched(model), calls_wrapped(layers, record_outputs):
         outputs = model(inputs, training=True)
     return {producers.get(id(tensor), called[-1]) for tensor in floating(outputs) if called}
 
 
 @contextmanager
-def _without_randomness(model: keras.Model) -> Iterator[None]:
+def _disable_randomness(model: keras.Model) -> Iterator[None]:
     """Disable dropout and noise, whose draws in 16 bits differ and look like an error."""
     with ExitStack() as undo:
         for layer in model._flatten_layers():

@@ -43,7 +43,7 @@ def check_step() -> None:
         )
 
 
-def _mixed(policy: keras.DTypePolicy) -> str | None:
+def _describe_mixed_policy(policy: keras.DTypePolicy) -> str | None:
     """Return a Keras policy as text if it is mixed: compute and variable types differ.
 
     None if all its layers use one type. In a `DTypePolicyMap`, every entry counts.
@@ -59,11 +59,11 @@ def _mixed(policy: keras.DTypePolicy) -> str | None:
 
 def refuse_mixed_policy() -> None:
     """Raise `ArgumentValueError` if the global Keras policy is mixed."""
-    _refuse(keras.config.dtype_policy())
+    _refuse_mixed_policy(keras.config.dtype_policy())
 
 
-def _refuse(given: keras.DTypePolicy) -> None:
-    policy = _mixed(given)
+def _refuse_mixed_policy(given: keras.DTypePolicy) -> None:
+    policy = _describe_mixed_policy(given)
     if policy is not None:
         raise ArgumentValueError(
             f"the graph rewrite cannot be combined with the Keras policy {policy}: both convert "
@@ -82,7 +82,7 @@ def mixed_policies_refused() -> Iterator[None]:
 
     def set_global_attribute(name: str, value: Any) -> None:
         if name == "dtype_policy" and value is not None and rewrite_is_enabled():
-            _refuse(value)
+            _refuse_mixed_policy(value)
         original(name, value)
 
     global_state.set_global_attribute = set_global_attribute
@@ -108,12 +108,12 @@ def sessions_without_rewrite() -> int:
     return sum(
         not getattr(session, "_closed", True)
         and getattr(session, "_config", None) is not None
-        and _is_plain(session._config)
-        for session in _sessions()
+        and _has_no_rewrite(session._config)
+        for session in _find_sessions()
     )
 
 
-def _sessions() -> list[BaseSession]:
+def _find_sessions() -> list[BaseSession]:
     """Return all sessions of this process.
 
     Instances refer to their class. `gc.get_referrers` searches them without a Python step for each
@@ -143,11 +143,11 @@ def sessions_follow(precision: Precision) -> Iterator[None]:
         return
     original, follows = BaseSession.__init__, True
 
-    def construct(
+    def construct_session(
         self: BaseSession, target: str = "", graph: ops.Graph | None = None, config: object = None
     ) -> None:
         effective = context.context().config if config is None else config
-        rewritten = _following(effective, precision) if follows else None
+        rewritten = _config_with_rewrite(effective, precision) if follows else None
         if rewritten is None:
             original(self, target, graph, config=config)
             return
@@ -156,16 +156,16 @@ def sessions_follow(precision: Precision) -> Iterator[None]:
         # TensorFlow checks its FP16 switch only, and would count the session as one without.
         state.set_non_mixed_precision_session_created(previous)
 
-    BaseSession.__init__ = construct
+    BaseSession.__init__ = construct_session
     try:
         yield
     finally:
         follows = False  # disables a wrapper that stays because the constructor was wrapped again
-        if BaseSession.__init__ is construct:
+        if BaseSession.__init__ is construct_session:
             BaseSession.__init__ = original
 
 
-def _following(config: object, precision: Precision) -> Any | None:
+def _config_with_rewrite(config: object, precision: Precision) -> Any | None:
     """Return a copy of the config with the rewrite on; None if forbidden or no config."""
     if not isinstance(config, config_pb2.ConfigProto):
         return None
@@ -179,7 +179,7 @@ def _following(config: object, precision: Precision) -> Any | None:
     return rewritten
 
 
-def _is_plain(config: config_pb2.ConfigProto) -> bool:
+def _has_no_rewrite(config: config_pb2.ConfigProto) -> bool:
     """Whether no rewrite is on; configs that list their passes never follow a switch."""
     rewrites = config.graph_options.rewrite_options
     on = any(getattr(rewrites, option) == RewriterConfig.ON for option, _ in PASSES.values())

@@ -94,26 +94,26 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.built:
             return
         super().build(var_list)
-        self._skipped_steps = self._counter("skipped_steps")
-        self._skipped_in_a_row = self._counter("skipped_in_a_row")
+        self._skipped_steps = self._add_counter("skipped_steps")
+        self._skipped_in_a_row = self._add_counter("skipped_in_a_row")
 
-    def _counter(self, name: str) -> Any:
+    def _add_counter(self, name: str) -> Any:
         return self.add_variable((), "zeros", "int", aggregation="none", name=name)
 
     @property
     def loss_scale(self) -> float:
         """Scale of the next loss."""
-        return float(_number(self.dynamic_scale)) if self.built else self.rule.initial
+        return float(_variable_value(self.dynamic_scale)) if self.built else self.rule.initial
 
     @property
     def skipped_steps(self) -> int:
         """Number of steps whose gradients were not finite."""
-        return int(_number(self._skipped_steps)) if self.built else 0
+        return int(_variable_value(self._skipped_steps)) if self.built else 0
 
     @property
     def skipped_in_a_row(self) -> int:
         """Number of consecutive skipped steps up to now."""
-        return int(_number(self._skipped_in_a_row)) if self.built else 0
+        return int(_variable_value(self._skipped_in_a_row)) if self.built else 0
 
     def scale_loss(self, loss: tf.Tensor) -> Any:
         """Return the scaled loss, as in Keras 3; pass the gradients to `apply` unchanged."""
@@ -188,16 +188,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.rule.is_fixed:
             return
 
-        def grow() -> None:
+        def grow_scale() -> None:
             self.step_counter.assign(0)
             grown = ops.multiply(self.dynamic_scale, self.rule.factor)
             self.dynamic_scale.assign(ops.minimum(grown, self.rule.maximum))
 
-        def count() -> None:
+        def count_step() -> None:
             self.step_counter.assign_add(1)
 
         last = ops.greater_equal(self.step_counter, self.dynamic_growth_steps - 1)
-        ops.cond(last, grow, count)
+        ops.cond(last, grow_scale, count_step)
 
     def _stateful_handle_non_finite_grads(self) -> None:
         self._skipped_steps.assign_add(1)
@@ -223,7 +223,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return cls(inner, LossScale(**config["loss_scale"]), config["name"])
 
 
-def _number(variable: keras.Variable) -> Any:
+def _variable_value(variable: keras.Variable) -> Any:
     """Return the value of a variable, on the first device if there are several."""
     return tf.convert_to_tensor(variable.value).numpy()
 
@@ -357,17 +357,17 @@ def rule_of(loss_scale: Any) -> LossScale:
 def _all_finite(grads: Iterable[Any]) -> Any:
     """Whether all gradients are finite on all devices that train together."""
 
-    def finite(values: Iterable[Any]) -> Any:
+    def are_finite(values: Iterable[Any]) -> Any:
         dense = (
             g.values if isinstance(g, tf.IndexedSlices) else g for g in values if g is not None
         )
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in dense])
 
     if not tf.distribute.has_strategy():
-        return finite(grads)
+        return are_finite(grads)
     strategy = tf.distribute.get_strategy()
     bad = strategy.extended.call_for_each_replica(
-        lambda values: tf.cast(tf.logical_not(finite(values)), tf.float32), args=(list(grads),)
+        lambda values: tf.cast(tf.logical_not(are_finite(values)), tf.float32), args=(list(grads),)
     )
     return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, bad, axis=None), 0)
 

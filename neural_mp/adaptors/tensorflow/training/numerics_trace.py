@@ -37,14 +37,14 @@ def trace_numerics(
     inputs, targets, weights = unpacked(batch)
     ensure_built(model, inputs)
     calls: list[_Call] = []
-    with untouched(model), calls_wrapped(layers_of(model), _recorder(calls)):
+    with untouched(model), calls_wrapped(layers_of(model), _call_recorder(calls)):
         with tf.GradientTape() as tape:
             outputs = model(inputs, training=True)
             value = None
             if targets is not None:
                 value = loss_value(model, loss, inputs, targets, outputs, weights)
                 scaled = value * loss_scale
-        grads = [] if value is None else _gradients(tape, scaled, calls)
+        grads = [] if value is None else _gradients_by_call(tape, scaled, calls)
     traces = [
         _layer_trace(model, call, *(grads[index] if grads else (None, None)))
         for index, call in enumerate(calls)
@@ -184,16 +184,16 @@ def floating(values: object) -> list[tf.Tensor]:
     return [tensor for tensor in tensors if tensor.dtype.is_floating]
 
 
-def _recorder(calls: list[_Call]) -> Around:
-    def around(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _call_recorder(calls: list[_Call]) -> Around:
+    def record_call(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outputs = plain(*args, **kwargs)
         calls.append(_Call(layer, floating((args, kwargs)), floating(outputs)))
         return outputs
 
-    return around
+    return record_call
 
 
-def _gradients(
+def _gradients_by_call(
     tape: tf.GradientTape, loss: tf.Tensor, calls: Sequence[_Call]
 ) -> list[tuple[ValueStats, ValueStats]]:
     """Return, per call, the gradients of its outputs, and those of its inputs and weights."""
@@ -203,10 +203,13 @@ def _gradients(
         for call in calls
     ]
     gradients = tape.gradient(loss, [above, below])
-    return [(_extent(outer), _extent(inner)) for outer, inner in zip(*gradients, strict=True)]
+    return [
+        (_gradient_stats(outer), _gradient_stats(inner))
+        for outer, inner in zip(*gradients, strict=True)
+    ]
 
 
-def _extent(gradients: Sequence[Any]) -> ValueStats:
+def _gradient_stats(gradients: Sequence[Any]) -> ValueStats:
     dense = [tf.convert_to_tensor(grad) for grad in gradients if grad is not None]
     return ValueStats.of(dense)
 

@@ -29,7 +29,7 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
     """Set the policy of future layers, except those whose path matches a name."""
     global _keep, _policy
     for pattern in keep:
-        _compiled(pattern)
+        _compile_pattern(pattern)
     _policy = keras.DTypePolicy(name)
     if keep:
         # A Keras map, so that files of the model load without this package. A path must match
@@ -47,7 +47,7 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
 def kept_layers(model: keras.Model) -> tuple[str, ...]:
     """Return the paths of the layers that the names of `set_policy` keep in float32."""
     layers = tuple(layers_of(model))
-    matching = _matching(layers)
+    matching = _matching_layers(layers)
     inside = {id(inner) for layer in matching for inner in layer._flatten_layers()}
     float_layers = [layer for layer in layers if id(layer) in inside]
     for layer in float_layers:
@@ -101,7 +101,7 @@ def watch_layers() -> None:
     def init_and_keep(self: keras.Layer, **kwargs: object) -> None:
         plain(self, **kwargs)
         names = _active_names() if kwargs.get("dtype") is None else ()
-        if names and _compiled(_path_expression(names)).fullmatch(self.name):
+        if names and _compile_pattern(_path_expression(names)).fullmatch(self.name):
             self.dtype_policy = FLOAT32
 
     init_and_keep.keras_init = plain  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ def watch_compile() -> None:
         if self.built:
             kept_layers(self)
         else:  # layers created on building are not known yet
-            _matching(tuple(layers_of(self)))
+            _matching_layers(tuple(layers_of(self)))
         arguments = bound.arguments
         if arguments.get("auto_scale_loss") and computes_in_float16(self):
             arguments["optimizer"] = scaled(arguments["optimizer"])
@@ -152,11 +152,10 @@ def _active_names() -> tuple[str, ...]:
     return _keep if keras.config.dtype_policy() is _policy else ()
 
 
-def _matching(layers: Collection[Any]) -> list[Any]:
-    """Return the layers that match the names of `set_policy`."""
+def _matching_layers(layers: Collection[Any]) -> list[Any]:
     selected: dict[int, Any] = {}
     for name in _active_names():
-        expression = _compiled(_path_expression([name]))
+        expression = _compile_pattern(_path_expression([name]))
         matches = {id(layer): layer for layer in layers if expression.fullmatch(path_of(layer))}
         selected.update(matches)
         if matches:
@@ -169,7 +168,7 @@ def _path_expression(names: Collection[str]) -> str:
     return rf"(?:.*/)?(?:{'|'.join(names)})(?:/.*)?"
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -185,15 +184,15 @@ def unit_layers(model: keras.Model) -> dict[str, list[Any]]:
     models are split. Layers with equal names, which are rare, are grouped.
     """
     units: dict[str, list[Any]] = {}
-    for layer in _units(model):
+    for layer in _unit_layers(model):
         units.setdefault(name_in(model, layer), []).append(layer)
     return units
 
 
-def _units(model: keras.Model) -> Iterator[Any]:
+def _unit_layers(model: keras.Model) -> Iterator[Any]:
     for layer in model._flatten_layers(include_self=False, recursive=False):
         if isinstance(layer, keras.Model):
-            yield from _units(layer)
+            yield from _unit_layers(layer)
         elif not isinstance(layer, keras.layers.InputLayer):
             yield layer
 

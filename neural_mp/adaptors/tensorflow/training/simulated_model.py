@@ -54,14 +54,14 @@ def _activation_rounding(rounding: Callable[[tf.Tensor], tf.Tensor]) -> Any:
         steps = x / scale + zero_point
         rounded = (rounding(tf.clip_by_value(steps, 0.0, STEPS)) - zero_point) * scale
 
-        def gradients(grad: tf.Tensor) -> Any:
+        def rounding_gradients(grad: tf.Tensor) -> Any:
             within = tf.where((steps >= -0.5) & (steps <= STEPS + 0.5), grad, 0.0)
             # d(rounded)/d(log scale) is rounded − x within the range, and rounded outside.
             scale_grad = tf.reduce_sum(grad * rounded) - tf.reduce_sum(within * x)
             factor = tf.math.rsqrt(tf.cast(tf.maximum(tf.size(x), 1), tf.float32) * STEPS)
             return within, scale_grad * factor, None, None
 
-        return rounded, gradients
+        return rounded, rounding_gradients
 
     return rounded_by
 
@@ -97,21 +97,23 @@ class FakeQuantizer(keras.layers.Layer):
         """
         x = tf.cast(x, tf.float32)
         if observing is not None:
-            self._observe(x, observing)
+            self._update_scales(x, observing)
         variables = self.log_scale, self.initial, self.zero_point
         function = _rounded_average if averaged else _rounded
         return function(x, *(variable.value for variable in variables))
 
-    def _observe(self, x: tf.Tensor, observing: tf.Tensor) -> None:
+    def _update_scales(self, x: tf.Tensor, observing: tf.Tensor) -> None:
         params = self.initial.value * tf.exp(self.log_scale.value), self.zero_point.value
         ends = tf.reduce_min(x), tf.reduce_max(x)
-        scale, zero_point = tf.numpy_function(_followed, [*params, *ends], (tf.float32, tf.float32))
+        scale, zero_point = tf.numpy_function(
+            _follow_range, [*params, *ends], (tf.float32, tf.float32)
+        )
         follow(observing, self.initial, scale)
         follow(observing, self.zero_point, zero_point)
         follow(observing, self.log_scale, 0.0)
 
 
-def _followed(scale: Array, zero_point: Array, low: Array, high: Array) -> tuple[Any, Any]:
+def _follow_range(scale: Array, zero_point: Array, low: Array, high: Array) -> tuple[Any, Any]:
     """Return scale and zero point after a batch with a range."""
     previous = QuantParams(float(scale), int(zero_point))
     updated = QuantParams.of(moving_range((previous.low, previous.high), (float(low), float(high))))
@@ -158,10 +160,10 @@ class FakeWeight(keras.layers.Layer):
         """Return the weight after quantize and dequantize; its scales follow if `observing`."""
         weight = self.weight.value
         if observing is not None:
-            self._observe(weight, observing)
+            self._update_scales(weight, observing)
         return self._round(weight, self.log_scales.value, self.initial.value)
 
-    def _observe(self, weight: tf.Tensor, observing: tf.Tensor) -> None:
+    def _update_scales(self, weight: tf.Tensor, observing: tf.Tensor) -> None:
         scales = tf.numpy_function(
             lambda value: weight_scales(value, tuple(self.axes), self.limit), [weight], tf.float32
         )
@@ -173,20 +175,20 @@ class FakeWeight(keras.layers.Layer):
         limit, axes = float(self.limit), tuple(self.axes)
 
         @tf.custom_gradient
-        def rounding(weight: tf.Tensor, logs: tf.Tensor, initial: tf.Tensor) -> Any:
+        def round_weight(weight: tf.Tensor, logs: tf.Tensor, initial: tf.Tensor) -> Any:
             scales = initial * tf.exp(logs)
             steps = weight / scales
             rounded = tf.clip_by_value(tf.round(steps), -limit, limit) * scales
 
-            def gradients(grad: tf.Tensor) -> Any:
+            def rounding_gradients(grad: tf.Tensor) -> Any:
                 within = tf.where(tf.abs(steps) <= limit + 0.5, grad, 0.0)
                 scale_grad = tf.reduce_sum(grad * rounded - within * weight, axes, keepdims=True)
                 values = weight.shape.num_elements() // logs.shape.num_elements()
                 return within, scale_grad * gradient_factor(values, self.limit), None
 
-            return rounded, gradients
+            return rounded, rounding_gradients
 
-        return rounding
+        return round_weight
 
 
 def follow(observing: tf.Tensor, variable: keras.Variable, value: Any) -> None:
@@ -335,7 +337,7 @@ class SimulatedModel(keras.Model):
         weights = {name: kernel(observing) for name, kernel in self.kernels.items()}
         scale_owner = self.source.plan.flow.scale_owner
 
-        def variable(constant: str) -> tf.Tensor | None:
+        def variable_value(constant: str) -> tf.Tensor | None:
             if constant in self.kernels:
                 return self.kernels[constant].weight.value
             weight = self.floats.get(constant)
@@ -345,7 +347,7 @@ class SimulatedModel(keras.Model):
             graph,
             self.source.rounding,
             lambda node: weights[self.source.constant_of(node)],
-            variable,
+            variable_value,
             lambda tensor, value, averaged: self.quantizers[scale_owner[tensor]](
                 value, observing=observing, averaged=averaged
             ),

@@ -42,7 +42,7 @@ from neural_mp.space import ResolvedPlan
 
 
 @cache
-def _parameters(op_type: str) -> Mapping[str, str] | None:
+def _call_parameters(op_type: str) -> Mapping[str, str] | None:
     """Return input or attribute of an op type → parameter of its call; None without a call."""
     function, definition = getattr(tf.raw_ops, op_type, None), op_def_registry.get(op_type)
     if function is None or definition is None:
@@ -64,7 +64,7 @@ def _parameters(op_type: str) -> Mapping[str, str] | None:
 def can_be_called(node: NodeDef) -> bool:
     """Whether a node can be called: no loop or branch, no op of the runtime's own."""
     kinds = (attribute.WhichOneof("value") for attribute in node.attr.values())
-    is_supported = node.op not in CONTROL_FLOW and _parameters(node.op) is not None
+    is_supported = node.op not in CONTROL_FLOW and _call_parameters(node.op) is not None
     return is_supported and "func" not in kinds
 
 
@@ -80,7 +80,7 @@ def has_gradient(node: NodeDef) -> bool:
 def call_node(node: NodeDef, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Run a node on tensors, without control inputs, and return its results."""
     definition = op_def_registry.get(node.op)
-    parameters = _parameters(node.op)
+    parameters = _call_parameters(node.op)
     assert definition is not None
     assert parameters is not None  # see `can_be_called`
     remaining = list(inputs)
@@ -105,15 +105,14 @@ def call_node(node: NodeDef, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _python_value(attribute: AttrValue) -> Any:
-    """Return an attribute as the argument of a call."""
     kind = attribute.WhichOneof("value")
     if kind == "list":
         fields = attribute.list.ListFields()
-        return [_value(field.name, item) for field, items in fields for item in items]
-    return _value(kind or "", getattr(attribute, kind or "s"))
+        return [_convert_value(field.name, item) for field, items in fields for item in items]
+    return _convert_value(kind or "", getattr(attribute, kind or "s"))
 
 
-def _value(kind: str, value: Any) -> Any:
+def _convert_value(kind: str, value: Any) -> Any:
     if kind == "type":
         return tf.as_dtype(value)
     if kind == "shape":
@@ -211,17 +210,17 @@ class Walk:
                 if node.op == CONSTANT:
                     self._constant(node)
                 else:
-                    self._computed(node)
-        return [self._value(tensor) for tensor in self.model.signature.output_tensors]
+                    self._compute_node(node)
+        return [self._tensor_variant(tensor) for tensor in self.model.signature.output_tensors]
 
     def _constant(self, node: NodeDef) -> None:
         trained = self.variable(node.name)
-        # Other constants are read by `_value`, only if needed.
+        # Other constants are read by `_tensor_variant`, only if needed.
         self._variants[node.name] = {} if trained is None else {FP32: trained}
         if trained is not None and self.seen is not None:
             self.seen(node, [trained])
 
-    def _computed(self, node: NodeDef) -> None:
+    def _compute_node(self, node: NodeDef) -> None:
         name = node.name
         low, typed = self.rounding.runs_in.get(name, FP32), typed_inputs(node)
         inputs = []
@@ -229,9 +228,9 @@ class Walk:
             if position == self.rounding.weights.get(name):
                 inputs.append(self.weight(name))
             elif position in self.rounding.reads.get(name, ()):
-                inputs.append(self._value(tensor, UINT8))
+                inputs.append(self._tensor_variant(tensor, UINT8))
             else:
-                inputs.append(self._value(tensor, low if position in typed else FP32))
+                inputs.append(self._tensor_variant(tensor, low if position in typed else FP32))
         results = call_node(node, inputs)
         if self.seen is not None:
             self.seen(node, results)
@@ -244,21 +243,23 @@ class Walk:
                 result = tf.cast(result, DTYPES[variant])
             self._variants[tensor] = {variant: result}
 
-    def _value(self, tensor: str, variant: str = FP32) -> tf.Tensor:
+    def _tensor_variant(self, tensor: str, variant: str = FP32) -> tf.Tensor:
         """Return a variant of a tensor, made on the first request."""
         tensor = tensor if output_of(tensor) else node_of(tensor)
         variants = self._variants[tensor]
         if variant not in variants:
-            variants[variant] = self._made(tensor, variant, variants)
+            variants[variant] = self._make_variant(tensor, variant, variants)
         return variants[variant]
 
-    def _made(self, tensor: str, variant: str, variants: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def _make_variant(
+        self, tensor: str, variant: str, variants: Mapping[str, tf.Tensor]
+    ) -> tf.Tensor:
         if self.model.graph.is_constant(tensor) and FP32 not in variants:
             value: Array = self.model.graph.value(tensor)
             if variant == FP32:
                 return tf.constant(value)
             return tf.constant(cast_saturating(value, DTYPES[variant].as_numpy_dtype))
         if variant == UINT8:
-            return self.quantized(tensor, self._value(tensor), False)
+            return self.quantized(tensor, self._tensor_variant(tensor), False)
         # The values of a quantized tensor are floats on its grid.
         return tf.cast(next(iter(variants.values())), DTYPES[variant])

@@ -61,18 +61,18 @@ def simulated(
             if position:
                 axes = summed_axes(value.ndim, LAYERS[node.op].is_depthwise)
             limit = weight_qmax(plan.plan[name].weight)
-            named = f"{_plain(reference, name)}_weight"
+            named = f"{_layer_name(reference, name)}_weight"
             trains = name not in frozen
             kernels[constant] = FakeWeight(value, axes, limit, learned, trains, named)
     floats = {
         constant: FloatWeight(model.graph.value(constant), reader not in frozen)
-        for constant, reader in _weights(model)
+        for constant, reader in _weight_constants(model)
         if constant not in kernels
     }
-    _check_ops(model, [*kernels, *floats])
+    _check_trainable_ops(model, [*kernels, *floats])
     quantizers = {
         root: FakeQuantizer(
-            QuantParams.of(ranges[root]), learned, f"{_plain(reference, root)}_result"
+            QuantParams.of(ranges[root]), learned, f"{_layer_name(reference, root)}_result"
         )
         for root in dict.fromkeys(plan.flow.scale_owner.values())
     }
@@ -85,13 +85,13 @@ def simulated(
     return SimulatedModel(source, schedule, kernels, floats, quantizers)
 
 
-def _plain(model: TensorFlowModel, node: str) -> str:
+def _layer_name(model: TensorFlowModel, node: str) -> str:
     """Return the name of a node's layer, or of the node, as part of the name of a Keras layer."""
     owners = owners_of(model.layers.get(node, ()))
     return (owners[-1].name if owners else node).replace("/", "_")
 
 
-def _check_ops(model: TensorFlowModel, weights: Iterable[str]) -> None:
+def _check_trainable_ops(model: TensorFlowModel, weights: Iterable[str]) -> None:
     """Raise `ConversionError` for an op that cannot run, or through which no gradient flows."""
     trained = set(weights)
     for name, node in model.graph.nodes.items():
@@ -108,7 +108,7 @@ def _check_ops(model: TensorFlowModel, weights: Iterable[str]) -> None:
             )
 
 
-def _weights(model: TensorFlowModel) -> Iterator[tuple[str, str]]:
+def _weight_constants(model: TensorFlowModel) -> Iterator[tuple[str, str]]:
     """Yield the float32 constants that are weights, each with a reader."""
     at = {name: 0 for name in model.structure.tables}
     for name, node in model.graph.nodes.items():
@@ -121,7 +121,6 @@ def _weights(model: TensorFlowModel) -> Iterator[tuple[str, str]]:
 
 
 def _frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
-    """Return the nodes of layers that the user froze."""
     fixed = {
         layer.name for layer in layers_in(model.original) if layer.weights and not layer.trainable
     }

@@ -45,17 +45,16 @@ def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], Any]:
     Of cross-entropy, targets such as [n] or [n, 1] are class numbers, others distributions; the
     other losses read one target for each output.
     """
-    losses = partial(_by_output if choice.name in BY_OUTPUT else _by_class, choice)
+    losses = partial(_output_losses if choice.name in BY_OUTPUT else _class_losses, choice)
 
-    def loss(targets: Any, outputs: Any) -> tf.Tensor:
+    def compute_loss(targets: Any, outputs: Any) -> tf.Tensor:
         values = losses(targets, outputs)
         return tf.reduce_sum(values) if choice.sums else tf.reduce_mean(values)
 
-    return loss
+    return compute_loss
 
 
-def _by_class(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
-    """Return the losses of samples."""
+def _class_losses(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
     is_sparse = choice.name == SPARSE_CROSS_ENTROPY
     if is_sparse or are_class_numbers(targets.shape, outputs.shape):
         losses = keras.losses.sparse_categorical_crossentropy
@@ -64,8 +63,7 @@ def _by_class(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
     return losses(targets, outputs, from_logits=choice.from_logits)
 
 
-def _by_output(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
-    """Return the losses of single outputs."""
+def _output_losses(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
     check_targets(targets.shape, outputs.shape)
     expected, actual = (
         tf.expand_dims(tf.cast(tf.reshape(values, tf.shape(outputs)), outputs.dtype), -1)
@@ -113,28 +111,28 @@ class Trainer:
         # AutoGraph is for the user's code: to convert ours would take seconds.
         self.loss = None if loss is None else tf.function(loss_function(loss))
         self.optimizer = optimizer_of(model, optimizer)
-        self._hidden = _before_hiding(model)
-        self._compiled = tf.function(self._step, reduce_retracing=True, autograph=False)
+        self._hidden = _hidden_nan_nodes(model)
+        self._compiled = tf.function(self._train_step, reduce_retracing=True, autograph=False)
 
     def step(self, batch: Any, learning_rate: float) -> float:
         """See the protocol."""
         self.optimizer.learning_rate = learning_rate
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
-        expected = self._reference(inputs) if self.loss is None else targets
-        return float(self._compiled(_tensors(inputs), _tensors(expected)))
+        expected = self._reference_outputs(inputs) if self.loss is None else targets
+        return float(self._compiled(_to_tensors(inputs), _to_tensors(expected)))
 
-    def _step(self, inputs: Any, targets: Any) -> tf.Tensor:
+    def _train_step(self, inputs: Any, targets: Any) -> tf.Tensor:
         variables = self.model.trainable_variables
         values = [*tf.nest.flatten(inputs), *(variable.value for variable in variables)]
 
-        def seen(node: NodeDef, results: Sequence[tf.Tensor]) -> None:
+        def collect_hidden(node: NodeDef, results: Sequence[tf.Tensor]) -> None:
             if node.name in self._hidden:
                 values.extend(results)
 
         with tf.GradientTape() as tape:
-            outputs = self.model.advanced(inputs, seen)
+            outputs = self.model.advanced(inputs, collect_hidden)
             if self.loss is None:
-                loss = _distance(outputs, targets)
+                loss = _mean_output_nsr(outputs, targets)
             else:
                 loss = tf.cast(tf.reduce_mean(self.loss(targets, outputs)), tf.float32)
         gradients = tape.gradient(loss, variables)
@@ -151,7 +149,7 @@ class Trainer:
         self.optimizer.apply_gradients(pairs)
         return tf.cast(self.optimizer.iterations.value, tf.int64)
 
-    def _reference(self, inputs: Any) -> Any:
+    def _reference_outputs(self, inputs: Any) -> Any:
         reference: TensorFlowModel = self.model.source.reference
         feeds = reference.signature.bind(tf.nest.map_structure(np.asarray, inputs))
         return reference.signature.packed(reference.run(feeds))
@@ -159,16 +157,16 @@ class Trainer:
     def first_non_finite(self, batch: Any) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
         inputs, _ = inputs_and_targets(batch, self.loss is not None)
-        arrays = tf.nest.flatten(_tensors(inputs))
-        if not all(map(_finite, arrays)):
+        arrays = tf.nest.flatten(_to_tensors(inputs))
+        if not all(map(_is_finite, arrays)):
             return "the input"
         locations: list[str] = []
 
-        def seen(node: NodeDef, results: Sequence[tf.Tensor]) -> None:
-            if not locations and not all(map(_finite, results)):
-                locations.append(_place(self.model.source.given, node))
+        def locate_non_finite(node: NodeDef, results: Sequence[tf.Tensor]) -> None:
+            if not locations and not all(map(_is_finite, results)):
+                locations.append(_describe_location(self.model.source.given, node))
 
-        self.model.walked(_tensors(inputs), seen=seen)
+        self.model.walked(_to_tensors(inputs), seen=locate_non_finite)
         return next(iter(locations), None)
 
     def state(self) -> bytes:
@@ -197,7 +195,7 @@ class Trainer:
             variable.assign(value)
 
 
-def _before_hiding(model: SimulatedModel) -> frozenset[str]:
+def _hidden_nan_nodes(model: SimulatedModel) -> frozenset[str]:
     """Return the nodes whose NaN may not reach the loss, as the next kernel hides it."""
     graph, rounding = model.source.given.graph, model.source.rounding
     nodes = {name for name, kind in rounding.results.items() if kind == UINT8}
@@ -210,8 +208,7 @@ def _before_hiding(model: SimulatedModel) -> frozenset[str]:
     return frozenset(nodes)
 
 
-def _place(model: TensorFlowModel, node: NodeDef) -> str:
-    """Return the description of a result or weight, by its layer if known."""
+def _describe_location(model: TensorFlowModel, node: NodeDef) -> str:
     kind, name = "the result", node.name
     if node.op == CONSTANT:
         kind = "a weight"
@@ -221,16 +218,15 @@ def _place(model: TensorFlowModel, node: NodeDef) -> str:
     return f"{kind} of layer {owners[-1].name if owners else name!r}"
 
 
-def _tensors(values: Any) -> Any:
+def _to_tensors(values: Any) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, values)
 
 
-def _finite(value: tf.Tensor) -> bool:
+def _is_finite(value: tf.Tensor) -> bool:
     return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
 
 
-def _distance(outputs: Any, reference: Any) -> tf.Tensor:
-    """Return the mean NSR of the float outputs."""
+def _mean_output_nsr(outputs: Any, reference: Any) -> tf.Tensor:
     pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(reference), strict=True)
     noises = []
     for output, expected in pairs:

@@ -40,14 +40,14 @@ class _Scaler:
     def __init__(self, name: str, optimizer: keras.optimizers.LossScaleOptimizer) -> None:
         self.name, self.useless = name, 0
         self._optimizer = optimizer
-        self._before = self._state()
+        self._before = self._steps_and_scale()
 
     def count(self, steps: int) -> None:
         """Count the last steps of the training, in which the optimizer may not have been used."""
         if isinstance(self._optimizer, LossScaleOptimizer):
             self.useless = self._optimizer.skipped_in_a_row
             return
-        previous, self._before = self._before, self._state()
+        previous, self._before = self._before, self._steps_and_scale()
         if self._before[0] > previous[0]:
             self.useless = 0
         elif self._before[1] < previous[1] or not self._before[1]:
@@ -60,9 +60,8 @@ class _Scaler:
             return float(self._optimizer.initial_scale)
         return float(tf.convert_to_tensor(self._optimizer.dynamic_scale.value))
 
-    def _state(self) -> tuple[int, float]:
-        """Return the number of steps that changed weights, and the scale."""
-        return _steps_of(self._optimizer), self.scale
+    def _steps_and_scale(self) -> tuple[int, float]:
+        return _optimizer_steps(self._optimizer), self.scale
 
 
 def _optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
@@ -83,7 +82,7 @@ def _optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
     return {optimizer: name for optimizer, name in names.items() if optimizer not in inner}
 
 
-def _steps_of(optimizer: keras.optimizers.Optimizer) -> int:
+def _optimizer_steps(optimizer: keras.optimizers.Optimizer) -> int:
     """Return the number of steps that changed weights, on the first device."""
     return int(tf.convert_to_tensor(optimizer.iterations.value))
 
@@ -131,17 +130,19 @@ class Watch(keras.callbacks.Callback):
         self._scalers = [
             _Scaler(n, o) for o, n in optimizers.items() if isinstance(o, _LOSS_SCALING)
         ]
-        self._others = [(o, _steps_of(o)) for o in optimizers if not isinstance(o, _LOSS_SCALING)]
+        self._others = [
+            (o, _optimizer_steps(o)) for o in optimizers if not isinstance(o, _LOSS_SCALING)
+        ]
         # After a `fit` that failed, the function of an earlier watch is still set.
         function = self.model.train_function
         self._plain = plain = getattr(function, "watched", function)
 
-        def run(iterator: object) -> Any:
+        def record_iterator(iterator: object) -> Any:
             self._iterator = iterator
             return plain(iterator)
 
-        run.watched = plain  # type: ignore[attr-defined]
-        self.model.train_function = run
+        record_iterator.watched = plain  # type: ignore[attr-defined]
+        self.model.train_function = record_iterator
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Restart the batch count, and save the weights if no loss scaling protects them."""
@@ -155,15 +156,15 @@ class Watch(keras.callbacks.Callback):
         self._useless = self._useless_in_a_row(steps, logs or {})
         if self._useless < self.patience:
             return
-        current = self._batch()
+        current = self._sample_batch()
         if current is not None:  # otherwise wait for the next epoch's batches
-            self._stop(current)
+            self._raise_training_error(current)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Check the last steps of the training, and restore the model's functions."""
         if self._useless >= self.patience:
-            self._stop(None)
-        self._restore()
+            self._raise_training_error(None)
+        self._restore_train_function()
         self._weights = []
 
     def _useless_in_a_row(self, steps: int, logs: Logs) -> int:
@@ -186,7 +187,7 @@ class Watch(keras.callbacks.Callback):
             )
         return max((*self._non_finite.values(), *(s.useless for s in self._scalers)), default=0)
 
-    def _batch(self) -> Any:
+    def _sample_batch(self) -> Any:
         """Return a batch for finding the layer; None at the end of the epoch."""
         if self.sample is not None:
             return self.sample
@@ -200,16 +201,16 @@ class Watch(keras.callbacks.Callback):
     @property
     def _is_protected(self) -> bool:
         """Whether the weights only changed by finite gradients of scaled losses."""
-        idle = (_steps_of(optimizer) == steps for optimizer, steps in self._others)
+        idle = (_optimizer_steps(optimizer) == steps for optimizer, steps in self._others)
         return bool(self._scalers) and all(idle)
 
-    def _stop(self, batch: object) -> None:
-        cause, scale = self._cause()
-        self._restore()
-        advice = self._advice(batch, scale) if batch is not None else ""
+    def _raise_training_error(self, batch: object) -> None:
+        cause, scale = self._describe_cause()
+        self._restore_train_function()
+        advice = self._describe_origin(batch, scale) if batch is not None else ""
         raise TrainingError(f"{self._useless} steps in a row had no effect: {cause}{advice}")
 
-    def _cause(self) -> tuple[str, float]:
+    def _describe_cause(self) -> tuple[str, float]:
         """Return the reason for stopping as text, and the scale of the loss."""
         for scaler in self._scalers:
             if scaler.useless == self._useless:
@@ -223,7 +224,7 @@ class Watch(keras.callbacks.Callback):
             return "the loss is not finite", 1.0
         return f"the logged value {names[0]!r} is not finite", 1.0
 
-    def _advice(self, batch: object, scale: float) -> str:
+    def _describe_origin(self, batch: object, scale: float) -> str:
         """Return the finding of a pass through a batch with the last good weights as text."""
         try:
             origin = self._find_origin(batch, scale)
@@ -241,19 +242,19 @@ class Watch(keras.callbacks.Callback):
         if current and self._weights:
             self.model.set_weights(self._weights)
         try:
-            self.finding = first_non_finite(self._trace(batch, scale))
+            self.finding = first_non_finite(self._trace_batch(batch, scale))
         finally:
             if current:
                 self.model.set_weights(current)
         return self.finding
 
-    def _trace(self, batch: object, scale: float) -> ModelTrace:
+    def _trace_batch(self, batch: object, scale: float) -> ModelTrace:
         try:
             return trace_numerics(self.model, batch, loss_scale=scale)
         except ConfigurationError:  # only a custom train step has the loss
             return trace_numerics(self.model, unpacked(batch)[0])
 
-    def _restore(self) -> None:
+    def _restore_train_function(self) -> None:
         if self._plain is not None:
             self.model.train_function, self._plain = self._plain, None
         self._iterator = None

@@ -45,7 +45,7 @@ class QuestionRecords:
         return stack([inputs for inputs, _ in samples]), samples[0][1]
 
 
-def _questions(
+def _read_questions(
     name: str, root: object, label_file: object, task: object, model_type: object
 ) -> tuple[str, list[Any]]:
     """Return the path of the records, and the articles."""
@@ -88,13 +88,13 @@ def bert(
         `segment_ids`, `[L]` each. The label of all samples, and of a batch, is the list of
         articles in `label_file`.
     """
-    file, articles = _questions("bert", root, label_file, task, model_type)
+    file, articles = _read_questions("bert", root, label_file, task, model_type)
     return QuestionRecords(RecordDataset("bert", (file,), _with_id), articles, by_name=True)
 
 
 def _with_id(serialized: bytes) -> dict[str, np.ndarray]:
     record = Record.parse(serialized)
-    named = {"unique_ids": record.integer("unique_ids"), **_features(record)}
+    named = {"unique_ids": record.integer("unique_ids"), **_integer_features(record)}
     return {name: np.asarray(values, dtype=np.int32) for name, values in named.items()}
 
 
@@ -106,16 +106,16 @@ def model_zoo_bert(
 
     Inputs are int64 arrays `[L]`: `input_ids`, `input_mask` and `segment_ids`.
     """
-    file, articles = _questions("mzbert", root, label_file, task, model_type)
+    file, articles = _read_questions("mzbert", root, label_file, task, model_type)
     records = RecordDataset("mzbert", (file,), _without_id)
     return QuestionRecords(records, articles, by_name=False)
 
 
 def _without_id(serialized: bytes) -> dict[str, np.ndarray]:
-    return _features(Record.parse(serialized))
+    return _integer_features(Record.parse(serialized))
 
 
-def _features(record: Record) -> dict[str, np.ndarray]:
+def _integer_features(record: Record) -> dict[str, np.ndarray]:
     return {name: record.integers(name) for name in FEATURES}
 
 

@@ -55,7 +55,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
                 of_image.setdefault(annotation["image_id"], []).append(annotation)
         # For a duplicate id, the last image counts.
         unique = {item["id"]: item for item in data["images"]}
-        images = [_image(item, of_image.get(key, [])) for key, item in unique.items()]
+        images = [_parse_image(item, of_image.get(key, [])) for key, item in unique.items()]
     except ConfigurationError as error:
         raise DataError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -66,17 +66,17 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
     return images, names
 
 
-def _image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> AnnotatedImage:
+def _parse_image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> AnnotatedImage:
     return AnnotatedImage(
         name=str(validate_option("file_name", file_path, item["file_name"])),
         height=float(item["height"]),
         width=float(item["width"]),
-        boxes=tuple(_box(annotation["bbox"]) for annotation in annotations),
+        boxes=tuple(_parse_box(annotation["bbox"]) for annotation in annotations),
         categories=tuple(int(annotation["category_id"]) for annotation in annotations),
     )
 
 
-def _box(edges: Any) -> tuple[float, ...]:
+def _parse_box(edges: Any) -> tuple[float, ...]:
     box = tuple(map(float, edges))
     if len(box) != _EDGES:
         raise TypeError(f"a bbox must hold {_EDGES} numbers, got {len(box)}")
@@ -119,7 +119,7 @@ class RawImages(BoxedImages, CocoImages):
         return pixels, label
 
 
-def _opened(
+def _open_annotations(
     name: str, root: object, option: str, value: str, anno_dir: str
 ) -> tuple[Path, Path, list[AnnotatedImage], dict[int, str]]:
     """Return the folder, the annotation file, and the images and categories in the file."""
@@ -146,7 +146,9 @@ def coco_raw(root: object, img_dir: str = "val2017", anno_dir: str = ANNOTATIONS
         class names, bytes `[N]`; an empty array; and the file name, bytes `[]`.
         Batches are those of `BoxedImages`.
     """
-    folder, annotations, images, names = _opened("COCORaw", root, "img_dir", img_dir, anno_dir)
+    folder, annotations, images, names = _open_annotations(
+        "COCORaw", root, "img_dir", img_dir, anno_dir
+    )
     selected = tuple(image for image in images if image.boxes and (folder / image.name).is_file())
     if not selected:
         raise DataError(
@@ -179,7 +181,9 @@ def coco_npy(root: object, npy_dir: str = "val2017", anno_dir: str = ANNOTATIONS
         Samples of the unchanged array, and a list of one pair per box: the category id, int64
         `[]`, and left, top, width, height in pixels, float64 `[4]`.
     """
-    folder, annotations, images, names = _opened("COCONpy", root, "npy_dir", npy_dir, anno_dir)
+    folder, annotations, images, names = _open_annotations(
+        "COCONpy", root, "npy_dir", npy_dir, anno_dir
+    )
     selected = tuple(image for image in images if _array_path(folder, image).is_file())
     if not selected:
         expected = f", e.g. {_array_path(folder, images[0])}" if images else ""

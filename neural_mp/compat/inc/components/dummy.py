@@ -51,7 +51,7 @@ def _is_list_of_shapes(value: Any) -> bool:
     return listed and any(isinstance(item, Sequence) for item in value)
 
 
-def _shapes(option: str, value: Any) -> list[Shape]:
+def _parse_shapes(option: str, value: Any) -> list[Shape]:
     """Parse one shape or a list of shapes; none for None."""
     if value is None:
         return []
@@ -59,7 +59,7 @@ def _shapes(option: str, value: Any) -> list[Shape]:
     return [sizes(option, item) for item in (value if several else [value])]
 
 
-def _tensors(
+def _build_tensors(
     name: str,
     shapes: Sequence[Shape],
     low: object,
@@ -69,12 +69,16 @@ def _tensors(
 ) -> list[Tensor]:
     """Return one tensor per shape; a single `low`, `high` or `dtype` applies to all."""
 
-    def each(option: str, values: Sequence[Any]) -> list[Any]:
+    def one_per_shape(option: str, values: Sequence[Any]) -> list[Any]:
         return _for_each(f"{name}: {option}", values, len(shapes))
 
     kinds = [one_of(f"{name}: dtype", item, dtypes) for item in words(f"{name}: dtype", dtype)]
     lows, highs = numbers(f"{name}: low", low), numbers(f"{name}: high", high)
-    options = each("low", lows), each("high", highs), each("dtype", kinds)
+    options = (
+        one_per_shape("low", lows),
+        one_per_shape("high", highs),
+        one_per_shape("dtype", kinds),
+    )
     return [Tensor(*parts) for parts in zip(shapes, *options, strict=True)]
 
 
@@ -125,19 +129,19 @@ def dummy(
     Returns:
         N samples: an array, or a tuple of arrays for several inputs, and the label.
     """
-    shapes = _shapes("dummy: shape", shape)
+    shapes = _parse_shapes("dummy: shape", shape)
     if len({item[0] for item in shapes}) != 1:
         raise ConfigurationError(
             f"dummy: shape: the first number of every shape, the number of samples, must be the "
             f"same; got {', '.join(str(list(item)) for item in shapes)}"
         )
-    tensors = _tensors("dummy", shapes, low, high, dtype, (*DTYPES, "string"))
+    tensors = _build_tensors("dummy", shapes, low, high, dtype, (*DTYPES, "string"))
     random = np.random.RandomState(SEED)
-    inputs = tuple(_drawn(tensor, random) for tensor in tensors)
+    inputs = tuple(_draw_samples(tensor, random) for tensor in tensors)
     return DrawnSamples(inputs, 0 if true_or_false("dummy: label", label) else None)
 
 
-def _drawn(tensor: Tensor, random: np.random.RandomState) -> np.ndarray:
+def _draw_samples(tensor: Tensor, random: np.random.RandomState) -> np.ndarray:
     """Draw all samples one by one, since drawing all at once needs float64 memory."""
     count, *rest = tensor.shape
     part = Tensor(tuple(rest), tensor.low, tensor.high, tensor.dtype)
@@ -161,14 +165,16 @@ class EndedStream:
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         random = np.random.RandomState(SEED)
         for _ in range(SAMPLES):
-            inputs, labels = self._dense(random) if self.counts is None else self._sparse(random)
+            inputs, labels = (
+                self._draw_dense(random) if self.counts is None else self._draw_sparse(random)
+            )
             yield _one_or_all(inputs), _one_or_all(labels) if labels else None
 
-    def _dense(self, random: np.random.RandomState) -> tuple[list[Any], list[np.ndarray]]:
+    def _draw_dense(self, random: np.random.RandomState) -> tuple[list[Any], list[np.ndarray]]:
         inputs = [tensor.draw(random) for tensor in self.inputs]
         return inputs, [tensor.draw(random) for tensor in self.labels]
 
-    def _sparse(self, random: np.random.RandomState) -> tuple[list[Any], list[np.ndarray]]:
+    def _draw_sparse(self, random: np.random.RandomState) -> tuple[list[Any], list[np.ndarray]]:
         """Draw each input before its label."""
         inputs, labels = [], []
         for tensor, count, label in zip_longest(self.inputs, self.counts or (), self.labels):
@@ -192,9 +198,9 @@ def dummy_v2(
         `SAMPLES` samples: inputs and labels, each an array, or a tuple of arrays if there are
         several.
     """
-    inputs = _shapes("dummy_v2: input_shape", input_shape)
-    labels = _shapes("dummy_v2: label_shape", label_shape)
-    tensors = _tensors("dummy_v2", [*inputs, *labels], low, high, dtype, DTYPES)
+    inputs = _parse_shapes("dummy_v2: input_shape", input_shape)
+    labels = _parse_shapes("dummy_v2: label_shape", label_shape)
+    tensors = _build_tensors("dummy_v2", [*inputs, *labels], low, high, dtype, DTYPES)
     return EndedStream(tuple(tensors[: len(inputs)]), tuple(tensors[len(inputs) :]))
 
 
@@ -218,15 +224,15 @@ def sparse_dummy_v2(
         labels a tuple.
     """
     name = "sparse_dummy_v2"
-    inputs = _shapes(f"{name}: dense_shape", dense_shape)
-    labels: list[Any] = _shapes(f"{name}: label_shape", label_shape)
+    inputs = _parse_shapes(f"{name}: dense_shape", dense_shape)
+    labels: list[Any] = _parse_shapes(f"{name}: label_shape", label_shape)
     if labels:
         labels = _for_each(f"{name}: label_shape", labels, len(inputs))
     option = f"{name}: sparse_ratio"
     ratios = _for_each(option, numbers(option, sparse_ratio), len(inputs))
     if any(not 0 <= ratio <= 1 for ratio in ratios):
         raise ConfigurationError(f"{option} must be from 0 to 1, got {sparse_ratio!r}")
-    tensors = _tensors(name, [*inputs, *labels], low, high, dtype, DTYPES)
+    tensors = _build_tensors(name, [*inputs, *labels], low, high, dtype, DTYPES)
     counts = tuple(
         round(int(np.prod(shape)) * (1 - ratio))
         for shape, ratio in zip(inputs, ratios, strict=True)

@@ -137,16 +137,18 @@ def glue(
     form = TASKS[task]
     is_evaluation = true_or_false("GLUE: evaluate", evaluate)
     folder = existing_folder("GLUE: data_dir", data_dir)
-    tokenizer = _tokenizer(model_name_or_path, true_or_false("GLUE: do_lower_case", do_lower_case))
+    tokenizer = _load_tokenizer(
+        model_name_or_path, true_or_false("GLUE: do_lower_case", do_lower_case)
+    )
     classes = _ROBERTA_MNLI if (task, model_type) == ("mnli", "roberta") else form.labels
     file = folder / (form.evaluation if is_evaluation else "train.tsv")
     texts, labels = read_task(file, form, classes)
-    ids, mask, segments = _tokenized(tokenizer, texts, length)
+    ids, mask, segments = _tokenize_texts(tokenizer, texts, length)
     inputs = (ids, mask, segments) if model_type == "bert" else (ids, mask)
     return TokenizedSentences(inputs, labels, mask.sum(axis=1), is_dynamic)
 
 
-def _tokenizer(name: object, do_lower_case: bool) -> Any:
+def _load_tokenizer(name: object, do_lower_case: bool) -> Any:
     if not isinstance(name, str | Path) or not str(name):
         raise ConfigurationError(f"GLUE: model_name_or_path must be a path, got {name!r}")
     transformers = package("transformers", "dataset 'GLUE'", "text")
@@ -182,7 +184,7 @@ def read_task(
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-            columns = _columns(file, form, rows)
+            columns = _find_columns(file, form, rows)
             for row in rows:
                 if not row or (len(row) <= max(columns) and form.skips_short_rows):
                     continue
@@ -192,7 +194,9 @@ def read_task(
                         f"expected, got {row}"
                     )
                 texts.append(tuple(row[column] for column in columns[:-1]))
-                labels.append(_label(f"{file}, line {rows.line_num}", row[columns[-1]], classes))
+                labels.append(
+                    _parse_label(f"{file}, line {rows.line_num}", row[columns[-1]], classes)
+                )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as tab-separated text: {error}") from error
     if not texts:
@@ -200,7 +204,7 @@ def read_task(
     return texts, np.array(labels, dtype=np.int64 if classes else np.float32)
 
 
-def _columns(file: Path, form: GlueTask, rows: Iterator[list[str]]) -> list[int]:
+def _find_columns(file: Path, form: GlueTask, rows: Iterator[list[str]]) -> list[int]:
     """Return the positions of the sentences and, last, of the label; consume a header."""
     columns = (*form.texts, form.label)
     if not form.has_header:
@@ -212,7 +216,7 @@ def _columns(file: Path, form: GlueTask, rows: Iterator[list[str]]) -> list[int]
     return [header.index(column) for column in columns]
 
 
-def _label(where: str, text: str, classes: tuple[str, ...]) -> int | float:
+def _parse_label(where: str, text: str, classes: tuple[str, ...]) -> int | float:
     if classes:
         if text not in classes:
             raise DataError(f"{where}: label must be one of {', '.join(classes)}, got {text!r}")
@@ -223,7 +227,7 @@ def _label(where: str, text: str, classes: tuple[str, ...]) -> int | float:
         raise DataError(f"{where}: label must be a number, got {text!r}") from error
 
 
-def _tokenized(
+def _tokenize_texts(
     tokenizer: Any, texts: list[tuple[str, ...]], length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return token ids, mask and segments, each int64 `[N, length]`, padded with 0."""

@@ -155,10 +155,10 @@ class StyleTransfer(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        contents, styles = self._images("content_folder"), self._images("style_folder")
+        contents, styles = self._find_images("content_folder"), self._find_images("style_folder")
         self.put(pairs=tuple((content, style) for content in contents for style in styles))
 
-    def _images(self, option: str) -> list[Path]:
+    def _find_images(self, option: str) -> list[Path]:
         folder: Path = getattr(self, option)
         paths = sorted(
             path
@@ -177,9 +177,9 @@ class StyleTransfer(Options):
 
     def __getitem__(self, index: int) -> tuple[tuple[np.ndarray, np.ndarray], int]:
         content, style = self.pairs[index]
-        return (self._scaled(content), self._scaled(style)), 0
+        return (self._load_scaled(content), self._load_scaled(style)), 0
 
-    def _scaled(self, path: Path) -> np.ndarray:
+    def _load_scaled(self, path: Path) -> np.ndarray:
         image = pillow("dataset 'style_transfer'")
         pixels = read_pixels(path, None, "dataset 'style_transfer'")
         scaled = image.fromarray(pixels).resize(self.resize_shape, image.Resampling.BICUBIC)

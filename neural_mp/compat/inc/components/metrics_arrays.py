@@ -59,13 +59,13 @@ class TopK(RunningMean):
         truth = truth.reshape(len(truth), -1)
         if truth.shape[1] != 1:
             truth = np.argsort(truth, axis=1, kind="stable")[:, -1:]
-        self.take_in(self._hits(scores, whole_numbers(truth, "labels")))
+        self.take_in(self._is_in_top(scores, whole_numbers(truth, "labels")))
 
     def result(self) -> float:
         """Return the fraction since the last reset."""
         return super().result() if self._count else 0.0
 
-    def _hits(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    def _is_in_top(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
         """Return whether each row `[C]` of scores ranks the label `[1]` among its best; `[N]`."""
         best = np.argsort(scores, axis=1, kind="stable")[:, -self.k :]
         return (best == truth).any(axis=1)
@@ -80,7 +80,7 @@ class TensorFlowTopK(TopK):
     class is invalid.
     """
 
-    def _hits(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    def _is_in_top(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
         scores = scores.astype(np.float32)
         is_class = (truth >= 0) & (truth < scores.shape[1])
         of_truth = np.take_along_axis(scores, np.where(is_class, truth, 0), axis=1)
@@ -191,7 +191,9 @@ class F1:
 
     def update(self, preds: object, labels: object) -> None:
         """Update with one batch."""
-        self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
+        self._scores.append(
+            token_f1(_to_tokens(preds, "predictions"), _to_tokens(labels, "labels"))
+        )
 
     def merge(self, other: F1) -> None:
         """Append the state of another instance."""
@@ -211,7 +213,7 @@ def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
     return 2 * common / (len(predicted) + len(truth)) if common else 0.0
 
 
-def _tokens(values: object, what: str) -> Sequence[Hashable]:
+def _to_tokens(values: object, what: str) -> Sequence[Hashable]:
     pieces = parts(values)
     values = pieces[0] if len(pieces) == 1 else values
     if hasattr(values, "shape"):
@@ -270,7 +272,7 @@ class _OutputByOutput(RunningMean):
 
     def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
         """Update with one batch."""
-        for predicted, truth in _pairs(preds, labels):
+        for predicted, truth in _pair_arrays(preds, labels):
             super().update(predicted, truth)  # type: ignore[misc]
 
 
@@ -311,14 +313,14 @@ class Loss(RunningMean):
 
     def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
         """Update with one batch."""
-        self._sum += float(sum(predicted.sum() for predicted, _ in _pairs(preds, labels)))
+        self._sum += float(sum(predicted.sum() for predicted, _ in _pair_arrays(preds, labels)))
         first = parts(labels)[0]
         array = np.atleast_1d(as_array(first, "labels"))
         is_list_of_rows = first is labels and array.ndim > 1
         self._count += array.shape[1] if is_list_of_rows else len(array)
 
 
-def _pairs(preds: Any, labels: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pair_arrays(preds: Any, labels: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return predictions and labels of each output as float64 arrays of equal shape."""
     predicted, truth = parts(preds), parts(labels)
     if len(predicted) != len(truth):  # one side may be a list of rows of one array

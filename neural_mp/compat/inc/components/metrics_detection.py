@@ -94,10 +94,10 @@ class MeanAveragePrecision:
         self._ids = (
             {name: number for number, name in CATEGORIES.items()}
             if anno_path is None
-            else _label_map(f"{self.name}: anno_path", anno_path)
+            else _read_class_ids(f"{self.name}: anno_path", anno_path)
         )
         self._overlaps = overlaps(f"{self.name}: iou_thrs", iou_thrs)
-        self._recalls = _recalls(f"{self.name}: map_points", map_points)
+        self._recalls = _recall_points(f"{self.name}: map_points", map_points)
         self._key = one_of(f"{self.name}: map_key", map_key, _KEYS)
         self.reset()
 
@@ -108,14 +108,14 @@ class MeanAveragePrecision:
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with one batch."""
-        outputs = [_by_image(output) for output in _listed(preds, "predictions")]
-        positions = self._positions(len(outputs))
+        outputs = [_items_by_image(output) for output in _list_outputs(preds, "predictions")]
+        positions = self._output_positions(len(outputs))
         if not isinstance(labels, list | tuple) or len(labels) != 4:
             raise MetricError(
                 f"{self.name}: labels must be (boxes, class names, class ids, images), got "
-                f"{_size(labels)}"
+                f"{_describe_size(labels)}"
             )
-        corners, names, ids, images = map(_by_image, labels)
+        corners, names, ids, images = map(_items_by_image, labels)
         chosen = {what: outputs[position] for what, position in positions.items()}
         for what, output in {**chosen, "labelled boxes": corners}.items():
             if len(output) != len(images):
@@ -125,9 +125,9 @@ class MeanAveragePrecision:
                 )
         for i, image in enumerate(map(text, images)):
             if image not in self._truth:
-                classes = self._classes(_item(names, i), _item(ids, i))
-                self._truth[image] = self._boxes("labels", corners[i], classes)
-                self._found[image] = self._detected({w: out[i] for w, out in chosen.items()})
+                classes = self._class_ids(_item_of_image(names, i), _item_of_image(ids, i))
+                self._truth[image] = self._validate_boxes("labels", corners[i], classes)
+                self._found[image] = self._detected_boxes({w: out[i] for w, out in chosen.items()})
 
     def merge(self, other: MeanAveragePrecision) -> None:
         """Add the images of another instance that are not yet present."""
@@ -148,7 +148,7 @@ class MeanAveragePrecision:
         values = summary(self._truth, self._found, self._overlaps, self._recalls, CATEGORIES)
         return values[self._key.removeprefix("DetectionBoxes_")]
 
-    def _positions(self, count: int) -> dict[str, int]:
+    def _output_positions(self, count: int) -> dict[str, int]:
         """Return the index of each output, by name, among `count` outputs."""
         if count not in (3, 4):
             raise MetricError(
@@ -157,16 +157,15 @@ class MeanAveragePrecision:
             )
         return {what: i for i, what in enumerate(_OUTPUTS[4 - count :])}
 
-    def _detected(self, outputs: Mapping[str, Any]) -> Boxes:
+    def _detected_boxes(self, outputs: Mapping[str, Any]) -> Boxes:
         count = outputs.get("num_detections")
         until = None if count is None else int(as_numpy(count).reshape(-1)[0])
         corners, scores, classes = (as_numpy(outputs[what])[:until] for what in _OUTPUTS[1:])
-        return self._boxes("predictions", corners, classes, scores)
+        return self._validate_boxes("predictions", corners, classes, scores)
 
-    def _boxes(
+    def _validate_boxes(
         self, what: str, corners: object, classes: np.ndarray, scores: np.ndarray | None = None
     ) -> Boxes:
-        """Return the boxes of one image after checking the shapes."""
         corners = as_numpy(corners)
         corners = corners.reshape(-1, 4) if corners.size == 0 else corners
         rows = {corners.shape[:-1], classes.shape} | (
@@ -181,12 +180,12 @@ class MeanAveragePrecision:
             )
         return Boxes(corners, classes, scores)
 
-    def _classes(self, names: Sequence[Any], ids: object) -> np.ndarray:
+    def _class_ids(self, names: Sequence[Any], ids: object) -> np.ndarray:
         """Return the class ids of one image's boxes, from the names if there are no ids."""
         class_ids = as_numpy(ids)
         if class_ids.size or not len(names):
             return class_ids
-        class_names = [text(name) for name in _by_image(names)]
+        class_names = [text(name) for name in _items_by_image(names)]
         for key in class_names:
             if key not in self._ids:
                 raise MetricError(
@@ -230,9 +229,9 @@ class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
         output_index_mapping: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(anno_path, iou_thrs, map_points, map_key)
-        self._mapping = _mapping("COCOmAPv2: output_index_mapping", output_index_mapping)
+        self._mapping = _parse_mapping("COCOmAPv2: output_index_mapping", output_index_mapping)
 
-    def _positions(self, count: int) -> dict[str, int]:
+    def _output_positions(self, count: int) -> dict[str, int]:
         beyond = {what: position for what, position in self._mapping.items() if position >= count}
         if beyond:
             raise MetricError(
@@ -242,7 +241,7 @@ class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
         return dict(self._mapping)
 
 
-def _mapping(option: str, value: object) -> dict[str, int]:
+def _parse_mapping(option: str, value: object) -> dict[str, int]:
     if value is None:
         return {"boxes": 0, "scores": 1, "classes": 2}
     if not isinstance(value, Mapping):
@@ -259,8 +258,7 @@ def _mapping(option: str, value: object) -> dict[str, int]:
     return {what: position for what, position in positions.items() if position >= 0}
 
 
-def _label_map(option: str, path: object) -> dict[str, int]:
-    """Read class ids by name from a YAML file."""
+def _read_class_ids(option: str, path: object) -> dict[str, int]:
     file = existing_path(option, path)
     requirement = "must be a YAML file with a line 'name: id' for each class"
     try:
@@ -275,32 +273,32 @@ def _label_map(option: str, path: object) -> dict[str, int]:
     return {str(name): number for name, number in content.items()}
 
 
-def _recalls(option: str, value: object) -> np.ndarray | None:
+def _recall_points(option: str, value: object) -> np.ndarray | None:
     if isinstance(value, bool) or value not in (0, 11, 101):
         raise ConfigurationError(f"{option} must be 0, 11 or 101, got {value!r}")
     return np.linspace(0, 1, int(value)) if value else None
 
 
-def _listed(values: object, what: str) -> list[Any]:
+def _list_outputs(values: object, what: str) -> list[Any]:
     if isinstance(values, Mapping):
         return list(values.values())
     if not isinstance(values, list | tuple):
-        raise MetricError(f"mAP: {what} must be several outputs, got {_size(values)}")
+        raise MetricError(f"mAP: {what} must be several outputs, got {_describe_size(values)}")
     return list(values)
 
 
-def _by_image(values: object) -> Sequence[Any]:
+def _items_by_image(values: object) -> Sequence[Any]:
     """Return an array with images on the first axis, or a list with one array per image."""
     if isinstance(values, list | tuple):
         return values
     return np.atleast_1d(as_numpy(values))  # type: ignore[return-value]
 
 
-def _item(values: Sequence[Any], index: int) -> Any:
+def _item_of_image(values: Sequence[Any], index: int) -> Any:
     """Return the part of one image; empty if the whole batch lacks the part."""
     return values[index] if index < len(values) else np.array([])
 
 
-def _size(values: object) -> str:
+def _describe_size(values: object) -> str:
     of = f" of {len(values)}" if isinstance(values, list | tuple | dict) else ""
     return f"{with_article(type(values).__name__)}{of}"

@@ -122,11 +122,17 @@ class SquadF1:
                 f"SquadF1: predictions must be a dict from question ids to answers, got "
                 f"{type(preds).__name__}; add the postprocess transform SquadV1"
             )
-        questions = list(_questions(labels))
+        questions = list(_correct_answers(labels))
         if not questions:
             raise MetricError("SquadF1: labels must hold a question, got none")
         total = sum(
-            max((token_f1(_words(preds[name]), _words(right)) for right in answers), default=0.0)
+            max(
+                (
+                    token_f1(_normalized_words(preds[name]), _normalized_words(right))
+                    for right in answers
+                ),
+                default=0.0,
+            )
             for name, answers in questions
             if name in preds
         )
@@ -137,7 +143,7 @@ class SquadF1:
         return float(np.mean(self._scores)) if self._scores else 0.0
 
 
-def _questions(articles: Any) -> Iterable[tuple[str, list[str]]]:
+def _correct_answers(articles: Any) -> Iterable[tuple[str, list[str]]]:
     """Yield the id and the correct answers of every question."""
     if isinstance(articles, Mapping) and "data" in articles:
         articles = articles["data"]
@@ -153,7 +159,7 @@ def _questions(articles: Any) -> Iterable[tuple[str, list[str]]]:
         ) from error
 
 
-def _words(answer: str) -> list[str]:
+def _normalized_words(answer: str) -> list[str]:
     """Return the words of an answer, without case, punctuation and articles.
 
     Source: the evaluation script of SQuAD 1.1, `normalize_answer`.
@@ -189,18 +195,18 @@ class BLEU:
 
     def update(self, preds: object, labels: object) -> None:
         """Update with translations and as many references, each a list of strings."""
-        translations, references = _texts(preds, "predictions"), _texts(labels, "labels")
+        translations, references = _to_texts(preds, "predictions"), _to_texts(labels, "labels")
         if len(translations) != len(references):
             raise MetricError(
                 f"BLEU: labels must hold a reference for each translation, got {len(translations)} "
                 f"translations and {len(references)} references"
             )
         for translation, reference in zip(translations, references, strict=True):
-            words, right = _tokenized(translation), _tokenized(reference)
+            words, right = _tokenize_sentence(translation), _tokenize_sentence(reference)
             self._words += len(words)
             self._reference_words += len(right)
             for length in range(1, _LONGEST + 1):
-                runs, expected = _runs(words, length), _runs(right, length)
+                runs, expected = _count_ngrams(words, length), _count_ngrams(right, length)
                 self._right[length - 1] += (runs & expected).total()
                 self._runs[length - 1] += runs.total()
 
@@ -227,7 +233,7 @@ class BLEU:
         return 100 * math.exp(logarithms / _LONGEST + brevity)
 
 
-def _texts(values: Any, what: str) -> list[str]:
+def _to_texts(values: Any, what: str) -> list[str]:
     values = values.tolist() if isinstance(values, np.ndarray) else values
     is_sequence = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     if not is_sequence or not all(isinstance(value, str | bytes) for value in values):
@@ -235,19 +241,18 @@ def _texts(values: Any, what: str) -> list[str]:
     return [text(value) for value in values]
 
 
-def _runs(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
-    """Count the n-grams of `length` words."""
+def _count_ngrams(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + length]) for i in range(len(words) - length + 1))
 
 
-def _tokenized(sentence: str) -> list[str]:
-    trailing, leading, symbols = _set_apart()
+def _tokenize_sentence(sentence: str) -> list[str]:
+    trailing, leading, symbols = _separator_patterns()
     sentence = trailing.sub(r"\1 \2 ", sentence.lower())
     return symbols.sub(r" \1 ", leading.sub(r" \1 \2", sentence)).split()
 
 
 @cache
-def _set_apart() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+def _separator_patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
     """Return patterns of punctuation after and before non-digits, and of symbols (Unicode)."""
     kinds: dict[str, list[str]] = {"P": [], "S": []}
     for character in map(chr, range(sys.maxunicode + 1)):

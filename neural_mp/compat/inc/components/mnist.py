@@ -68,7 +68,7 @@ def _read_bytes(path: Path) -> bytes:
         return bytes_of(path, MAX_DATA_BYTES)
 
 
-def _content(path: Path, data: bytes, length: int | None = None) -> bytes:
+def _unpack_content(path: Path, data: bytes, length: int | None = None) -> bytes:
     """Return the content of a file, given its bytes; at most `length` of it if compressed."""
     if path.suffix != ".gz":
         return data
@@ -91,12 +91,14 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
         A uint8 array.
     """
     start, data = 4 + 4 * rank, _read_bytes(path)
-    head = _content(path, data, start)
+    head = _unpack_content(path, data, start)
     if len(head) < start or head[:4] != bytes([0, 0, 0x08, rank]):
         raise DataError(f"{path} must be an IDX file of unsigned bytes with {rank} axes")
     shape = tuple(int(size) for size in np.frombuffer(head[4:start], dtype=">u4"))
     size = math.prod(shape)
-    values = np.frombuffer(_content(path, data, start + size + 1), dtype=np.uint8, offset=start)
+    values = np.frombuffer(
+        _unpack_content(path, data, start + size + 1), dtype=np.uint8, offset=start
+    )
     if values.size != size:
         actual = "more" if values.size > size else f"{values.size} bytes"
         raise DataError(
@@ -106,7 +108,7 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
 
 
 def _read_mnist(paths: Sequence[Path]) -> SmallImages:
-    return _checked(paths[0], read_idx(paths[0], 3), read_idx(paths[1], 1), 3)
+    return _validate_images(paths[0], read_idx(paths[0], 3), read_idx(paths[1], 1), 3)
 
 
 def _read_cifar(paths: Sequence[Path], label_bytes: int) -> SmallImages:
@@ -119,7 +121,9 @@ def _read_cifar(paths: Sequence[Path], label_bytes: int) -> SmallImages:
         label_bytes: number of labels before each image; the last is the class.
     """
     width = label_bytes + 3 * 32 * 32
-    parts = [np.frombuffer(_content(path, _read_bytes(path)), dtype=np.uint8) for path in paths]
+    parts = [
+        np.frombuffer(_unpack_content(path, _read_bytes(path)), dtype=np.uint8) for path in paths
+    ]
     for path, part in zip(paths, parts, strict=True):
         if part.size == 0 or part.size % width:
             raise DataError(
@@ -183,7 +187,7 @@ def small_images(
     folders = [parent, *(parent / folder for folder in files.folders)]
     for archive in (folder / file for folder in folders for file in files.archives):
         if archive.is_file():
-            return _archive(archive, part, files.rank)
+            return _read_archive(archive, part, files.rank)
     required: tuple[str, ...] = getattr(files, part)
     for folder in folders:
         paths = [path for file in required if (path := _plain_or_packed(folder / file))]
@@ -210,17 +214,17 @@ def _plain_or_packed(path: Path) -> Path | None:
     return next((file for file in (packed, path) if file.is_file()), None)
 
 
-def _archive(path: Path, part: str, rank: int) -> SmallImages:
+def _read_archive(path: Path, part: str, rank: int) -> SmallImages:
     """Read the arrays `x_train`, `y_train`, `x_test`, `y_test`, named as in Keras."""
     with plain_arrays(path) as archive:
         for key in (f"x_{part}", f"y_{part}"):
             if key not in archive.files:
                 raise DataError(f"{path} has no array {key!r}{did_you_mean(key, archive.files)}")
         images, labels = archive[f"x_{part}"], archive[f"y_{part}"]
-    return _checked(path, images, labels, rank)
+    return _validate_images(path, images, labels, rank)
 
 
-def _checked(path: Path, images: np.ndarray, labels: np.ndarray, rank: int) -> SmallImages:
+def _validate_images(path: Path, images: np.ndarray, labels: np.ndarray, rank: int) -> SmallImages:
     labels = labels.reshape(-1)
     if images.ndim != rank or len(images) != len(labels) or labels.dtype.kind not in "iu":
         raise DataError(

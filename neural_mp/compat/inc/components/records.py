@@ -146,36 +146,36 @@ class RecordDataset:
             _check_lengths(self.name, Path(file), stats.st_size, stats.st_mtime_ns)
         count = 0
         try:
-            for record in _serialized(self.files):
+            for record in _read_records(self.files):
                 yield self.decode(record)
                 count += 1
         except (tensorflow.errors.OpError, ValueError) as error:
             raise DataError(
-                f"{self.name}: record {count + 1} of {self._where()} cannot be read: "
+                f"{self.name}: record {count + 1} of {self._describe_files()} cannot be read: "
                 f"{one_line(error)}"
             ) from error
 
-    def _where(self) -> str:
+    def _describe_files(self) -> str:
         more = f" and {len(self.files) - 1} more files" if len(self.files) > 1 else ""
         return f"{self.files[0]}{more}"
 
 
-def _serialized(files: Sequence[str]) -> Iterator[bytes]:
+def _read_records(files: Sequence[str]) -> Iterator[bytes]:
     """Yield the records of interleaved files, in identical order on every call."""
     tf = tensorflow_for()
 
-    def records() -> Any:
+    def interleaved_records() -> Any:
         paths = tf.data.Dataset.from_tensor_slices(list(files))
         return paths.interleave(tf.data.TFRecordDataset, cycle_length=len(files), block_length=1)
 
     with tf.init_scope():
         is_eager = tf.executing_eagerly()
     if is_eager:
-        yield from records().as_numpy_iterator()
+        yield from interleaved_records().as_numpy_iterator()
         return
     # Scripts for TensorFlow 1 disable eager execution.
     with tf.Graph().as_default() as graph:
-        following = tf.compat.v1.data.make_one_shot_iterator(records()).get_next()
+        following = tf.compat.v1.data.make_one_shot_iterator(interleaved_records()).get_next()
     with tf.compat.v1.Session(graph=graph) as session, suppress(tf.errors.OutOfRangeError):
         while True:
             yield session.run(following)
@@ -205,10 +205,9 @@ def _stack_or_list(arrays: list[np.ndarray]) -> Any:
     return np.stack(arrays) if same else arrays
 
 
-def _record_folder(
+def _records_of_folder(
     name: str, pattern: str, decode: Callable[[bytes], Any], root: object
 ) -> RecordDataset:
-    """Return the records of all files in the folder `root` with names of a pattern."""
     folder = existing_folder(f"{name}: root", root)
     files = tuple(sorted(str(path) for path in folder.glob(pattern) if path.is_file()))
     if not files:
@@ -267,11 +266,11 @@ def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]
 def _decode_voc(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return uint8 arrays `[height, width, 3]`, RGB, and `[height, width, 1]`, pixel classes."""
     record = Record.parse(serialized)
-    classes = record.image("image/segmentation/class/encoded", partial(_decoded, channels=1))
-    return record.image("image/encoded", partial(_decoded, channels=3)), np.asarray(classes)
+    classes = record.image("image/segmentation/class/encoded", partial(_decode_image, channels=1))
+    return record.image("image/encoded", partial(_decode_image, channels=3)), np.asarray(classes)
 
 
-def _decoded(content: bytes, channels: int) -> Any:
+def _decode_image(content: bytes, channels: int) -> Any:
     ops = tensorflow_for().io
     decode = ops.decode_jpeg if content.startswith(_JPEG) else ops.decode_png
     return decode(content, channels=channels)
@@ -331,7 +330,7 @@ for _name, _pattern, _decode_sample in (
     ("VOCRecord", "val-*", _decode_voc),
 ):
     dataset(_name, "tensorflow", needs=tensorflow_for)(
-        partial(_record_folder, _name, _pattern, _decode_sample)
+        partial(_records_of_folder, _name, _pattern, _decode_sample)
     )
 for _name, _decode in (
     ("ParseDecodeImagenet", _decode_imagenet),

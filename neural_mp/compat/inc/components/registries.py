@@ -44,7 +44,7 @@ def words(option: str, value: Any) -> list[Any]:
 
 def numbers(option: str, value: Any) -> tuple[float, ...]:
     """Parse one or several numbers, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
-    values = tuple(finite_number(option, _number(item)) for item in words(option, value))
+    values = tuple(finite_number(option, _parse_number(item)) for item in words(option, value))
     if not values:
         raise ConfigurationError(f"{option} must hold at least one value, got {value!r}")
     return values
@@ -52,10 +52,10 @@ def numbers(option: str, value: Any) -> tuple[float, ...]:
 
 def sizes(option: str, value: Any) -> tuple[int, ...]:
     """Parse integers from 1, also written as `"3, 224, 224"`."""
-    return whole_numbers(option, [*map(_number, words(option, value))], minimum=1)
+    return whole_numbers(option, [*map(_parse_number, words(option, value))], minimum=1)
 
 
-def _number(item: Any) -> Any:
+def _parse_number(item: Any) -> Any:
     if not isinstance(item, str):
         return item
     for kind in (int, float):
@@ -186,15 +186,15 @@ class ShortRegistry(Registry):
         return super().build(name, options)
 
 
-def _registries(kind: str, ours: Registry) -> Mapping[str | None, Registry]:
+def _build_registries(kind: str, ours: Registry) -> Mapping[str | None, Registry]:
     shared = ShortRegistry(kind, beyond=ours)
     return {None: shared, **{name: ShortRegistry(kind, beyond=shared) for name in FRAMEWORKS}}
 
 
 #: Framework → its names; None → names common to all.
-DATASETS = _registries("dataset", OUR_DATASETS)
-TRANSFORMS = _registries("transform", OUR_TRANSFORMS)
-METRICS = _registries("metric", OUR_METRICS)
+DATASETS = _build_registries("dataset", OUR_DATASETS)
+TRANSFORMS = _build_registries("transform", OUR_TRANSFORMS)
+METRICS = _build_registries("metric", OUR_METRICS)
 
 
 def registered(
@@ -202,16 +202,16 @@ def registered(
 ) -> Callable[[Factory], Factory]:
     """Return a decorator that registers a factory for some frameworks; by default for all."""
 
-    def add(factory: Factory) -> Factory:
-        _label(factory, name)
+    def register_factory(factory: Factory) -> Factory:
+        _set_label(factory, name)
         for framework in frameworks or (None,):
             registries[framework].register(name)(factory)
         return factory
 
-    return add
+    return register_factory
 
 
-def _label(factory: Callable[..., Any], name: str) -> None:
+def _set_label(factory: Callable[..., Any], name: str) -> None:
     if inspect.isclass(factory) and issubclass(factory, Options):
         factory.label = name
 
@@ -231,11 +231,11 @@ def dataset(
         needs: imports a package, by the name of its user, before the dataset is created.
     """
 
-    def add(factory: Factory) -> Factory:
-        _label(factory, name)
+    def register_factory(factory: Factory) -> Factory:
+        _set_label(factory, name)
 
         @wraps(factory)
-        def made(*arguments: object, **options: object) -> Any:
+        def make_dataset(*arguments: object, **options: object) -> Any:
             for option in ignored:
                 if options.pop(option, None) is not None:
                     message = f"dataset {name!r}: {option} is ignored: {_IGNORED[option]}"
@@ -249,8 +249,8 @@ def dataset(
             inspect.Parameter(o, inspect.Parameter.KEYWORD_ONLY, default=None) for o in ignored
         ]
         parameters = [*signature.parameters.values(), *unused]
-        vars(made)["__signature__"] = signature.replace(parameters=parameters)
-        registered(DATASETS, name, *frameworks)(made)
+        vars(make_dataset)["__signature__"] = signature.replace(parameters=parameters)
+        registered(DATASETS, name, *frameworks)(make_dataset)
         return factory
 
-    return add
+    return register_factory

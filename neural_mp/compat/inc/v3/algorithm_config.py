@@ -102,18 +102,18 @@ class WeightOnlyConfig(AlgorithmConfig):
         """Bits of the weight; `dtype` "int4" or "nf4" sets them, too."""
         if self._is_small_float:
             return _SMALL_FLOATS[self._dtype]
-        return self._stored(self._asked_bits)
+        return self._kernel_bits(self._asked_bits)
 
     @property
     def _asked_bits(self) -> Any:
         suffix = self._dtype.removeprefix("int")
-        return int(suffix) if suffix.isdecimal() else self._value("bits", 4)
+        return int(suffix) if suffix.isdecimal() else self._option_value("bits", 4)
 
     @property
     def _dtype(self) -> str:
         return str(self.options.get("dtype") or "int")
 
-    def _stored(self, bits: Any) -> int:
+    def _kernel_bits(self, bits: Any) -> int:
         """Return the bits of the smallest kernel that holds a number of bits.
 
         Raises:
@@ -149,7 +149,7 @@ class WeightOnlyConfig(AlgorithmConfig):
                 self._rounding,
             )
 
-    def _value(self, name: str, otherwise: Any) -> Any:
+    def _option_value(self, name: str, otherwise: Any) -> Any:
         value = self.options.get(name)
         return otherwise if value is None else value
 
@@ -162,7 +162,7 @@ class WeightOnlyConfig(AlgorithmConfig):
                 f"{type(self).__name__}(dtype={self._dtype!r}) is not supported: no kernel here "
                 f"reads weights of this type; set dtype='int'"
             )
-        symmetric = self._value("use_sym", True) and not self._is_small_float
+        symmetric = self._option_value("use_sym", True) and not self._is_small_float
         return OpConstraint(
             (INTEGERS[self.bit_width],),
             QuantConstraint(
@@ -176,7 +176,7 @@ class WeightOnlyConfig(AlgorithmConfig):
         )
 
     def _group_sizes(self) -> tuple[int, ...] | None:
-        size = self._value("group_size", 32)
+        size = self._option_value("group_size", 32)
         if not is_integer(size) or (size < 1 and size != -1):
             raise ConfigurationError(
                 f"group_size of a weight must be a whole number from 1, or -1, got {size!r}"

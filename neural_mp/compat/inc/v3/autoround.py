@@ -90,7 +90,7 @@ class AutoRoundConfig(WeightOnlyConfig):
         self._weights().warn_without_effect()
 
     def _weights(self) -> _Weights:
-        bits, size = self._scheme(self.options["scheme"])
+        bits, size = self._parse_scheme(self.options["scheme"])
         options: dict[str, Any] = {
             "bits": bits,
             "group_size": size,
@@ -102,7 +102,7 @@ class AutoRoundConfig(WeightOnlyConfig):
         plain.iters = self.options["iters"]
         return plain
 
-    def _scheme(self, scheme: Any) -> tuple[int, int]:
+    def _parse_scheme(self, scheme: Any) -> tuple[int, int]:
         if isinstance(scheme, Mapping):
             return int(scheme.get("bits", 4)), int(scheme.get("group_size", _GROUP_SIZE))
         match = _WEIGHTS.fullmatch(str(scheme).upper())

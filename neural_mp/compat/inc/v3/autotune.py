@@ -52,18 +52,18 @@ def autotune(
     """
     evaluation = EvaluationFuncWrapper(eval_fn, eval_args)
     if tune_config.searches:
-        data = _recorded(model, run_fn, run_args)
-        return _searched(model, tune_config, evaluation, data, example_inputs)
+        data = _record_inputs(model, run_fn, run_args)
+        return _search_model(model, tune_config, evaluation, data, example_inputs)
 
-    def converted(config: BaseConfig) -> Any:
+    def convert_model(config: BaseConfig) -> Any:
         return quantize(
             model, copy.deepcopy(config), run_fn, run_args, example_inputs=example_inputs
         )
 
-    return OrderedTrials(tune_config, evaluation).chosen(model, converted)
+    return OrderedTrials(tune_config, evaluation).chosen(model, convert_model)
 
 
-def _recorded(
+def _record_inputs(
     model: Any, run_fn: Callable[..., Any] | None, run_args: Any
 ) -> CalibrationInputs | None:
     if run_fn is None:
@@ -73,14 +73,13 @@ def _recorded(
     return inputs
 
 
-def _searched(
+def _search_model(
     model: Any,
     options: TuningConfig,
     evaluation: EvaluationFuncWrapper,
     data: CalibrationInputs | None,
     example_inputs: Any,
 ) -> Any:
-    """Search with the default strategy, in the precisions of the set if there is one."""
     tuning = MixedPrecision()
     tuning.model = model
     tuning.accuracy_criterion = options.criterion(evaluation.eval_fn)
@@ -89,7 +88,7 @@ def _searched(
     tuning.calib_dataloader = data
     if data is None:
         tuning.inputs = example_inputs
-    precisions = _precisions(options.config_set, model)
+    precisions = _searched_precisions(options.config_set, model)
     if precisions:
         tuning.precisions = precisions
     if hasattr(model, "generate"):
@@ -100,7 +99,7 @@ def _searched(
     return model if result.model is model else own_module(result)
 
 
-def _precisions(config_set: Any, model: Any) -> tuple[Precision, ...]:
+def _searched_precisions(config_set: Any, model: Any) -> tuple[Precision, ...]:
     """Return the precisions that a set names; those of decoders, or none, without a set."""
     if config_set is None:
         return (Precision.INT4, Precision.INT8) if hasattr(model, "generate") else ()

@@ -170,10 +170,10 @@ class BaseConfig:
 
     def to_json_string(self, use_diff: bool = False) -> str:
         """Return the dict as JSON; with `use_diff`, without the options at their defaults."""
-        content = self._changed() if use_diff else self.to_dict()
-        return json.dumps(_plain(content), indent=2, default=str) + "\n"
+        content = self._changed_options() if use_diff else self.to_dict()
+        return json.dumps(_name_type_keys(content), indent=2, default=str) + "\n"
 
-    def _changed(self) -> dict[str, Any]:
+    def _changed_options(self) -> dict[str, Any]:
         return {
             k: v for k, v in self.options.items() if k not in self.defaults or v != self.defaults[k]
         }
@@ -206,7 +206,7 @@ class BaseConfig:
 
     def expand(self: C) -> list[C]:
         """Return one configuration for each combination of the values of options with a list."""
-        several = {name: value for name, value in self.options.items() if self._stands_for(name)}
+        several = {name: value for name, value in self.options.items() if self._has_choices(name)}
         configs = []
         for values in itertools.product(*several.values()):
             chosen = dict(zip(several, values, strict=True))
@@ -215,7 +215,7 @@ class BaseConfig:
             configs.append(config)
         return configs
 
-    def _stands_for(self, name: str) -> bool:
+    def _has_choices(self, name: str) -> bool:
         """Whether the value of an option is a list of values to try."""
         value = self.options[name]
         if name in self.lists:
@@ -326,8 +326,7 @@ def type_name(key: Any) -> str:
     return key if isinstance(key, str) else getattr(key, "__name__", str(key))
 
 
-def _plain(value: Any) -> Any:
-    """Return a value with types as keys replaced by their names."""
+def _name_type_keys(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {type_name(key): _plain(item) for key, item in value.items()}
+        return {type_name(key): _name_type_keys(item) for key, item in value.items()}
     return value

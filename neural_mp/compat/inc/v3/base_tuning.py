@@ -320,12 +320,12 @@ class TuningLogger:
                 f"or end, e.g. 'trial_start'"
             )
 
-        def log(trial_index: int | None = None, **ignored: Any) -> None:
+        def log_event(trial_index: int | None = None, **ignored: Any) -> None:
             logger.info(
                 "%s%s: %s", subject, "" if trial_index is None else f" {trial_index}", event
             )
 
-        return log
+        return log_event
 
 
 def init_tuning(
@@ -374,10 +374,10 @@ class OrderedTrials:
                 return converted
         if refused is not None and not monitor.tuning_history:
             raise refused
-        self._warn(monitor)
+        self._warn_unmet_target(monitor)
         return model
 
-    def _warn(self, monitor: TuningMonitor) -> None:
+    def _warn_unmet_target(self, monitor: TuningMonitor) -> None:
         closest = ""
         if monitor.tuning_history:
             best = monitor.get_best_trial_record()

@@ -55,17 +55,17 @@ class TuningParam:
 
     def is_tunable(self, value: Any) -> bool:
         """Whether a value is a list of values to try: of the type, or read as such."""
-        return _fits(value, self.tunable_type)
+        return _fits_type(value, self.tunable_type)
 
     def __str__(self) -> str:
         return self.name
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _fits_type(value: Any, kind: Any) -> bool:
     """Whether a value is of a type; text of a number is of the type of the number."""
     inner = get_args(kind)
     if inner:
-        return isinstance(value, list | tuple) and all(_fits(item, inner[0]) for item in value)
+        return isinstance(value, list | tuple) and all(_fits_type(item, inner[0]) for item in value)
     if kind in (int, float):
         try:
             return bool(kind(value) == float(value))
@@ -87,11 +87,11 @@ class ConfigRegistry:
     ) -> Callable[[K], K]:
         """Return a decorator that registers a configuration class."""
 
-        def register(kind: K) -> K:
+        def register_kind(kind: K) -> K:
             self._found[framework_name][algo_name] = priority, kind
             return kind
 
-        return register
+        return register_kind
 
     def get_all_configs(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Return framework → algorithm → its priority and its class."""

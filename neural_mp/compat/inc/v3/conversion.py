@@ -51,7 +51,7 @@ def conversion_of(config: BaseConfig, model: Any) -> Conversion:
     cannot be captured, if only weights are quantized.
     """
     algorithms = algorithms_of(config)
-    for used in _in_use(algorithms):
+    for used in _used_configs(algorithms):
         used.warn_without_effect()
     is_decoder = hasattr(model, "generate")
     in_layers = all(algorithm.in_layers for algorithm in algorithms)
@@ -63,8 +63,7 @@ def conversion_of(config: BaseConfig, model: Any) -> Conversion:
     )
 
 
-def _in_use(algorithms: tuple[AlgorithmConfig, ...]) -> list[AlgorithmConfig]:
-    """Return the distinct configurations that ops are converted by."""
+def _used_configs(algorithms: tuple[AlgorithmConfig, ...]) -> list[AlgorithmConfig]:
     configs: list[AlgorithmConfig] = []
     for algorithm in algorithms:
         usual = [algorithm] if algorithm.white_list == EVERY_OP else []

@@ -69,7 +69,7 @@ def prepare(model: Any, quant_config: Any, inplace: bool = True, example_inputs:
     config = parsed_config(quant_config)
     rules_of(algorithms_of(config))  # errors of options come before the calibration loop
     model = model if inplace else copy.deepcopy(model)
-    previous = _attribute(model, _PREPARED)
+    previous = _optional_attribute(model, _PREPARED)
     if previous is not None:
         previous.close()
     setattr(model, _PREPARED, Prepared(model, config, example_inputs))
@@ -79,7 +79,7 @@ def prepare(model: Any, quant_config: Any, inplace: bool = True, example_inputs:
 
 def finalize_calibration(model: Any) -> None:
     """End the calibration of a prepared model."""
-    prepared = _attribute(model, _PREPARED)
+    prepared = _optional_attribute(model, _PREPARED)
     if prepared is not None:
         prepared.close()
 
@@ -97,13 +97,13 @@ def convert(model: Any, quant_config: Any = None, inplace: bool = True, **ignore
         ConfigurationError: the model is not prepared, and no configuration is given.
         DataError: the prepared model was not called, and needs calibration or training.
     """
-    trained = _attribute(model, _TRAINED)
+    trained = _optional_attribute(model, _TRAINED)
     if trained is not None:
         result = finish(trained.made())
         trained.remove()
         delattr(model, _TRAINED)
         return own_module(result)
-    prepared = _attribute(model, _PREPARED)
+    prepared = _optional_attribute(model, _PREPARED)
     if prepared is None and quant_config is None:
         raise ConfigurationError(
             "quant_config must be given for a model that was not prepared, got None; give a "
@@ -111,14 +111,14 @@ def convert(model: Any, quant_config: Any = None, inplace: bool = True, **ignore
         )
     config = parsed_config(quant_config) if prepared is None else prepared.config
     if prepared is None:
-        return own_module(_converted(model, config, None, None), config)
+        return own_module(_convert_model(model, config, None, None), config)
     if quant_config is not None:
         logger.warning("quant_config is ignored: the model was prepared with another one")
     prepared.close()
     for name in (_PREPARED, "is_prepared", "quant_config"):
         delattr(model, name)
     data = prepared.inputs if len(prepared.inputs) else None
-    return own_module(_converted(model, config, data, prepared.example_inputs), config)
+    return own_module(_convert_model(model, config, data, prepared.example_inputs), config)
 
 
 def quantize(
@@ -185,7 +185,7 @@ def save(
         ConfigurationError: the module is not converted, or the format does not exist.
     """
     result = result_of(model)
-    if _format(format) == "huggingface":
+    if _format_name(format) == "huggingface":
         result.save_pretrained(checkpoint_dir)
     else:
         result.save(checkpoint_dir)
@@ -210,7 +210,7 @@ def load(
     Raises:
         ModelLoadError: the folder holds no saved model, or is damaged.
     """
-    _format(format)
+    _format_name(format)
     result = load_saved(model_name_or_path)
     return own_module(result)
 
@@ -221,7 +221,7 @@ def result_of(model: Any) -> OptimizedModel:
     Raises:
         ConfigurationError: the module is not converted.
     """
-    stored = _attribute(model, _RESULT)
+    stored = _optional_attribute(model, _RESULT)
     if stored is None:
         raise ConfigurationError(
             f"model must be a module that convert returned, got {type(model).__name__}"
@@ -230,12 +230,12 @@ def result_of(model: Any) -> OptimizedModel:
     return result
 
 
-def _converted(
+def _convert_model(
     model: Any, config: BaseConfig, data: CalibrationInputs | None, example: Any
 ) -> OptimizedModel:
     for member in config.members():
         if isinstance(member, AutoRoundConfig) and member.target_bits is not None:
-            return _with_bits(model, member, data)
+            return _search_mean_bits(model, member, data)
     conversion = conversion_of(config, model)
     for algorithm in algorithms_of(config):
         logger.info(f"Start to apply {algorithm.name} on the model.")
@@ -245,7 +245,7 @@ def _converted(
     return result
 
 
-def _with_bits(
+def _search_mean_bits(
     model: Any, config: AutoRoundConfig, data: CalibrationInputs | None
 ) -> OptimizedModel:
     """Search the most accurate model with a mean number of bits."""
@@ -278,12 +278,12 @@ def own_module(result: OptimizedModel, config: BaseConfig | None = None) -> Any:
     return module
 
 
-def _attribute(model: Any, name: str) -> Any:
+def _optional_attribute(model: Any, name: str) -> Any:
     return getattr(model, name, None)
 
 
-def _format(given: Any) -> str:
-    """Return the name of a format, which may be an enumeration's member."""
+def _format_name(given: Any) -> str:
+    """Accept a name or an enumeration's member."""
     name = str(getattr(given, "value", given))
     if name not in _FORMATS:
         raise ConfigurationError(f"format must be {' or '.join(_FORMATS)}, got {name!r}")

@@ -82,11 +82,11 @@ def quantize_model(
         inputs=getattr(model, "_input_names", None),
         outputs=getattr(model, "_output_names", None),
     )
-    data = _calibration(model, calib_dataloader, calib_iteration, calib_func)
+    data = _calibration_batches(model, calib_dataloader, calib_iteration, calib_func)
     return Result(converted_by_rules(native(model), conversion, data))
 
 
-def _calibration(
+def _calibration_batches(
     model: Any, loader: Any, most: int, function: Callable[[Any], Any] | None
 ) -> Iterable[Any] | None:
     if loader is not None:
@@ -136,18 +136,18 @@ def autotune(
     evaluation = EvaluationFuncWrapper(eval_fn, eval_args)
     wrapped = model if isinstance(model, Model) else Model(model)
     if tune_config.searches:
-        return _searched(wrapped, tune_config, evaluation, calib_dataloader, calib_iteration)
+        return _search_model(wrapped, tune_config, evaluation, calib_dataloader, calib_iteration)
 
-    def converted(config: BaseConfig) -> Result:
+    def convert_model(config: BaseConfig) -> Result:
         return quantize_model(
             model, copy.deepcopy(config), calib_dataloader, calib_iteration, calib_func
         )
 
-    result: Result | Model = OrderedTrials(tune_config, evaluation).chosen(wrapped, converted)
+    result: Result | Model = OrderedTrials(tune_config, evaluation).chosen(wrapped, convert_model)
     return result
 
 
-def _searched(
+def _search_model(
     model: Model, options: TuningConfig, evaluation: EvaluationFuncWrapper, loader: Any, most: int
 ) -> Result:
     tuning = MixedPrecision()

@@ -116,13 +116,12 @@ def forward_wrapper(model: Any, input: Any, device: Any = None) -> Any:
     """
     if isinstance(input, Mapping):
         return model(**input)
-    if isinstance(input, tuple | list) and _takes(model, len(input)):
+    if isinstance(input, tuple | list) and _accepts_arguments(model, len(input)):
         return model(*input)
     return model(input)
 
 
-def _takes(model: Any, count: int) -> bool:
-    """Whether a module, or another callable, accepts a number of positional arguments."""
+def _accepts_arguments(model: Any, count: int) -> bool:
     try:
         inspect.signature(getattr(model, "forward", model)).bind(*range(count))
     except TypeError:
@@ -132,7 +131,7 @@ def _takes(model: Any, count: int) -> bool:
 
 def model_forward(model: Any, dataloader: Any, iters: int = 100, device: Any = None) -> None:
     """Run a module on the inputs of the first batches of a loader; -1 for all."""
-    for count, inputs in enumerate(_inputs(dataloader)):
+    for count, inputs in enumerate(_inputs_of_batches(dataloader)):
         if count == iters:
             return
         forward_wrapper(model, inputs)
@@ -140,11 +139,11 @@ def model_forward(model: Any, dataloader: Any, iters: int = 100, device: Any = N
 
 def get_example_input(dataloader: Any, i: int = 1) -> Any:
     """Return the inputs of the batch number `i`; of the last one in a shorter loader."""
-    first = [*itertools.islice(_inputs(dataloader), i + 1)]
+    first = [*itertools.islice(_inputs_of_batches(dataloader), i + 1)]
     return first[-1] if first else None
 
 
-def _inputs(dataloader: Any) -> Iterator[Any]:
+def _inputs_of_batches(dataloader: Any) -> Iterator[Any]:
     """Yield the inputs of batches: the first of two parts, as in (inputs, label)."""
     for batch in dataloader:
         yield batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
@@ -242,11 +241,11 @@ def __getattr__(name: str) -> Any:
     """Return a bound of torch's versions, such as `TORCH_VERSION_2_7_0`, or a placeholder."""
     prefix, at_least = "TORCH_VERSION_", "GT_OR_EQUAL_TORCH_VERSION_"
     if name.startswith(at_least):
-        return get_torch_version() >= _version(name.removeprefix(at_least))
-    return _version(name.removeprefix(prefix)) if name.startswith(prefix) else _absent(name)
+        return get_torch_version() >= _parse_version(name.removeprefix(at_least))
+    return _parse_version(name.removeprefix(prefix)) if name.startswith(prefix) else _absent(name)
 
 
-def _version(digits: str) -> Any:
+def _parse_version(digits: str) -> Any:
     from packaging.version import Version
 
     return Version(digits.replace("_", "."))

@@ -151,13 +151,13 @@ class _Auto:
             DataError: the options need calibration data.
         """
         if is_saved_model(name):
-            return _savable(load(name))
+            return _make_savable(load(name))
         arguments = {key: value for key, value in options.items() if key not in _IGNORED}
         kind = getattr(importlib.import_module("transformers"), cls._kind)
         model = kind.from_pretrained(name, *values, **arguments).eval()
         if quantization_config is None:
             return model
-        return _savable(_quantized(model, quantization_config))
+        return _make_savable(_quantize_model(model, quantization_config))
 
 
 class AutoModel(_Auto):
@@ -176,17 +176,17 @@ class AutoModelForSeq2SeqLM(_Auto):
     _kind = "AutoModelForSeq2SeqLM"
 
 
-def _quantized(model: Any, options: Any) -> Any:
+def _quantize_model(model: Any, options: Any) -> Any:
     if not isinstance(options, _LoadingConfig):
         return convert(prepare(model, options))
     config = options.config()
     prepared = prepare(model, config)
     if any(rounding != "rtn" for rounding in config.roundings):
-        _run(prepared, options.batches())
+        _run_batches(prepared, options.batches())
     return convert(prepared)
 
 
-def _run(model: Any, batches: Iterable[Any]) -> None:
+def _run_batches(model: Any, batches: Iterable[Any]) -> None:
     torch: Any = importlib.import_module("torch")
     with torch.no_grad():
         for batch in batches:
@@ -196,7 +196,7 @@ def _run(model: Any, batches: Iterable[Any]) -> None:
                 model(batch)
 
 
-def _savable(model: Any) -> Any:
+def _make_savable(model: Any) -> Any:
     """Return the module, whose `save_pretrained` writes a folder that is loaded here."""
 
     def save_pretrained(save_directory: str | Path, **options: Any) -> None:

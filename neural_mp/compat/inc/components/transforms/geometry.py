@@ -73,7 +73,7 @@ class ResizeWithChannels(Resize):
         return scaled[:, :, np.newaxis] if scaled.ndim == 2 else scaled
 
 
-def _inside(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+def _cut_inside(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     checked_rank(image, 2, 3)
     if image.shape[0] < top + height or image.shape[1] < left + width:
         raise ValueError(
@@ -100,7 +100,7 @@ class CropResize(ImageTransform):
     height: int = option(POSITIVE)
     size: Any = option(lambda _, value: value)  # checked by `resize`
     interpolation: str = "bilinear"
-    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_inside)
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_cut_inside)
     resize: ClassVar[Callable[..., ImageTransform]] = Resize
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class CropToBoundingBox(ImageTransform):
     offset_width: int
     target_height: int = option(POSITIVE)
     target_width: int = option(POSITIVE)
-    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_inside)
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_cut_inside)
     least_offset: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class CenterCrop(ImageTransform, OurCenterCrop):
     size: Any = option(two_sizes)
 
 
-def _edge(name: str, value: object) -> int:
+def _square_edge(name: str, value: object) -> int:
     height, width = two_sizes(name, value)
     if height != width:
         raise ConfigurationError(f"{name} must be the same for height and width, got {value!r}")
@@ -160,7 +160,7 @@ class PaddedCenterCrop(ImageTransform):
     The result is not scaled; a Resize must follow.
     """
 
-    size: Any = option(_edge)
+    size: Any = option(_square_edge)
     crop_padding: int = option(NON_NEGATIVE, 0)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ class Collect:
     def __call__(self, sample: object) -> tuple[Any, Any]:
         """`(predictions, labels)` → `([ids, starts, ends], labels)`, or nothing yet."""
         predictions, labels = predictions_and_labels(self, sample)
-        starts, ends = self._two(predictions)
+        starts, ends = self._start_and_end_scores(predictions)
         # Windows beyond `length` pad the last batch.
         room = self.length - len(self._starts)
         self._starts += [*starts[:room]]
@@ -65,8 +65,7 @@ class Collect:
         self.reset()
         return complete, labels
 
-    def _two(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return per window the scores of its tokens as starts and as ends."""
+    def _start_and_end_scores(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
         scores = np.asarray(predictions)
         if scores.ndim != 3 or scores.shape[2] != 2:
             raise DataError(
@@ -79,7 +78,7 @@ class Collect:
 class ModelZooCollect(Collect):
     """`Collect` for predictions (starts `[N, tokens]`, ends `[N, tokens]`)."""
 
-    def _two(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _start_and_end_scores(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(predictions, Sequence | np.ndarray) or len(predictions) != 2:
             raise DataError(
                 f"{type(self).__name__}: predictions must be (starts, ends), got "
@@ -136,7 +135,7 @@ class SquadV1(Options):
             )
         numbers, starts, ends = predictions
         scores = {
-            int(np.asarray(number).item()) - FIRST_WINDOW: (_row(start), _row(end))
+            int(np.asarray(number).item()) - FIRST_WINDOW: (_flat_scores(start), _flat_scores(end))
             for number, start, end in zip(numbers, starts, ends, strict=True)
         }
         return self._answers(scores), labels
@@ -148,18 +147,20 @@ class SquadV1(Options):
                 continue
             scored = [(window, *scores[index]) for index, window in windows if index in scores]
             complete = windows[-1][0] in scores
-            answers[question.identity] = self._answer(question, scored) if complete else SKIPPED
+            answers[question.identity] = (
+                self._best_answer(question, scored) if complete else SKIPPED
+            )
         return answers
 
-    def _answer(
+    def _best_answer(
         self, question: Question, scored: Sequence[tuple[Window, np.ndarray, np.ndarray]]
     ) -> str:
         best: tuple[float, Window, int, int] | None = None
         for window, starts, ends in scored:
-            for start in self._candidates(starts):
+            for start in self._candidate_tokens(starts):
                 if not window.shows(start) or not window.best_seen[start - window.first]:
                     continue
-                for end in self._candidates(ends):
+                for end in self._candidate_tokens(ends):
                     if not window.shows(end) or not start <= end < start + self.max_answer_length:
                         continue
                     score = float(starts[start]) + float(ends[end])
@@ -172,12 +173,12 @@ class SquadV1(Options):
         pieces = window.pieces[start : end + 1]
         return self.task.tokenizer.original_text(question.words[first : last + 1], pieces)
 
-    def _candidates(self, scores: np.ndarray) -> list[int]:
+    def _candidate_tokens(self, scores: np.ndarray) -> list[int]:
         """Return the tokens with the best scores; ties in order of position."""
         return [int(index) for index in np.argsort(-scores, kind="stable")[: self.n_best_size]]
 
 
-def _row(scores: object) -> np.ndarray:
+def _flat_scores(scores: object) -> np.ndarray:
     return np.asarray(scores, dtype=np.float64).reshape(-1)
 
 

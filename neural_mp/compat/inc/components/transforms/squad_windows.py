@@ -64,7 +64,7 @@ def read_questions(path: Path) -> list[Question]:
             Question(str(question["id"]), question["question"], words)
             for article in data
             for paragraph in article["paragraphs"]
-            for words in [_words(paragraph["context"])]
+            for words in [_split_words(paragraph["context"])]
             for question in paragraph["qas"]
         ]
     except (KeyError, TypeError, AttributeError) as error:
@@ -74,7 +74,7 @@ def read_questions(path: Path) -> list[Question]:
         ) from error
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split_words(text: str) -> tuple[str, ...]:
     """Split at BERT's white space, a subset of Python's."""
     for space in ("\t", "\r", "\n", _NARROW_SPACE):
         text = text.replace(space, " ")
@@ -91,7 +91,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Path, lower_case: bool) -> None:
         tokenizers = package("tokenizers", "SquadV1", "text")
-        pieces = _numbered(vocabulary)
+        pieces = _read_vocabulary(vocabulary)
         if "[UNK]" not in pieces:
             raise DataError(f"{vocabulary} must be a vocabulary of BERT, with a line [UNK]")
         self._normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
@@ -139,7 +139,7 @@ class Tokenizer:
         return original[original_indices[ends[0]] : original_indices[ends[1]] + 1]
 
 
-def _numbered(vocabulary: Path) -> dict[str, int]:
+def _read_vocabulary(vocabulary: Path) -> dict[str, int]:
     try:
         lines = vocabulary.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -179,7 +179,9 @@ class SquadWindows:
         return [
             window
             for number, question in enumerate(self.questions)
-            for window in self._of_one(number, question_pieces[number], pieces[question.words])
+            for window in self._build_windows(
+                number, question_pieces[number], pieces[question.words]
+            )
         ]
 
     def of_question(self) -> list[list[tuple[int, Window]]]:
@@ -189,7 +191,7 @@ class SquadWindows:
             windows[window.question].append((index, window))
         return windows
 
-    def _of_one(self, number: int, asked: list[str], text: list[list[str]]) -> list[Window]:
+    def _build_windows(self, number: int, asked: list[str], text: list[list[str]]) -> list[Window]:
         asked = asked[: self.question_length]
         room = self.length - len(asked) - 3  # [CLS], and [SEP] twice
         if room < 1:
@@ -199,7 +201,7 @@ class SquadWindows:
             )
         words = [word for word, parts in enumerate(text) for _ in parts]
         pieces = [piece for parts in text for piece in parts]
-        spans = self._spans(len(pieces), room)
+        spans = self._window_spans(len(pieces), room)
         start = ["[CLS]", *asked, "[SEP]"]
         return [
             Window(
@@ -212,7 +214,7 @@ class SquadWindows:
             for span, (begin, end) in enumerate(spans)
         ]
 
-    def _spans(self, count: int, room: int) -> list[tuple[int, int]]:
+    def _window_spans(self, count: int, room: int) -> list[tuple[int, int]]:
         step, last = min(room, self.stride), max(count - room, 0)
         begins = range(0, last + step, step) if count else ()
         return [(begin, min(begin + room, count)) for begin in begins]

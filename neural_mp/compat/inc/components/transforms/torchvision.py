@@ -158,7 +158,7 @@ class CenterCrop(ImageTransform):
         return part(inputs, top, left, *self.size)
 
 
-def _margins(name: str, value: Any) -> tuple[int, ...]:
+def _parse_margins(name: str, value: Any) -> tuple[int, ...]:
     items = value if isinstance(value, list | tuple) else [value]
     sizes = tuple(whole_number(name, size, minimum=0) for size in items)
     if len(sizes) not in (1, 2, 4):
@@ -177,7 +177,7 @@ class Pad(ImageTransform):
         padding_mode: `constant` for `fill`, or `edge`, `reflect`, `symmetric`, as in `numpy.pad`.
     """
 
-    padding: Any = option(_margins)
+    padding: Any = option(_parse_margins)
     fill: Any = option(finite_numbers, 0)
     padding_mode: str = option(choice(*PADDING_MODES), "constant")
 
@@ -334,14 +334,13 @@ class ColorJitter(RandomTransform):
         for name in np.array(list(_JITTER))[order]:
             neutral, *_, enhancer = _JITTER[name]
             if name == "hue" and factors[name] != neutral:
-                picture = _turned(picture, factors[name])
+                picture = _shift_hue(picture, factors[name])
             elif factors[name] != neutral:
                 picture = getattr(ImageEnhance, enhancer)(picture).enhance(factors[name])
         return np.array(picture, dtype=np.uint8).reshape(inputs.shape)
 
 
-def _turned(picture: Any, turns: float) -> Any:
-    """Shift the hue; no effect on grey."""
+def _shift_hue(picture: Any, turns: float) -> Any:
     if picture.mode == "L":
         return picture
     image = pillow("transform 'ColorJitter'")

@@ -53,7 +53,7 @@ _TWO_STEPS = optional(
 )
 
 
-def _rescaled(image: np.ndarray, rescale: Sequence[float] | None) -> np.ndarray:
+def _rescale_image(image: np.ndarray, rescale: Sequence[float] | None) -> np.ndarray:
     if rescale is None:
         return image
     return image.astype(np.float32) / np.float32(rescale[0]) - np.float32(rescale[1])
@@ -83,7 +83,7 @@ class NormalizeAndRescale(Normalize):
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32."""
-        return _rescaled(super().apply(inputs), self.rescale)
+        return _rescale_image(super().apply(inputs), self.rescale)
 
 
 @registered(TRANSFORMS, "Normalize", "pytorch")
@@ -101,7 +101,7 @@ class KerasRescale(ImageTransform):
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32."""
-        return _rescaled(inputs, self.rescale)
+        return _rescale_image(inputs, self.rescale)
 
 
 @registered(TRANSFORMS, "Rescale", "tensorflow", "onnxrt")
@@ -258,11 +258,11 @@ class LabelShift(Options):
         """`(predictions, labels)` → unchanged predictions, and labels of unchanged type."""
         predictions, labels = predictions_and_labels(self, sample)
         try:
-            return predictions, self._shifted(labels)
+            return predictions, self._shift_labels(labels)
         except TypeError as error:
             raise DataError(f"LabelShift: labels must be numbers: {error}") from error
 
-    def _shifted(self, labels: Any) -> Any:
+    def _shift_labels(self, labels: Any) -> Any:
         if not isinstance(labels, list):
             return np.asarray(labels) - self.label_shift
         if labels and isinstance(labels[0], tuple):
