@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
 from neural_mp.adaptors.common.conversion import prepare
 from neural_mp.adaptors.common.fusion_check import check_fusions
@@ -18,6 +17,7 @@ from neural_mp.adaptors.common.optional import OpOutputs, needed
 from neural_mp.adaptors.common.sensitivity.fisher import weight_noise
 from neural_mp.adaptors.common.sensitivity.hessian import weight_sensitivity
 from neural_mp.adaptors.common.sensitivity.layer_noise import layer_noise
+from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.weights.corrections import rescaled_ops, score_corrections

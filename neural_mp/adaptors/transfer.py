@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.counterparts import KnownKinds, counterparts
 from neural_mp.adaptors.common.optional import needed
-from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.boundary import Boundary
+from neural_mp.adaptors.common.signatures.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import AnyAdaptor, adaptor_named

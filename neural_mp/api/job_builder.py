@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectionOptions
 from neural_mp.adaptors.loaded_model import AnyModel

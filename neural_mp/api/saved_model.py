@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.weights.checkpoint_formats import IntegerLayer
 from neural_mp.adaptors.common.weights.grouped_weight import (
     CodedGroups,

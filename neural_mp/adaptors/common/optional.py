@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.op_outputs import OpOutput
+from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.trainable import TrainableModel
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.checkpoint_formats import CheckpointFormat, IntegerLayer

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
-from neural_mp.adaptors.common.graph_model import with_weights
-from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.named_graphs.graph_adaptor import GraphAdaptor
+from neural_mp.adaptors.common.named_graphs.graph_model import with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.onnxrt import (
     layer_params,
     loading,

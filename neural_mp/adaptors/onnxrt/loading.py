@@ -18,9 +18,9 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.example_inputs import in_parts
-from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.example_inputs import in_parts
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.graph.edit import (
     GraphNames,

@@ -14,7 +14,6 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_mp.adaptors.common.calibration import BatchStats, in_source_range, summarized
-from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.fusion_check import first_different
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
@@ -23,7 +22,8 @@ from neural_mp.adaptors.common.op_outputs import (
     op_value,
     results_graph,
 )
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.signatures.example_inputs import in_parts
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt import subgraph_outputs
 from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
 from neural_mp.adaptors.onnxrt.graph.edit import is_tensor, parts_of

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
 from neural_mp.adaptors.onnxrt.kernels.ops import KERNEL_WEIGHTS, Role, dequantizes, has_role

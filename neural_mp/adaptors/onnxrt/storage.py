@@ -11,16 +11,16 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.graph_model import graph_details
-from neural_mp.adaptors.common.model_metadata import (
+from neural_mp.adaptors.common.named_graphs.graph_model import graph_details
+from neural_mp.adaptors.common.named_graphs.model_metadata import (
     CONVERTED,
     LATER,
     read_details,
     restored_example,
     write_details,
 )
-from neural_mp.adaptors.common.signature import Signature
+from neural_mp.adaptors.common.signatures.boundary import Boundary
+from neural_mp.adaptors.common.signatures.signature import Signature
 from neural_mp.adaptors.onnxrt.graph.edit import parts_of
 from neural_mp.adaptors.onnxrt.graph.external_data import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of, version_in

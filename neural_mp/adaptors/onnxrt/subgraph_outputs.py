@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of

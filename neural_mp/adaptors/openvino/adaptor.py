@@ -9,8 +9,8 @@ import numpy as np
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
-from neural_mp.adaptors.common.graph_model import with_weights
+from neural_mp.adaptors.common.named_graphs.graph_adaptor import GraphAdaptor
+from neural_mp.adaptors.common.named_graphs.graph_model import with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.openvino import (
     layer_params,

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.adaptors.common.named_graphs.tensor_variants import cast_saturating
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import STEPS
-from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import GraphStructure, is_product, quantized_sums, structure
 from neural_mp.adaptors.openvino.graph_edit import (

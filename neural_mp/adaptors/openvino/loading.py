@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel

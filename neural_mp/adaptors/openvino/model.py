@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.graph_model import GraphModel, Run
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel, Run
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of, rename
 from neural_mp.adaptors.openvino.kernel_check import rejected_ops

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
-from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.fusion_check import first_different
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
@@ -22,7 +21,8 @@ from neural_mp.adaptors.common.op_outputs import (
     op_value,
     results_graph,
 )
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.signatures.example_inputs import in_parts
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, readers_of, tensor_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel

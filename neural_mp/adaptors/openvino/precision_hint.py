@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.tensor_variants import cast_saturating
+from neural_mp.adaptors.common.named_graphs.tensor_variants import cast_saturating
 from neural_mp.adaptors.openvino.fusion import GraphStructure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.graph_model import graph_details
-from neural_mp.adaptors.common.model_metadata import (
+from neural_mp.adaptors.common.named_graphs.graph_model import graph_details
+from neural_mp.adaptors.common.named_graphs.model_metadata import (
     CONVERTED,
     LATER,
     read_details,
     restored_example,
     write_details,
 )
-from neural_mp.adaptors.common.signature import Signature
+from neural_mp.adaptors.common.signatures.signature import Signature
 from neural_mp.adaptors.openvino.file_checks import check_xml, weights_file
 from neural_mp.adaptors.openvino.graph_edit import name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel

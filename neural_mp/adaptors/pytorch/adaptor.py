@@ -13,7 +13,7 @@ import torch
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (

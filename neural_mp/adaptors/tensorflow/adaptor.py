@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.optional import (
     Corrections,
     OpOutputs,
@@ -23,6 +22,7 @@ from neural_mp.adaptors.common.optional import (
     Training,
     Transfer,
 )
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import layer_params, observe, profiler

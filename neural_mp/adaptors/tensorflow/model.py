@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.example_inputs import in_parts
+from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.graph.constants import tie_constants
 from neural_mp.adaptors.tensorflow.graph.fusion import GraphStructure, structure

@@ -17,8 +17,8 @@ from neural_mp.adaptors.common.calibration import (
     in_source_range,
     sample_fractions,
 )
-from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
+from neural_mp.adaptors.common.signatures.example_inputs import in_parts
 from neural_mp.adaptors.tensorflow.graph.control_flow import frames, in_bodies, loops_of
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner
 from neural_mp.adaptors.tensorflow.graph.shape_inference import with_sizes

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.call_layouts import MAX_LAYOUTS
-from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.boundary import Boundary
+from neural_mp.adaptors.common.signatures.call_layouts import MAX_LAYOUTS
+from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.errors import DataError
 
 FLOAT = np.dtype(np.float32)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.example_inputs import in_parts
-from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
-from neural_mp.adaptors.common.model_metadata import read_details, write_details
+from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
 from neural_mp.adaptors.common.naming import unique_name
-from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.example_inputs import in_parts
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture
+from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError, NeuralMPError
 from neural_mp.util.validators import mapping_of, record, string

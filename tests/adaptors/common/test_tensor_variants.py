@@ -4,7 +4,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
+from neural_mp.adaptors.common.named_graphs.tensor_variants import (
+    BF16,
+    FP16,
+    FP32,
+    UINT8,
+    TensorVariants,
+)
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.quantization_flow import QuantizationFlow
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
-from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.pytorch.files import loading, transfer
 from neural_mp.core.enums import Capture
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.naming import reserve_name
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.external_data import raw_bytes
 from neural_mp.adaptors.onnxrt.graph.protos import is_map
 from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, in_order, name_within_bodies

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.common.threads import allowed_threads
 from neural_mp.adaptors.onnxrt.graph.edit import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.graph.protos import message_of, save_program

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.common.tensor_variants import FP32
+from neural_mp.adaptors.common.named_graphs.tensor_variants import FP32
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, known_array
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_PRODUCT
 from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants, store_weight

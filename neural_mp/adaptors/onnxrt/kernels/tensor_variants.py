@@ -10,9 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.named_graphs.tensor_variants import (
+    BF16,
+    FP16,
+    FP32,
+    UINT8,
+    TensorVariants,
+)
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
-from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of
 from neural_mp.adaptors.onnxrt.graph.subgraphs import runners, spot_in
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB

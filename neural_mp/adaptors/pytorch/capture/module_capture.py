@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.call_layouts import remember
+from neural_mp.adaptors.common.signatures.call_layouts import remember
 from neural_mp.adaptors.pytorch.capture import graph_capture
 from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_in_place, run_once
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx

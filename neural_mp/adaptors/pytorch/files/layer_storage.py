@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.common.model_metadata import read_details, write_details
+from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
 from neural_mp.adaptors.common.weights.grouped_weight import held_offsets, offset_steps
 from neural_mp.adaptors.pytorch.capture.module_capture import private
 from neural_mp.adaptors.pytorch.decoders.experts import split_experts

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.parameter import is_lazy
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.pytorch.capture import graph_capture
 from neural_mp.adaptors.pytorch.capture.canonicalize import drop_updates, kept_buffer, prepare
 from neural_mp.adaptors.pytorch.capture.module_capture import (

@@ -13,8 +13,15 @@ from torch import nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.boundary import DICT, LIST, NAMED, TUPLE, Boundary, Containers
-from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.boundary import (
+    DICT,
+    LIST,
+    NAMED,
+    TUPLE,
+    Boundary,
+    Containers,
+)
+from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.pytorch.capture.named_outputs import names
 from neural_mp.adaptors.pytorch.files.onnx_export import export_onnx
 from neural_mp.adaptors.pytorch.graph.model import TorchModel

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.call_layouts import remember
+from neural_mp.adaptors.common.signatures.call_layouts import remember
 from neural_mp.adaptors.pytorch.graph.graph_edit import sizes_of_result
 from neural_mp.adaptors.pytorch.kernels.sample_independence import computes_samples_alone
 

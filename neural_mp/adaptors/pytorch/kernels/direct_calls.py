@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.call_layouts import flat_leaves, key_of, remember
+from neural_mp.adaptors.common.signatures.call_layouts import flat_leaves, key_of, remember
 from neural_mp.adaptors.pytorch.capture.module_capture import accept, is_accepted, private, run_call
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, is_array, to_arrays
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, keywords

@@ -14,7 +14,7 @@ from string import ascii_letters
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.common.signatures.signature import Shape
 from neural_mp.adaptors.tensorflow.graph.constants import (
     compute_constants,
     merge_duplicates,

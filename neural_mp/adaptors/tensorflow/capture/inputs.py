@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.common.signature import Shape, TensorSpec
+from neural_mp.adaptors.common.signatures.signature import Shape, TensorSpec
 from neural_mp.adaptors.tensorflow.graph.constants import is_pure
 from neural_mp.adaptors.tensorflow.graph.ops import PLACEHOLDERS, Role, op_type, role_of
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, runnable

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.common.signature import TensorSpec
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.capture import keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.capture.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.capture.freeze import ConcreteFunction, frozen_graph, no_constant

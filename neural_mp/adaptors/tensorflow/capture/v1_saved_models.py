@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.common.signature import TensorSpec
+from neural_mp.adaptors.common.signatures.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.capture.lookup_tables import Export, freeze_tables, handles_of
 from neural_mp.adaptors.tensorflow.files.graph_checks import check_saved_model
 from neural_mp.adaptors.tensorflow.files.graph_files import UNREADABLE, parse

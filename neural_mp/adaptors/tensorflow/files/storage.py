@@ -11,8 +11,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.model_metadata import (
+from neural_mp.adaptors.common.named_graphs.model_metadata import (
     CONVERTED,
     LATER,
     details_of,
@@ -20,7 +19,8 @@ from neural_mp.adaptors.common.model_metadata import (
     restored_example,
     write_details,
 )
-from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.boundary import Boundary
+from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.tensorflow.files import graph_files
 from neural_mp.adaptors.tensorflow.files.graph_checks import check_graph
 from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.affine import Affine
-from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.common.signatures.signature import Shape
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, op_type, role_of
 from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (

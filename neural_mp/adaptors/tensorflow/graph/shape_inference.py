@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.common.signatures.signature import Shape
 from neural_mp.adaptors.common.symbolic_sizes import Size, as_size, unknown
 from neural_mp.adaptors.tensorflow.graph.ops import (
     CONTROL_FLOW,

@@ -19,7 +19,7 @@ from tensorflow.core.framework.versions_pb2 import VersionDef
 from tensorflow.python.framework import op_def_registry, tensor_util
 
 from neural_mp.adaptors.common.naming import unique_name
-from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.common.signatures.signature import Shape
 
 Array = NDArray[Any]
 

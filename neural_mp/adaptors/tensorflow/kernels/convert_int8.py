@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.named_graphs.tensor_variants import BF16, FP32, UINT8
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import STEPS
-from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8
+from neural_mp.adaptors.common.signatures.signature import Shape
 from neural_mp.adaptors.tensorflow.graph.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.graph.layer_folding import same_paddings
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, SUMMAND

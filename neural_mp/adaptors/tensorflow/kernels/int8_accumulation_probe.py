@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.runtime_probe import try_each
-from neural_mp.adaptors.common.signature import TensorSpec
+from neural_mp.adaptors.common.signatures.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, SUMMAND
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compiled, runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, TensorGraph

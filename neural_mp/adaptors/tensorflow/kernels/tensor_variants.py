@@ -8,8 +8,14 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.named_graphs.tensor_variants import (
+    BF16,
+    FP16,
+    FP32,
+    UINT8,
+    TensorVariants,
+)
 from neural_mp.adaptors.common.quant_params import Array
-from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     TensorGraph,
     make_node,

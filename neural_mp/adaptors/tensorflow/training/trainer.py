@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.named_graphs.tensor_variants import UINT8
 from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
-from neural_mp.adaptors.common.tensor_variants import UINT8
 from neural_mp.adaptors.common.training_choices import (
     BY_OUTPUT,
     SPARSE_CROSS_ENTROPY,

@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-from neural_mp.adaptors.common.graph_model import GraphModel
-from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
+from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.threads import limited_threads
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.core.enums import Capture

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.example_inputs import example_for
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signature import (
+from neural_mp.adaptors.common.signatures.example_inputs import example_for
+from neural_mp.adaptors.common.signatures.signature import (
     Array,
     Shape,
     Signature,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.errors import DataError
 from neural_mp.io.limits import MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.pytree import Array

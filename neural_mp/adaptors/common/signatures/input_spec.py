@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.adaptors.common.example_inputs import example_for
-from neural_mp.adaptors.common.signature import Array, Signature
+from neural_mp.adaptors.common.signatures.example_inputs import example_for
+from neural_mp.adaptors.common.signatures.signature import Array, Signature
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.open_axes import Shapes, given_shapes

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from neural_mp.adaptors.common.model_metadata import details_of
+from neural_mp.adaptors.common.named_graphs.model_metadata import details_of
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signature import Array, Signature
+from neural_mp.adaptors.common.signatures.signature import Array, Signature
 from neural_mp.adaptors.common.threads import allowed_threads, requested_threads
 from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight
 from neural_mp.adaptors.contract import ConversionCounts

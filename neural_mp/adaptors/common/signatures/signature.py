@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.call_layouts import ArrayLayouts
+from neural_mp.adaptors.common.signatures.call_layouts import ArrayLayouts
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.json_fields import JsonFields

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision

@@ -9,8 +9,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.call_layouts import flat_leaves, layout_of, positions, remember
-from neural_mp.adaptors.common.signature import Array, Signature
+from neural_mp.adaptors.common.signatures.call_layouts import (
+    flat_leaves,
+    layout_of,
+    positions,
+    remember,
+)
+from neural_mp.adaptors.common.signatures.signature import Array, Signature
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.util.json_fields import NOT_STORED, JsonFields
 from neural_mp.util.pytree import NamedOutputs, as_numpy, tree_leaves

@@ -1,0 +1,1 @@
+"""Models of runtimes that compile graphs with named tensors: ONNX Runtime and OpenVINO."""

@@ -1,0 +1,1 @@
+"""Signatures of models: their inputs and outputs, read identically for all frameworks."""
