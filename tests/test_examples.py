@@ -40,7 +40,6 @@ def test_a_model_with_three_outputs_is_tuned_by_the_miou_of_one(copies):
     assert tuned.report.metric == "MeanIoU"
     assert 0.99 * tuned.report.baseline_accuracy <= tuned.report.accuracy
     assert 0.5 < tuned.report.baseline_accuracy < 1
-    # By size: so small a net gains little time where other tests run.
     run_command(
         folder, "tune", "conf.yaml", "--output", "out/from_yaml", "--objective", "modelsize"
     )
