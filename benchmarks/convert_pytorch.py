@@ -12,7 +12,6 @@ in turn; with `--peer`, a Python that has Intel Neural Compressor, its INT8 of t
 
 from __future__ import annotations
 
-# The models are modules beside each other, as a peer's own Python finds them too.
 import argparse
 import json
 import shutil
@@ -112,7 +111,7 @@ def compare_costs(name: str, rounds: int, peer: str | None, console: Console) ->
         try:
             costs[tool].append(cost(tool, name, peer))
         except ChildError as error:
-            console.print(f"{WAYS[tool]} failed: {error}")
+            console.print(f"{WAYS[tool]} failed: {str(error).splitlines()[-1]}")
     table = Table(title=f"{name}: to convert to INT8, {NETS[name].samples} samples")
     for heading in ("", "CPU seconds", "seconds", "CPU seconds of", "memory grew by, MB"):
         table.add_column(heading)

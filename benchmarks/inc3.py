@@ -88,7 +88,7 @@ def _line(case: str, tool: str, command: list[str], folder: Path) -> tuple[objec
     done = subprocess.run(
         [*command, str(_SCRIPT), str(folder), case],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=_LONGEST,

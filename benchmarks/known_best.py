@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.known_best [--nets wide,gated,…] [--repeats 5] [--busy]
 
-Every assignment of INT8 and FP32 to the decisions of a net of `models/known_nets.py` is converted
+Every assignment of INT8 and FP32 to the decisions of a net of `nets/known_nets.py` is converted
 and timed as a whole model, in turn with all others. The fastest of them, FP32 and the plans that
 runs came to are timed once more, and FP32, the best and the plans of the runs a third time, side by
 side and for longer: the share is the time of the run's plan over that of the best. `--busy` keeps

@@ -5,7 +5,7 @@
                                 [--peer ENV/bin/python]
 
 Nets for scikit-learn's digits, trained on the first run (a minute): one that all INT8 suits, and
-six with hostile places, which `models/search_nets.py` describes. The same weights run in every
+six with hostile places, which `nets/search_nets.py` describes. The same weights run in every
 framework. A result's speed is the median of runs taken in turn with FP32 and with all INT8, which
 is what the strategies would give if accuracy did not count. With `--peer`, a Python that has
 Intel Neural Compressor, its strategies on the same weights too. `--check` tunes nothing, and shows

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.verdicts [--nets win,tie,loss] [--repeats 20] [--busy]
     OMP_NUM_THREADS=1 python -m benchmarks.verdicts --nets win,mlp --restart
 
-Three nets of `models/known_nets.py`: one that INT8 makes clearly faster, one at a tie, one that
+Three nets of `nets/known_nets.py`: one that INT8 makes clearly faster, one at a tie, one that
 loses; other nets of that file by name. Every run measures all anew, with `--restart` in a process
 of its own. Of the confidence intervals, those that overlap the first are counted. `--busy` keeps
 another core busy meanwhile. Speeds are those that the run reports of its result, or of the plan

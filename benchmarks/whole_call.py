@@ -49,7 +49,7 @@ def batches(channels_last: bool = False) -> list[np.ndarray]:
 def source_of(framework: str, folder: Path) -> Any:
     """ResNet-50 as an object or file of a framework."""
     if framework == "tensorflow":
-        return import_module("keras_models").build("ResNet50")
+        return import_module("benchmarks.nets.keras_models").build("ResNet50")
     from benchmarks.nets.resnet50 import resnet50
 
     if framework == "pytorch":

@@ -89,7 +89,7 @@ def _row(name: str, option: Option, *, python: bool) -> str:
 
 
 def _default(value: object, option: Option, python: bool) -> str:
-    if option.default_words:
+    if option.default_words and (python or option.name != "model"):  # a file may leave it out
         return option.default_words
     if value is None or (isinstance(value, tuple | Mapping) and not value):
         return "none"

@@ -146,6 +146,12 @@ def pytest_configure(config):
         config.pluginmanager.import_plugin("file_scheduler")
 
 
+def pytest_runtest_setup(item):
+    """Tests in full take hours: the time limit of a test does not hold for them."""
+    if item.get_closest_marker("full"):
+        faulthandler.cancel_dump_traceback_later()
+
+
 #: Files of 18 seconds and more, which come first: at the end, one would run while others idle.
 LONGEST = frozenset(
     {

@@ -231,7 +231,7 @@ def test_benchmarks_import_no_tests_and_tests_no_benchmarks():
     tests, benchmarks = ROOT / "tests", ROOT / "benchmarks"
     assert "benchmarks" not in imported(tests)
     assert "benchmarks" in imported(benchmarks)
-    assert not imported(benchmarks) & modules(tests) - installed()
+    assert not imported(benchmarks) & {"tests", *modules(tests)} - installed()
 
 
 def test_files_of_tests_and_benchmarks_shadow_no_package():

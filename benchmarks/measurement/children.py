@@ -14,8 +14,8 @@ from typing import Any
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
-class ChildError(Exception):
-    """A child process that ended with an error."""
+class ChildError(SystemExit):
+    """A child process that ended with an error; ends the program with the error of the child."""
 
 
 def child_command(module: str, *arguments: object, python: object = sys.executable) -> list[str]:

@@ -1,6 +1,6 @@
 """Run by an environment with `neural-compressor`: its INT8 of one of our nets, and what it took.
 
-python inc_pytorch.py model
+PEER -m benchmarks.peers.inc_pytorch model
 """
 
 import json

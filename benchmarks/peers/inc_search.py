@@ -1,6 +1,6 @@
 """Run by an environment with `neural-compressor`: one of its strategies on one of our nets.
 
-python inc_search.py pytorch|onnx model folder strategy max_trials
+PEER -m benchmarks.peers.inc_search pytorch|onnx model folder strategy max_trials
 
 The folder holds `data.npz` and `weights.npz` or `model.onnx`. Ends with a line of JSON.
 """

@@ -1,6 +1,6 @@
 """Run by an environment with `neural-compressor`: its INT8 of a frozen graph, and what it took.
 
-python inc_tensorflow.py graph.pb input output calibration.npy result.pb
+PEER -m benchmarks.peers.inc_tensorflow graph.pb input output calibration.npy result.pb
 """
 
 import json

@@ -1,6 +1,6 @@
 """Quantization-aware training by torchao and NNCF, in a Python that has them.
 
-    PEER benchmarks/models/qat_peers.py torchao|nncf NUMBER_OF_CASE EPOCHS SAMPLES
+    PEER -m benchmarks.peers.qat_peers torchao|nncf NUMBER_OF_CASE EPOCHS SAMPLES
 
 torchao trains INT8 by its PT2E flow for x86, and 4-bit weights by `QATConfig`; NNCF trains INT8 by
 `quantize`, and 4-bit weights by adapters of low rank, its only form with groups. Both calibrate on

@@ -1,6 +1,6 @@
 """INT8 files by the peers' own tools, run by a Python that has them: NNCF, ONNX Runtime, torchao.
 
-    python runtime_peers.py nncf|static|pt2e SOURCE DATA TARGET
+    PEER -m benchmarks.peers.runtime_peers nncf|static|pt2e SOURCE DATA TARGET
 
 SOURCE is an ONNX file, or the exported program for `pt2e`; DATA an `.npz` of calibration samples
 by input, in batches of eight. Prints CPU seconds of its parts.

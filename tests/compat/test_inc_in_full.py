@@ -57,7 +57,9 @@ def version_1(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("program", ["inc_values.py", "inc_metric_values.py"])
 def test_values_are_those_of_its_own_code(program, version_1):
-    run(program, "--repository", version_1)
+    printed = run(program, "--repository", version_1)
+    if program == "inc_values.py":  # in an environment of another time, nothing is compared
+        assert any(int(count) for count in re.findall(r"(\d+) of \d+", printed)), printed
 
 
 def test_all_tuning_files_for_a_framework_that_is_supported_are_usable(version_1):

@@ -91,6 +91,10 @@ def read_files(kind: str, folder: Path, names: Collection[str] = ()) -> list[Res
         return list(module.results(cases, folder))
 
 
+def reasons_of(results: Collection[Result]) -> str:
+    return "\n".join(f"{r.case.name}: {r.outcome.value}: {r.reason[:400]}" for r in results)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NAMES)
 def test_good_files_are_taken_with_equal_outputs(kind, tmp_path):
@@ -109,6 +113,6 @@ def test_hardly_any_good_file_is_refused(kind, tmp_path):
         result for result in results if result.outcome in (Outcome.WRONG, Outcome.TRACEBACK)
     ]
     refused = [result for result in results if result.outcome is Outcome.REFUSED]
-    assert not failures
-    assert len(refused) <= LIMITS[kind] * counted, refused
+    assert not failures, reasons_of(failures)
+    assert len(refused) <= LIMITS[kind] * counted, reasons_of(refused)
     assert counted >= LEAST[kind]

@@ -319,8 +319,10 @@ class QuantizationAwareTrainingConfig(_Conversion):
         )
 
     def criterion(self) -> criterion.AccuracyCriterion:
-        """Return the tolerable loss."""
-        return _convert_criterion(self.accuracy_criterion)
+        """Return the tolerable loss; raise ConfigurationError for an invalid tuning criterion."""
+        options = _tuning_options(self.accuracy_criterion, self.tuning_criterion)
+        loss: criterion.AccuracyCriterion = options["accuracy_criterion"]
+        return loss
 
 
 @dataclass

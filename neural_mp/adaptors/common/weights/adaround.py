@@ -7,7 +7,7 @@ t = E[x̂ (wx)]. Both are sums over the calibration samples, so that no sample i
 `adaround` chooses for every weight between the two codes next to it by gradient descent on a
 rectified sigmoid, with a penalty that lets it end at 0 or 1 (Nagel et al., "Up or Down? Adaptive
 Rounding for Post-Training Quantization", 2020, equations 21 to 25). Wide layers, for which descent
-takes minutes, choose column by column; the codes of all layers then settle, see `settled_rounding`.
+takes minutes, choose column by column; the codes of all layers then settle, see `settled`.
 `learned_scale` clips weights to the range with the least error, and fits the scale to the codes by
 least squares.
 """

@@ -41,6 +41,7 @@ __all__ = [
 BaseDataLoader = DataLoader
 DummyDatasetV2 = dummy_v2
 DummyDataset = dummy
+TensorflowBaseModel = KerasModel = BaseModel
 
 
 def default_collate(batch: Any) -> Any:
