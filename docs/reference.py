@@ -45,8 +45,21 @@ def tuning_file_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Tuning file of neural-mp",
-        **schema,
+        **_with_empty_keys(schema),
     }
+
+
+def _with_empty_keys(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema in which every key may be null, which counts as missing."""
+    for part in (schema, *schema.get("anyOf", ())):
+        for key, value in part.get("properties", {}).items():
+            inner = _with_empty_keys(value)
+            is_strict = bool({"type", "enum", "anyOf"} & {*inner})
+            part["properties"][key] = {"anyOf": [{"type": "null"}, inner]} if is_strict else inner
+        if isinstance(part.get("additionalProperties"), dict):
+            inner = _with_empty_keys(part["additionalProperties"])
+            part["additionalProperties"] = {"anyOf": [{"type": "null"}, inner]}
+    return schema
 
 
 def _description(option: Option) -> dict[str, Any]:

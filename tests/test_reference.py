@@ -60,6 +60,34 @@ def test_what_the_reader_refuses_the_json_schema_refuses(text):
     assert list(_validator().iter_errors(yaml.safe_load(text)))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "quantization:",
+        "tuning: {exit_policy: }",
+        "tuning: {random_seed: null}",
+        "evaluation: {performance: {warmup: }}",
+        "mixed_precision: {op_wise: {conv: }}",
+    ],
+)
+def test_a_key_without_a_value_counts_as_missing_in_the_json_schema_too(text):
+    parse_settings(text)
+    assert [error.message for error in _validator().iter_errors(yaml.safe_load(text))] == []
+
+
+def test_empty_words_of_a_file_are_the_defaults():
+    options = parse_settings("tuning: {workspace: '', strategy: ''}").options
+    assert (options.workspace, options.strategy) == (Options().workspace, Options().strategy)
+
+
+def test_constraints_set_in_python_stay_with_their_object():
+    settings = parse_settings("tuning: {random_seed: 1}")
+    assert settings_to_yaml(settings)  # reads every option
+    first = MixedPrecision(settings)
+    first.op_wise["fc"] = "fp32"
+    assert MixedPrecision(settings).op_wise == {}
+
+
 def test_the_help_of_python_names_every_option():
     text = MixedPrecision.__doc__
     assert [name for name in OPTIONS if f"\n        {name}: " not in text] == []

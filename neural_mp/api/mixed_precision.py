@@ -54,8 +54,12 @@ class MixedPrecision(Options):
 
     def configure(self, settings: Settings) -> None:
         """Set all options to those of validated settings."""
+        options = {  # users extend the mappings
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(settings.options).items()
+        }
         vars(self).clear()
-        vars(self).update(vars(settings.options), trust=settings.trust)
+        vars(self).update(options, trust=settings.trust)
         self._settings = settings
 
     def set_default(self, name: str, value: object) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.adaptors.common.optional import SingleFile, needed
+from neural_mp.adaptors.common.optional import SingleFile, needed, not_offered
 from neural_mp.adaptors.common.weights.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
@@ -225,6 +225,8 @@ class OptimizedModel:
         Raises:
             ConversionError: the model has ops that ONNX lacks, or the framework has no ONNX export.
         """
+        if not self.adaptor.offers("export_onnx"):
+            raise not_offered(self.framework, "way to ONNX")
         target = validate_option("the ONNX file", file_path, path)
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)

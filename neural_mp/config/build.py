@@ -94,6 +94,8 @@ def _read_options(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -
             section = options["accuracy_criterion"] or {}
             options["accuracy_criterion"] = criterion_of(section, dialect)
     del options["precisions"], options["epochs"]  # read with further keys
+    for name in ("strategy", "workspace", "inputs", "outputs"):
+        options[name] = options[name] or None  # an empty value is the default
     return _if_given(**options)
 
 

@@ -503,7 +503,7 @@ class Options:
         cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n\n    Attributes:{meanings}\n    "
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not name.startswith("_") and not hasattr(type(self), name):
+        if name != "_settings" and not hasattr(type(self), name):
             raise ConfigurationError(
                 f"MixedPrecision has no option {name!r}{did_you_mean(name, OPTIONS)}"
             )

@@ -99,6 +99,8 @@ class OpTimings(JsonFields):
 
     omits_defaults: ClassVar[bool] = True
 
+    optional_keys: ClassVar = ("whole", "spread", "conversions")
+
     ops: Mapping[str, Mapping[Precision, _Positive]] = field(default_factory=dict)
     conversion: NonNegative | None = None
     per_element: NonNegative = 0.0

@@ -212,8 +212,9 @@ _RECORD = record(
         "observations": Observations.from_dict,
         "trials": list_of(Trial.from_dict),
         "ending": optional(RunEnd.from_dict),
+        **{key: value for key, value in _MEASURED.items() if key != "layer_errors"},
     },
-    _MEASURED,
+    {"layer_errors": _MEASURED["layer_errors"]},
 )
 
 

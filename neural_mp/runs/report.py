@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.graph import OpGraph
@@ -284,6 +284,8 @@ class Machine(JsonFields):
         system: the operating system.
     """
 
+    optional_keys: ClassVar = ()
+
     name: str = "unknown CPU"
     cores: Count = 1
     flags: tuple[str, ...] = ()
@@ -310,6 +312,8 @@ class RunStart:
         versions: package → version.
         runtimes: figures of the runtimes that were compared before the search.
     """
+
+    optional_keys: ClassVar = ("runtimes",)
 
     started: str
     model: str
@@ -341,6 +345,8 @@ class Conversion(JsonFields):
         seconds: duration; None if the runtime does not report it.
     """
 
+    optional_keys: ClassVar = ()
+
     source: str
     readers: tuple[str, ...]
     kind: str
@@ -365,6 +371,8 @@ class RunEnd(JsonFields):
         timed_samples: samples that `baseline_times` and `result_times` refer to; None for the timed
             batch.
     """
+
+    optional_keys: ClassVar = ("timed_samples",)
 
     ended: str
     met: bool | None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.simulation import Trainer, TrainingSchedule
@@ -53,6 +53,8 @@ class TrainingProgress(JsonFields):
         best: number of epochs after which the score was best.
         complete: whether all epochs were run; False if the budget ended first.
     """
+
+    optional_keys: ClassVar = ()
 
     losses: tuple[Finite, ...] = ()
     scores: tuple[Finite, ...] = ()

@@ -53,10 +53,12 @@ class JsonFields:
     """A dataclass with a JSON form: an object with a key per field.
 
     A field is read by its annotation, in which `Annotated[type, validator]` overrides the validator
-    of the type; a missing field takes its default.
+    of the type; a missing field that may be missing takes its default.
     """
 
-    #: Whether fields that have their default are left out.
+    #: Fields whose key may be missing; None: all that have a default.
+    optional_keys: ClassVar[Collection[str] | None] = None
+    #: Whether fields that may be missing and have their default are left out.
     omits_defaults: ClassVar[bool] = False
     #: Whether unknown keys are errors.
     refuses_unknown_keys: ClassVar[bool] = False
@@ -66,7 +68,8 @@ class JsonFields:
         return {
             item.name: to_plain(getattr(self, item.name))
             for item in _stored_fields(type(self))
-            if not self.omits_defaults or getattr(self, item.name) != _field_default(item)
+            if not (self.omits_defaults and _may_be_missing(type(self), item))
+            or getattr(self, item.name) != _field_default(item)
         }
 
     @classmethod
@@ -103,7 +106,7 @@ def field_validators(
     extra: dict[str, Validator[Any]] = {}
     for item in _stored_fields(kind):
         if item.name not in without:
-            validators = required if _field_default(item) is MISSING else extra
+            validators = extra if _may_be_missing(kind, item) else required
             validators[item.name] = _validator_of(hints[item.name])
     return required, extra
 
@@ -115,6 +118,11 @@ def _build_validator(kind: type[JsonFields]) -> Validator[dict[str, Any]]:
 
 def _stored_fields(kind: Any) -> list[Field[Any]]:
     return [item for item in fields(kind) if item.metadata.get("stored", True)]
+
+
+def _may_be_missing(kind: type, item: Field[Any]) -> bool:
+    names = getattr(kind, "optional_keys", None)
+    return _field_default(item) is not MISSING and (names is None or item.name in names)
 
 
 def _field_default(item: Field[Any]) -> Any:

@@ -131,7 +131,7 @@ def _first_batch(settings: Settings, section: Any) -> object:
 def with_made_up(settings: Settings, made_up: MadeUp) -> Settings:
     """The settings, all paths in them replaced by those of made-up data."""
     evaluation = settings.evaluation
-    performance, calibration = evaluation.performance, settings.calibration
+    performance = evaluation.performance
     changed = replace(
         evaluation,
         metrics=tuple(
@@ -142,8 +142,8 @@ def with_made_up(settings: Settings, made_up: MadeUp) -> Settings:
         postprocess=_all(evaluation.postprocess, made_up),
         performance=replace(performance, dataloader=_loader(performance.dataloader, made_up)),
     )
-    calibrated = replace(calibration, dataloader=_loader(calibration.dataloader, made_up))
-    return replace(settings, evaluation=changed, calibration=calibrated)
+    calibrated = _loader(settings.calibration_dataloader, made_up)
+    return replace(settings, evaluation=changed, calibration_dataloader=calibrated)
 
 
 def _loader(spec: Mapping[str, Any] | None, made_up: MadeUp) -> Mapping[str, Any] | None:

@@ -36,6 +36,13 @@ class SparseNet(Net):
     omits_defaults: ClassVar[bool] = True
 
 
+class FullNet(Net):
+    """Only the span and the rows may be missing in a file."""
+
+    optional_keys: ClassVar = ("span", "rows")
+    omits_defaults: ClassVar[bool] = True
+
+
 NET = Net((Layer("a"), Layer("b", "dense")), 2, (-1, 0.5), {Precision.INT8: 0.25}, {"a": (1, 2)})
 WRITTEN = {
     "layers": [{"name": "a", "kind": "conv"}, {"name": "b", "kind": "dense"}],
@@ -57,6 +64,16 @@ def test_fields_are_written_as_plain_json_and_read_back():
 def test_a_missing_field_takes_its_default_and_an_unknown_key_is_dropped():
     assert Net.from_dict({"layers": [], "cache": 1, "later": 2}) == Net(())
     assert SparseNet((), count=1).to_dict() == {"layers": [], "count": 1}
+
+
+def test_a_default_spares_no_key_that_a_file_must_have():
+    written = {"layers": [], "count": 0, "seconds": {}, "exact": False}
+    assert FullNet(()).to_dict() == written
+    assert FullNet.from_dict(written) == FullNet(())
+    for key in written:
+        part = {name: value for name, value in written.items() if name != key}
+        with pytest.raises(InvalidValueError, match=f"expected the key '{key}'"):
+            FullNet.from_dict(part)
 
 
 def test_numbers_of_numpy_are_written_as_those_of_python():

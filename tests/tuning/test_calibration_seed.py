@@ -53,6 +53,33 @@ def test_batches_of_any_size_hold_the_samples():
     assert sorted(classes(3, samples=1000)) == list(range(10))
 
 
+class OneAtATime:
+    """A loader whose iterators share their state."""
+
+    def __init__(self):
+        self._rest = []
+
+    def __iter__(self):
+        self._rest = list(SORTED)
+        while self._rest:
+            yield self._rest.pop(0)
+
+
+def test_a_loader_of_one_pass_at_a_time_is_drawn_from_too():
+    calibration = Calibration(Batches(OneAtATime(), "calib_dataloader"), 12, seed=1)
+    read = [int(inputs[0, 0]) for inputs in calibration.inputs()]
+    assert read == classes(1)
+
+
+def test_the_time_limit_holds_while_batches_are_drawn():
+    def raise_late() -> None:
+        raise TimeoutError
+
+    calibration = Calibration(Batches(SORTED, "calib_dataloader"), 12, seed=1)
+    with pytest.raises(TimeoutError):
+        next(calibration.inputs(raise_late))
+
+
 def test_other_samples_are_measured_anew():
     assert len({sample_words(100, None), sample_words(100, 0), sample_words(100, 1)}) == 3
 

@@ -216,7 +216,8 @@ class _KernelFinder:
             return reasons.AGNOSTIC
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
-        if ops.row_of(node).role in (ops.Role.LAYER, ops.Role.JOINING):
+        is_joining = bool(node.inputs) and ops.has_role(node, ops.Role.JOINING)
+        if ops.has_role(node, ops.Role.LAYER) or is_joining:
             return "its output is not known to be float32, or an input is constant"
         return ops.row_of(node).float_only or reasons.NO_INTEGER_KERNEL
 

@@ -29,16 +29,26 @@ class Calibration:
 
     def inputs(self, before_each: Callable[[], None] = lambda: None) -> Iterator[Any]:
         """Yield the inputs of the batches that hold these samples."""
+        # Drawn before the pass: loaders need not support two passes at a time.
+        if "_drawn" not in vars(self):
+            vars(self)["_drawn"] = self._draw(before_each)
+        drawn = self._drawn
         batches = enumerate(self.batches.inputs())
-        chosen = (inputs for i, inputs in batches if self._drawn is None or i in self._drawn)
-        return limited(chosen, self.samples, before_each)
+        chosen = (inputs for i, inputs in batches if drawn is None or i in drawn)
+        yield from limited(chosen, self.samples, before_each)
 
     @cached_property
     def _drawn(self) -> frozenset[int] | None:
-        """Numbers of the drawn batches; None for the first batches."""
+        return self._draw(lambda: None)
+
+    def _draw(self, before_each: Callable[[], None]) -> frozenset[int] | None:
+        """Return the numbers of the drawn batches; None for the first batches."""
         if self.seed is None:
             return None
-        sizes = [batch_size_of(inputs) for inputs in self.batches.inputs()]
+        sizes = []
+        for inputs in self.batches.inputs():
+            before_each()
+            sizes.append(batch_size_of(inputs))
         order = random.Random(self.seed).sample(range(len(sizes)), len(sizes))
         before = accumulate((sizes[i] for i in order), initial=0)
         return frozenset(i for i, held in zip(order, before, strict=False) if held < self.samples)

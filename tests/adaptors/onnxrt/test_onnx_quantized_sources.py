@@ -174,6 +174,29 @@ def test_a_relu_that_quantization_stands_for_is_kept():
     assert converted.kernels["QLinearConv"] + converted.kernels["MatMulIntegerToFloat"] == 2
 
 
+@pytest.mark.parametrize(("scale", "zero"), [(1 / 64, np.int8(0)), (1 / 128, np.uint8(0))])
+def test_a_hard_sigmoid_with_a_wider_range_is_clipped_in_integers(scale, zero):
+    """Powers of two as scales: the kernel of a sum alone would saturate at other ends."""
+    constants = {
+        "w1": draw(8, 3, 3, 3),
+        "w2": draw(4, 8, 1, 1, seed=1),
+        "s": np.float32(scale),
+        "z": zero,
+    }
+    nodes = [
+        op("Conv", "x w1", "c"),
+        op("HardSigmoid", "c", "h", alpha=0.5),
+        op("QuantizeLinear", "h s z", "q"),
+        op("DequantizeLinear", "q s z", "d"),
+        op("Conv", "d w2", "y"),
+    ]
+    model = graph(nodes, {"x": ["n", 3, 12, 12]}, ["y"], constants)
+    converted = Converted(model, X)
+    assert converted.kernels["QLinearAdd"] == converted.kernels["Clip"] == 1
+    assert "HardSigmoid" not in converted.kernels
+    assert signal_to_noise(run(model, **X)[0], converted.result) > 25
+
+
 def test_a_model_whose_outputs_depend_on_its_rounding_keeps_it():
     nodes = [
         op("MatMul", "x w", "a"),

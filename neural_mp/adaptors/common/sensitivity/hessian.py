@@ -35,6 +35,8 @@ def weight_sensitivity(
     Raises:
         ConversionError: the framework has no gradients.
     """
+    if not adaptor.offers("hessian_traces"):
+        adaptor.hessian_traces(model, batches, ())  # refuses before anything is computed
     layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layer_params(model)
     ops = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
     sensitivity = {}

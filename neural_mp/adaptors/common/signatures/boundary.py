@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -56,6 +56,8 @@ class Boundary(JsonFields):
         containers: containers of the outputs; None for those of the signature.
         held: an object that must live as long as the model.
     """
+
+    optional_keys: ClassVar = ()
 
     framework: Annotated[str, one_of(tuple(FRAMEWORKS))]
     signature: Signature

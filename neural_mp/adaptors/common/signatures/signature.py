@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,8 @@ class TensorSpec(JsonFields):
         alias: another name for callers.
         default: of an optional input, the value for batches without the input; else None.
     """
+
+    optional_keys: ClassVar = ("default",)
 
     name: str
     tensor: str
@@ -113,6 +115,8 @@ class Signature(JsonFields):
         outputs: in the order in which they are returned.
         returns: the structure of the returned value, with indices of outputs as leaves.
     """
+
+    optional_keys: ClassVar = ()
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -1,7 +1,8 @@
 """The table of ONNX ops: what planning and conversion take from the type of an op.
 
 `OPS` has a row for every op type with a part in INT8 graphs, `TYPES` the op types of the kinds in
-the four lists. Any other place reads a row (`row_of`) instead of comparing op types.
+the four lists. Planning and conversion read a row (`row_of`); rewriting of graphs compares the
+types that it rewrites.
 """
 
 from __future__ import annotations

@@ -116,9 +116,6 @@ def write_pool(variants: Variants, fusion_group: FusionGroup, config: OpConfig) 
 def write_hard_sigmoid(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
     """Convert a HardSigmoid to the kernel of a sum, which saturates where the op clips."""
     head, tail = fusion_group.head, fusion_group.tail.outputs[0]
-    if not variants.encoding_of(tail).clamps(0.0, 1.0):
-        write_kernel(variants, fusion_group, config)
-        return
     (data,), name = head.inputs, str(head.name)
     assert data is not None
     assert data.shape is not None
@@ -139,6 +136,15 @@ def write_hard_sigmoid(variants: Variants, fusion_group: FusionGroup, config: Op
     result = variants.add(
         "QLinearAdd", inputs, f"{name}/{UINT8}", ir.DataType.UINT8, domain=CONTRIB
     )
+    encoding = variants.encoding_of(tail)
+    if not encoding.clamps(0.0, 1.0):
+        # A range wider than 0 to 1, e.g. of a model that is quantized already.
+        most = min(encoding.zero_point + round(1 / encoding.scale), _UINT8_MAX)
+        bounds = [
+            variants.names.constant(f"{name}.{end}", np.uint8(value))
+            for end, value in (("least", encoding.zero_point), ("most", most))
+        ]
+        result = variants.add("Clip", [result, *bounds], f"{name}/clipped", ir.DataType.UINT8)
     variants.put(tail, UINT8, result)
 
 

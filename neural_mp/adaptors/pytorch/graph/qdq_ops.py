@@ -65,7 +65,7 @@ _BYTES = torch.int8 if _cast_wraps_around() else torch.int16
 
 def to_uint8(values: torch.Tensor) -> torch.Tensor:
     """Truncate floats from 0 to 255 to uint8."""
-    # Ops of the dispatcher: calls of this function are replaced by them in `inlining`.
+    # Ops of the dispatcher: calls of this function are replaced by them in `kernels.programs`.
     narrow = aten._to_copy.default(values, dtype=_BYTES)
     if _BYTES is torch.int8:
         # The same bytes without a copy; torch's interpreter has no view as another dtype.

@@ -365,7 +365,7 @@ def name_every_result(graph: TensorGraph) -> None:
                 role_of(source) is not Role.SWITCH or node.op in CONTROL_FLOW
             )
             kinds = [] if border else result_dtypes(source)
-            if len(kinds) < 2 or role_of(source) is Role.BATCH_NORM or tensor in named:
+            if len(kinds) < 2 or "Norm" in source.op or tensor in named:
                 continue
             index = output_of(tensor)
             name = f"{source.name}/result_{index}"

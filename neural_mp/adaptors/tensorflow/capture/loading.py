@@ -276,8 +276,9 @@ def _from_graph_def(graph: GraphDef, spec: InputSpec, what: str = "the graph") -
 def left_alone(graph: TensorGraph) -> tuple[str, ...]:
     """Return a warning about layers in functions that are not inlined, if there are any."""
     inside = (node.op for function in graph.library.function for node in function.node_def)
+    layers = {*TYPES["conv"], *TYPES["matmul"]}
     return stays_in_fp32(
-        (op for op in inside if op in (*TYPES["conv"], *TYPES["matmul"])),
+        (op for op in inside if op in layers),
         "in functions",
         "only layers in the graph itself, in its loops and in its branches are converted",
     )

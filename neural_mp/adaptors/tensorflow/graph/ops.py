@@ -374,7 +374,7 @@ PLACEHOLDERS = types_of(Role.PLACEHOLDER, Role.OPTIONAL_PLACEHOLDER)
 #: Ops of dataflow control: branches and loops.
 CONTROL_FLOW = types_of(
     Role.SWITCH, Role.MERGE, Role.ENTER, Role.EXIT, Role.NEXT_ITERATION, Role.LOOP_CONDITION
-)
+) - {"_SwitchN", "RefEnter", "RefExit"}
 #: Kind (see `neural_mp.amp.KINDS`) → op types, without gradients.
 TYPES: Mapping[str, tuple[str, ...]] = {
     kind: types
