@@ -3,7 +3,7 @@
 import pytest
 
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.common import conversion
+from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.core import quantization_flow
 from neural_mp.space import resolution
 from neural_mp.strategies.base import Strategy
@@ -15,7 +15,7 @@ def test_the_runs_of_an_op_are_those_after_the_warm_up():
             assert runs == 7
             return {"conv": [50.0, 40.0, 1.0, 1.0, 2.0, 3.0, 90.0], "folded": [0.0]}
 
-    times = conversion.profile(Timed(), None, None)
+    times = LoadedModel(Timed(), None).profile(None)
     assert times == {"conv": (1.0, 1.0, 2.0, 3.0, 90.0), "folded": (0.0,)}
 
 
