@@ -12,11 +12,14 @@ from neural_mp.strategies.base import Strategy
 def test_the_runs_of_an_op_are_those_after_the_warm_up():
     class Timed:
         def time_ops(self, model, inputs, runs):
-            assert runs == 7
-            return {"conv": [50.0, 40.0, 1.0, 1.0, 2.0, 3.0, 90.0], "folded": [0.0]}
+            self.runs = [float(number) for number in range(runs)]
+            return {"conv": self.runs, "folded": [0.0]}
 
-    times = LoadedModel(Timed(), None).profile(None)
-    assert times == {"conv": (1.0, 1.0, 2.0, 3.0, 90.0), "folded": (0.0,)}
+    timed = Timed()
+    times = LoadedModel(timed, None).profile(None)
+    assert times["folded"] == (0.0,)
+    assert 0 < len(times["conv"]) < len(timed.runs)
+    assert times["conv"] == tuple(timed.runs[-len(times["conv"]) :])
 
 
 class Once(Strategy):
