@@ -195,8 +195,8 @@ class LoadedModel(Generic[M]):
 
         None, for one call at a time, returns the model itself.
         """
-        held = self.held if count is None else self.adaptor.with_streams(self.held, count)
-        return self if held is self.held else replace(self, held=held)
+        model = self.held if count is None else self.adaptor.with_streams(self.held, count)
+        return self if model is self.held else replace(self, held=model)
 
     def in_space(
         self,

@@ -33,6 +33,7 @@ from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTI
 from neural_mp.core import hardware as machine
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
+from neural_mp.core.objectives import is_throughput, parse_objectives
 from neural_mp.core.precision import Precision
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
@@ -49,7 +50,7 @@ from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.objectives import Measurement, is_throughput, parse_objectives
+from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.tuning.size_limit import SizeLimit
 
 

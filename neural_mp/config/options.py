@@ -23,13 +23,13 @@ from neural_mp.core.criterion import (
     check_min_speedup,
 )
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Dialect, Objective
+from neural_mp.core.objectives import parse_objectives
 from neural_mp.core.precision import Precision, Precisions, parse_precisions
 from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, ROUNDING_STEPS
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.strategies import DEFAULT as DEFAULT_STRATEGY
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.measurement.objectives import parse_objectives
 from neural_mp.tuning.size_limit import SIZE_LIMITS
 from neural_mp.util.text import with_article
 from neural_mp.util.validators import (

@@ -245,8 +245,8 @@ def _expand_files(files: str | Path | Iterable[str | Path]) -> list[Path]:
         elif path.exists():
             paths.append(path)
         else:  # perhaps a pattern that the shell has not expanded
-            found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-            paths += sorted(found) or [path]
+            matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+            paths += sorted(matches) or [path]
     missing = [str(path) for path in paths if not path.is_file()]
     if missing or not paths:
         reason = f"there is no {missing[0]!r}" if missing else "no tuning file was found"

@@ -145,9 +145,9 @@ if __name__ == "__main__":
     from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
 
     suppress_startup_logs()
-    given = sys.argv[3:]
-    trusted = tuple(word.removeprefix(_TRUST) for word in given if word.startswith(_TRUST))
+    options = sys.argv[3:]
+    trusted = tuple(word.removeprefix(_TRUST) for word in options if word.startswith(_TRUST))
     # Exit without waiting for threads and exit handlers of frameworks.
-    code = main(sys.argv[1], sys.argv[2], "--resume" in given, trusted)
+    code = main(sys.argv[1], sys.argv[2], "--resume" in options, trusted)
     sys.stderr.flush()
     os._exit(code)

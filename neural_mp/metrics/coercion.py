@@ -76,31 +76,32 @@ def is_with_options(given: object) -> bool:
     return isinstance(given[1], Mapping) or (isinstance(given[0], str) and is_number)
 
 
-def _coerce_metric(given: Any, options: Any, metrics: Registry) -> Metric:
+def _coerce_metric(source: Any, options: Any, metrics: Registry) -> Metric:
     """Convert a name, an object or a function to a metric of one output, label or value."""
-    with error_path(*([given] if isinstance(given, str) else [])):
-        if isinstance(given, str):
-            given, options, choices = _resolve_metric_name(given, options, metrics)
+    with error_path(*([source] if isinstance(source, str) else [])):
+        if isinstance(source, str):
+            source, options, choices = _resolve_metric_name(source, options, metrics)
         else:
             choices = {key: v for key, v in (options or {}).items() if key in CHOICES}
             options = {key: v for key, v in (options or {}).items() if key not in CHOICES}
-        if isinstance(given, type):
+        if isinstance(source, type):
             raise MetricError(
-                f"the metric must be an instance, got the class {given.__name__}; create an "
+                f"the metric must be an instance, got the class {source.__name__}; create an "
                 f"instance"
             )
-        missing = missing_methods(given)
+        missing = missing_methods(source)
         if options and not missing:
-            raise options_too_late(given, options)
-        instance = wrapped(given, options) if missing else given
+            raise options_too_late(source, options)
+        instance = wrapped(source, options) if missing else source
         if instance is None:
-            kind = type(given).__name__
+            is_module = inspect.ismodule(source)
+            name = f"module {source.__name__}" if is_module else type(source).__name__
+            methods = " and ".join(f"{method}()" for method in missing)
             raise MetricError(
-                f"the metric {f'module {given.__name__}' if inspect.ismodule(given) else kind} has "
-                f"no {' and '.join(f'{name}()' for name in missing)}; a metric must have "
-                f"update(preds, labels), reset() and result(), or be the name of a metric, a "
-                f"function of (predictions, labels), or a metric of Keras, torchmetrics, "
-                f"scikit-learn or evaluate"
+                f"the metric {name} has no {methods}; a metric must have update(preds, "
+                f"labels), reset() and result(), or be the name of a metric, a function of "
+                f"(predictions, labels), or a metric of Keras, torchmetrics, scikit-learn or "
+                f"evaluate"
             )
         metric: Metric = OfOutput(instance, **choices) if choices else instance
         return metric

@@ -13,12 +13,13 @@ import torch
 
 from neural_mp import MixedPrecision, load
 from neural_mp.core.enums import Objective
+from neural_mp.core.objectives import is_throughput, parse_objectives
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling.measurement import interleaved_rounds
 from neural_mp.reporting import formatting
 from neural_mp.runs.report import Report
 from neural_mp.tuning.measurement import objectives
-from neural_mp.tuning.measurement.objectives import Measurement, is_throughput, parse_objectives
+from neural_mp.tuning.measurement.objectives import Measurement
 
 SECONDS = 0.01
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from zoo.harness import MIN_INT8_SQNR_DB
-from zoo.zoo_cases.page import verdict
+from zoo.zoo_cases.page import page_of, verdict
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("bart", "fnet", "mamba")
@@ -50,6 +50,13 @@ def test_an_architecture_converts_and_reloads(rows, name):
     assert row["sqnr_db"] >= MIN_INT8_SQNR_DB
     assert not row["unlike"]
     assert row["reload"] == "equal"
+
+
+def test_the_page_names_no_folder_of_a_machine():
+    reason = "ValueError: no Model in 'net' from '/folder/lib/site-packages/net/__init__.py'"
+    page = page_of([{"source": "transformers", "name": "net", "not_built": reason}])
+    assert "from 'net/" in page
+    assert "/folder" not in page
 
 
 @pytest.mark.full

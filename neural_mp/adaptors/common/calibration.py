@@ -235,11 +235,17 @@ class Observer:
         """Statistics of every channel; None if they were not recorded."""
         if self._power is None or self._extremes is None or self._mean is None:
             return None
-        values = (*self._extremes, self._power, self._mean)
+        low, high = self._extremes
+        arrays = {"low": low, "high": high, "power": self._power, "mean": self._mean}
         # Squares of values beyond 1e19 overflow float32, which rules out corrections.
-        if not all(np.isfinite(array).all() for array in values):
+        if not all(np.isfinite(array).all() for array in arrays.values()):
             return None
-        return ChannelStats(*(tuple(map(_round_to_six_digits, array.tolist())) for array in values))
+        return ChannelStats(
+            **{
+                name: tuple(map(_round_to_six_digits, array.tolist()))
+                for name, array in arrays.items()
+            }
+        )
 
     def ranges(self) -> dict[str, Range]:
         """Return calibration algorithm → the range that it chooses."""

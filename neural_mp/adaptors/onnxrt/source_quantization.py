@@ -20,9 +20,6 @@ from neural_mp.core.observations import Range
 
 #: Keys in the `meta` of a value, of its range, and of a node, of the mark that it ran in integers.
 _RANGE, _IN_INTEGERS = "neural_mp.source_range", "neural_mp.in_integers"
-#: Moving ops that keep the quantization around them: with a tensor that it clips, the quantization
-#: of a whole model would stay.
-_STAY_QUANTIZED = frozenset({"Split", "Expand", "Tile", "Resize"})
 
 
 @dataclass(frozen=True)
@@ -181,7 +178,7 @@ def _undoes_quantization(node: ir.Node, parameters: _Parameters) -> bool:
 
 def _moves_any_value(node: ir.Node) -> bool:
     is_moving = ops.has_role(node, ops.Role.MOVING) and ops.row_of(node).fill is None
-    return is_moving and node.op_type not in _STAY_QUANTIZED
+    return is_moving and node.op_type not in ops.STAYS_QUANTIZED
 
 
 def _read_parameters(node: ir.Node) -> _Parameters | None:

@@ -239,7 +239,7 @@ def layer_run(model: TorchModel, op: str, rows: int) -> Callable[[], object]:
         ConversionError: no part of the model holds the layer.
     """
     example = _part_of(model, op).example.args[0]
-    shape = (*(1 for _ in example.shape[:-2]), rows, example.shape[-1])
+    shape = [1] * (example.ndim - 2) + [rows, example.shape[-1]]
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(example.dtype)
     return partial(DirectGraph(_part_of(model, op).runnable), values)
 

@@ -11,6 +11,8 @@ from typing import Any
 #: Least SQNR of a result whose numbers are right, in dB.
 LEAST_SQNR_DB = 20.0
 _MAX_REASON_CHARACTERS = 160
+#: Folders of a machine before the name of an installed package or a temporary file.
+_FOLDERS = re.compile(r"(?:/[^/\s'\"]+)+/site-packages/|/tmp/(?:[^/\s'\"]+/)*")
 _HEAD = """# Architectures
 
 One small instance of each architecture, with random weights from a seed and a shrunk configuration:
@@ -136,5 +138,6 @@ def _short(reason: object) -> str:
     # A traceback, whose start may be cut off, names paths of a machine; its last line is the error.
     is_traceback = any(line.lstrip().startswith('File "') for line in lines)
     text = lines[-1] if is_traceback else " ".join(lines)
+    text = _FOLDERS.sub("", text)
     text = re.sub(r"[|`*_<>\[\]]", " ", html.unescape(text))
     return " ".join(text.split())[:_MAX_REASON_CHARACTERS]

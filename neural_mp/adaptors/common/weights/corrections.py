@@ -249,8 +249,12 @@ def _merged_channel_stats(group: ScalingGroup, observations: Observations) -> Ch
         np.array([getattr(channels, name) for channels in stats])
         for name in ("low", "high", "power")
     )
-    merged = low.min(axis=0), high.max(axis=0), power.max(axis=0), stats[-1].mean
-    return ChannelStats(*(tuple(values) for values in merged))
+    return ChannelStats(
+        low=tuple(low.min(axis=0)),
+        high=tuple(high.max(axis=0)),
+        power=tuple(power.max(axis=0)),
+        mean=stats[-1].mean,
+    )
 
 
 def _update_rescale(changes: dict[str, LayerRescale], op: str, **parts: Array) -> None:

@@ -256,6 +256,9 @@ FLOAT_RECURRENT = frozenset({"RNN"})
 #: their first input.
 NON_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus"})
 KEEPS_SIGN = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "GlobalMaxPool"})
+#: Types of moving ops between which the quantization of a source stays: one tensor that is clipped
+#: there would keep that of the whole model.
+STAYS_QUANTIZED = frozenset({"Split", "Expand", "Tile", "Resize"})
 #: Types that run nested graphs.
 RUNS_GRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 #: Types whose results differ from run to run, or the start of their names.

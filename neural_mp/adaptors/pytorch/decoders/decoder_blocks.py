@@ -159,11 +159,11 @@ class _Recorder:
     ) -> BlockCall:
         earlier = self.calls[index][0] if self.calls[index] else None
         # A second run would fill a key-value cache again.
-        kept = {
+        options = {
             name: None if hasattr(value, "update") and hasattr(value, "get_seq_length") else value
             for name, value in kwargs.items()
         }
-        arguments = (args, kept)
+        arguments = (args, options)
         leaves, structure = pytree.tree_flatten(arguments)
         first = [] if earlier is None else pytree.tree_leaves((earlier.args, dict(earlier.kwargs)))
         if len(first) != len(leaves):

@@ -120,6 +120,13 @@ def fused_layers(module: GraphModule) -> dict[str, str]:
     return {op.meta[fx.OP_NAME]: head.meta[fx.OP_NAME] for op, head in heads.items()}
 
 
+def post_op_of(activation: Step[Node, Node]) -> tuple[str, list[float], str]:
+    """Return oneDNN's name of an activation, its scalars and its algorithm."""
+    args = fx.arguments(activation.ops[0])
+    bounds = [float(args[name]) for name in ("min_val", "max_val") if name in args]
+    return activation.kind, bounds, str(args.get("approximate", ""))
+
+
 def match(layer: Node) -> Group:
     """Return the group of ops that the kernel of a layer with quantized inputs runs."""
     return find_fusion_groups([layer], _IntegerLayers())[layer]

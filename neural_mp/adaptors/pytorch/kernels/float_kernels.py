@@ -18,7 +18,13 @@ from neural_mp.adaptors.pytorch.capture.module_capture import visited
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
-from neural_mp.adaptors.pytorch.graph.fusion import ACTIVATIONS, OVERWRITABLE, Group, only_user
+from neural_mp.adaptors.pytorch.graph.fusion import (
+    ACTIVATIONS,
+    OVERWRITABLE,
+    Group,
+    only_user,
+    post_op_of,
+)
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.kernels.kernel_probes import fastest_runs
 
@@ -145,11 +151,7 @@ def _pack_group(
     layer, activation = group.head, group.activation
     weight = fx.constant(module, layer.args[1])
     assert weight is not None
-    post_op: tuple[Any, ...] = ("none", [], "")
-    if activation is not None:
-        args = fx.arguments(activation.ops[0])
-        bounds = [float(args[name]) for name in ("min_val", "max_val") if name in args]
-        post_op = (activation.kind, bounds, str(args.get("approximate", "")))
+    post_op: tuple[Any, ...] = ("none", [], "") if activation is None else post_op_of(activation)
     if layer.target is layers.LINEAR:
         packed = mkldnn._reorder_linear_weight(weight, max(1, math.prod(shape[:-1])))
         return mkldnn._linear_pointwise.default, packed, post_op

@@ -28,6 +28,7 @@ from neural_mp.adaptors.pytorch.graph.fusion import (
     is_node,
     match,
     only_user,
+    post_op_of,
     quantizer,
 )
 from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
@@ -289,19 +290,13 @@ def _post_op(activation: Step[Node, Node] | None, output: _Output) -> tuple[str,
     """
     if activation is None or _saturates_at_bounds(activation, output):
         return "none", [], ""
-    bounds = _activation_bounds(activation)
-    return activation.kind, bounds, str(fx.arguments(activation.ops[0]).get("approximate", ""))
-
-
-def _activation_bounds(activation: Step[Node, Node]) -> list[float]:
-    args = fx.arguments(activation.ops[0])
-    return [float(args[name]) for name in ("min_val", "max_val") if name in args]
+    return post_op_of(activation)
 
 
 def _saturates_at_bounds(activation: Step[Node, Node], output: _Output) -> bool:
     """Whether the smallest and the largest integer of a result are the bounds of an activation."""
     scale, zero_point, dtype = output
-    bounds = [0.0, math.inf] if activation.kind == "relu" else _activation_bounds(activation)
+    bounds = [0.0, math.inf] if activation.kind == "relu" else post_op_of(activation)[1]
     if dtype is not torch.uint8 or len(bounds) < 2:
         return False
     low, high = (bound / scale + zero_point for bound in bounds)

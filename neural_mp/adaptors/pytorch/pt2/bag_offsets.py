@@ -13,10 +13,10 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from neural_mp.adaptors.pytorch.pt2.argument_checks import BAGS, is_checked, packet_of
-from neural_mp.adaptors.pytorch.pt2.nested_graphs import Operand, Role, graphs_of
+from neural_mp.adaptors.pytorch.pt2.nested_graphs import Operand, Role, all_graphs, graphs_of
 
 #: Ops that keep the order of numbers.
 _COPIES = ("_to_copy", "alias", "clone", "detach", "lift_fresh_copy", "reshape", "to", "view")
@@ -159,15 +159,11 @@ def _written_nodes(graph: Graph) -> Iterator[Node]:
 def _written_arguments(node: Node) -> list[Node]:
     if isinstance(node.target, OpOverload):
         return _annotated_arguments(node, writes=True)
-    graphs = [inner.graph for graph in graphs_of(node) for inner in _all_graphs(graph)]
+    graphs = [inner.graph for graph in graphs_of(node) for inner in all_graphs(graph)]
     ops = [n.target for graph in graphs for n in graph.nodes]
     ops += [argument for argument in node.args if isinstance(argument, OpOverload)]
     writes = any(isinstance(op, OpOverload) and op._schema.is_mutable for op in ops)
     return node.all_input_nodes if writes else []
-
-
-def _all_graphs(graph: GraphModule) -> list[GraphModule]:
-    return [module for module in graph.modules() if isinstance(module, GraphModule)]
 
 
 def _viewed_arguments(node: Node) -> list[Node]:

@@ -126,3 +126,8 @@ _CALLS: dict[str, Callable[..., Iterator[NestedCall]]] = {
     "wrap_with_autocast": _wrapper_calls(4),
     "wrap_with_set_grad_enabled": _wrapper_calls(1),
 }
+
+
+def all_graphs(graph: GraphModule) -> list[GraphModule]:
+    """Return a graph and all graphs within."""
+    return [module for module in graph.modules() if isinstance(module, GraphModule)]

@@ -30,6 +30,7 @@ from neural_mp.adaptors.pytorch.pt2.nested_graphs import (
     NestedCall,
     Operand,
     Role,
+    all_graphs,
     graphs_of,
     nested_calls,
 )
@@ -45,7 +46,7 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
     Raises:
         ValueError: an argument does not fit.
     """
-    graphs = _all_graphs(program.graph_module)
+    graphs = all_graphs(program.graph_module)
     nodes = [node for graph in graphs for node in graph.graph.nodes]
     for node in nodes:
         for op in filter(is_checked, node.args):
@@ -72,16 +73,12 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
         _Propagation(program.graph_module, checks).run(*inputs, enable_io_processing=False)
 
 
-def _all_graphs(module: GraphModule) -> list[GraphModule]:
-    return [inner for inner in module.modules() if isinstance(inner, GraphModule)]
-
-
 def _is_checked(node: Node) -> bool:
     return is_checked(node.target)
 
 
 def _has_checked_ops(graph: GraphModule) -> bool:
-    return any(_is_checked(node) for inner in _all_graphs(graph) for node in inner.graph.nodes)
+    return any(_is_checked(node) for inner in all_graphs(graph) for node in inner.graph.nodes)
 
 
 def _reshapes_in_place(node: Node) -> bool:
