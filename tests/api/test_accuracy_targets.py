@@ -59,7 +59,7 @@ def test_a_percentage_is_not_an_absolute_tolerance(here, run):
 
 
 def test_the_target_is_shown_in_the_unit_of_the_metric_before_the_first_trial(here, run, caplog):
-    data = np.load(here / "test.npz")
+    data = dict(np.load(here / "test.npz"))
     exact = dense_runs.scores(data["inputs"])
     noise = np.random.default_rng(2).normal(scale=2, size=exact.shape)
     np.savez(here / "test.npz", inputs=data["inputs"], labels=(exact + noise).astype("float32"))

@@ -47,7 +47,7 @@ def does(what):
 
 class Digits:
     def __init__(self, split):
-        data = np.load(f"{split}.npz")
+        data = dict(np.load(f"{split}.npz"))
         self.images, self.labels = data["inputs"], data["labels"]
     def __len__(self):
         return len(self.labels)

@@ -67,7 +67,7 @@ def test_limits_apply(here, run):
 
 @pytest.mark.parametrize("name", ["y_test", "odd"])
 def test_labels_are_found_by_name_or_by_option(here, run, name):
-    data = np.load(here / "test.npz")
+    data = dict(np.load(here / "test.npz"))
     np.savez(here / "other.npz", **{"x_test": data["inputs"], name: data["labels"]})
     label = () if name == "y_test" else ("--label", name)
     assert _tune(run, "--data", "other.npz", *OPTIONS, *label)["met"]
@@ -78,7 +78,7 @@ def test_labels_are_found_by_name_or_by_option(here, run, name):
 
 
 def test_a_csv_file_is_data(here, run):
-    data = np.load(here / "test.npz")
+    data = dict(np.load(here / "test.npz"))
     rows = np.column_stack([data["inputs"], data["labels"]])
     header = ",".join([*(f"f{i}" for i in range(dense_runs.FEATURES)), "class"])
     np.savetxt(here / "test.csv", rows, "%.9g", ",", header=header, comments="")

@@ -239,7 +239,7 @@ class RightThings:
 def right(tmp_path_factory):
     """Right batches, a result and its plan, in a folder with a right tuning file."""
     folder = dense_runs.write_workplace(tmp_path_factory.mktemp("workplace"))
-    data = np.load(folder / "test.npz")
+    data = dict(np.load(folder / "test.npz"))
     pairs = [(data["inputs"][i : i + 50], data["labels"][i : i + 50]) for i in range(0, 200, 50)]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

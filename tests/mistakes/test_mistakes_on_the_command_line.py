@@ -154,7 +154,7 @@ MISTAKES = [
 def workplace(tmp_path_factory):
     """A folder with a right model, right data, and the files that the mistakes name."""
     folder = dense_runs.write_workplace(tmp_path_factory.mktemp("workplace"))
-    right = np.load(folder / "test.npz")
+    right = dict(np.load(folder / "test.npz"))
     inputs, labels = right["inputs"], right["labels"]
     arrays = {
         "three": {"a": inputs, "b": labels, "c": labels},
