@@ -57,6 +57,35 @@ def test_a_scripted_part_is_named_and_stays_beside_converted_modules():
     torch.testing.assert_close(adaptor.predict(model, (IMAGES,)), module(IMAGES).detach())
 
 
+class Remembers(nn.Module):
+    """Append keys to a list of the caller, as decoder layers fill a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, memory):
+        memory.append(self.keys(x))
+        return self.out(torch.stack(memory).sum(0))
+
+
+class SharesAList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Remembers(), Remembers()
+
+    def forward(self, x):
+        memory = []
+        return self.second(self.first(x, memory), memory)
+
+
+def test_modules_that_change_an_object_of_the_caller_stay_beside_converted_layers():
+    module, x, adaptor = SharesAList().eval(), torch.randn(3, 4), PyTorchAdaptor()
+    model = adaptor.load(module, example=(x,), capture="modules")
+    assert set(model.parts) == {"first.keys", "first.out", "second.keys", "second.out"}
+    torch.testing.assert_close(adaptor.predict(model, (x,)), module(x).detach())
+
+
 def on_meta():
     with torch.device("meta"):
         return layers()

@@ -12,6 +12,8 @@ once.
 from __future__ import annotations
 
 import logging
+import operator
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -140,7 +142,11 @@ def _said_by_original(model: TorchModel, call: CallArgs) -> str:
 
 @dataclass
 class RecordedCall:
-    """Call of a module recorded while its model ran; `is_alike` if all its calls match."""
+    """First call of a module while its model ran.
+
+    `is_alike` if a graph can stand for the module: all calls match, and none changes an object that
+    the caller passes, such as a cache.
+    """
 
     call: CallArgs
     is_alike: bool = True
@@ -173,6 +179,8 @@ def watch_calls(
 ) -> dict[nn.Module, RecordedCall]:
     """Run a model once; return submodule → its recorded call, for submodules that are wanted."""
     calls: dict[nn.Module, RecordedCall] = {}
+    # A stack for each module, which may call itself.
+    inputs: dict[nn.Module, list[tuple[list[Any], Any]]] = defaultdict(list)
 
     def record_call(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         arguments = CallArgs(args, kwargs)
@@ -180,12 +188,22 @@ def watch_calls(
             calls[part] = RecordedCall(arguments.copied())
         elif _fixed_properties(arguments) != _fixed_properties(calls[part].call):
             calls[part].is_alike = False
+        inputs[part].append(pytree.tree_flatten((args, kwargs)))
+
+    def compare_inputs(
+        part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], _: object
+    ) -> None:
+        leaves, structure = inputs[part].pop()
+        later, later_structure = pytree.tree_flatten((args, kwargs))
+        if structure != later_structure or any(map(operator.is_not, leaves, later)):
+            calls[part].is_alike = False
 
     with restored(module):  # also without the hooks, which are not the user's
         for part in module.modules():
             is_scripted = isinstance(part, torch.jit.ScriptModule)
             if part is not module and not is_scripted and predicate(part):
                 part.register_forward_pre_hook(record_call, with_kwargs=True)
+                part.register_forward_hook(compare_inputs, with_kwargs=True)
         run_in_place(module, call)
     return calls
 
