@@ -73,7 +73,7 @@ def test_bf16_convolutions_are_fused_by_the_session():
         tf.identity(tf.nn.relu(tf.nn.conv2d(x, tf.ones((3, 3, 2, 2), tf.bfloat16), 1, "SAME")), "y")
     written = runtime.TensorGraph.from_graph_def(graph.as_graph_def())
     images = np.ones((1, 4, 4, 2), tf.bfloat16.as_numpy_dtype)
-    (output,) = runtime.compiled(written, {}, ["x"], ["y"])({"x": images}, ["y"])
+    (output,) = runtime.compile_runner(written, {}, ["x"], ["y"])({"x": images}, ["y"])
     assert output[0, 1, 1].tolist() == [18, 18]
 
 
