@@ -83,13 +83,13 @@ def test_sessions_that_live_until_the_interpreter_ends_end_quietly():
 import os
 import numpy as np
 import tensorflow as tf
-from neural_mp.adaptors.tensorflow.graph.runtime import Runner, runnable
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import TensorGraph
 
 graph = TensorGraph({})
 graph.put("Placeholder", "x", dtype=tf.float32, shape=tf.TensorShape([1]))
 graph.put("Neg", "y", ["x"], T=tf.float32)
-os.runner = Runner(runnable(graph.to_graph_def()))
+os.runner = Runner(import_runnable(graph.to_graph_def()))
 print(os.runner({"x": np.ones(1, "f4")}, ["y"])[0])
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
