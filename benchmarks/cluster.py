@@ -37,16 +37,16 @@ from neural_mp import MixedPrecision, common
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.decisions import combinations, levels, plan_of
-from neural_mp.tuning.baseline import calibrated
+from neural_mp.tuning.baseline import calibrate_model
 from neural_mp.tuning.evaluation.early_stopping import RunningValues
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation, PlanEvaluator
 from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named, read_workers
-from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.executors.contract import Workers
 from neural_mp.tuning.executors.ray_nodes import WATCHFUL
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
@@ -119,7 +119,7 @@ class Task:
         log = RunLog()
         job, _ = JobBuilder(converter, Settings(), None, log).job()
         plan_evaluator = TimedAssessor(
-            calibrated(job, log, Deadline()),
+            calibrate_model(job, log, Deadline()),
             job.evaluator,
             job.settings.criterion,
             0.0,

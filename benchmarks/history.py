@@ -26,8 +26,8 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.history import History, storage_url
+from neural_mp.runs.lease import RUN_TABLE
 from neural_mp.runs.registry import run_names
-from neural_mp.runs.run_table import RUN_TABLE
 from neural_mp.util.optuna_logging import quiet_optuna
 
 #: Trials that every writer writes.

@@ -24,12 +24,12 @@ from benchmarks.nets.known_nets import NETS, busy_core, workspace
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.core.precision import Precision
-from neural_mp.profiling import interleaved_rounds, uncontended
+from neural_mp.profiling import interleaved_rounds, uncontended_latency
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.decisions import combinations, levels, plan_of
-from neural_mp.tuning.baseline import calibrated
+from neural_mp.tuning.baseline import calibrate_model
 from neural_mp.tuning.listener import RunLog
 
 #: Of the plans timed first, so many are timed again.
@@ -97,7 +97,7 @@ def seconds_of(models: list[AnyModel], inputs: object, rounds: int) -> list[floa
     """Return the seconds that each of several models takes, timed in turn."""
     runs = [partial(model, inputs) for model in models]
     timings = interleaved_rounds(runs, iterations=rounds, block_seconds=_BLOCK_SECONDS)
-    return [uncontended(seconds) for seconds in timings]
+    return [uncontended_latency(seconds) for seconds in timings]
 
 
 def _seconds_by_plan(
@@ -118,7 +118,7 @@ def found_of(name: str, repeats: int, rounds: int) -> Found:
     with workspace() as folder:
         options = net.converter(folder)
         job, _ = JobBuilder(options, Settings(), options.precisions, RunLog()).job()
-        model = calibrated(job, RunLog(), Deadline())
+        model = calibrate_model(job, RunLog(), Deadline())
         inputs, plans = job.measurement.inputs, all_plans(model)
         models = {low: model.converted(plan) for low, plan in plans.items()}
         first = dict(zip(models, seconds_of(list(models.values()), inputs, rounds), strict=True))

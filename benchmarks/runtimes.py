@@ -48,7 +48,7 @@ from benchmarks.measurement.runtime_stages import (
     run_stage,
 )
 from benchmarks.nets.runtime_nets import CASES
-from neural_mp.profiling import Ratio, ratio, uncontended
+from neural_mp.profiling import Ratio, latency_ratio, uncontended_latency
 
 #: Variables that set the number of threads of an op.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
@@ -88,19 +88,19 @@ class Column:
         """Return the speed of a way relative to another; None if one was not timed."""
         if label not in self.seconds or over not in self.seconds:
             return None
-        return ratio(self.seconds[over], self.seconds[label])
+        return latency_ratio(self.seconds[over], self.seconds[label])
 
     def share(self, label: str, precision: str) -> str:
         """Return the operations a second of a way as a share of the machine's peak, in percent."""
         if label not in self.seconds:
             return ""
-        rate = self.operations / uncontended(self.seconds[label])
+        rate = self.operations / uncontended_latency(self.seconds[label])
         return f"{rate / self.peaks[precision]:.0%}"
 
     def best(self, labels: tuple[str, ...]) -> str | None:
         """The fastest of some ways."""
         timed = [label for label in labels if label in self.seconds]
-        return min(timed, key=lambda label: uncontended(self.seconds[label]), default=None)
+        return min(timed, key=lambda label: uncontended_latency(self.seconds[label]), default=None)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def column_table(column: Column, clock: str) -> Table:
         assert speed is not None
         table.add_row(
             f"{label} → {column.tuned.get('runtime')}" if label == OURS else label,
-            f"{uncontended(seconds) * 1e3:.2f}",
+            f"{uncontended_latency(seconds) * 1e3:.2f}",
             f"{speed.value:.2f}",
             f"{speed.low:.2f} to {speed.high:.2f}",
             _decibels(column.noise[label]) if label != TORCH else "",

@@ -14,9 +14,9 @@ from neural_mp.util.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from neural_mp import common
     from neural_mp.amp.options import AutoMixedPrecisionOptions
-    from neural_mp.api.calibration import calibration
     from neural_mp.api.compare import compare
     from neural_mp.api.foreign_configs import quantize_
+    from neural_mp.api.input_data import calibration
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.optimized_model import OptimizedModel, load
     from neural_mp.api.replay import convert_with_plan
@@ -41,7 +41,7 @@ _LAZY = {
     "Precision": "neural_mp.core.precision",
     "PrecisionPlan": "neural_mp.core.plan",
     "Comparison": "neural_mp.tuning.measurement.comparison",
-    "calibration": "neural_mp.api.calibration",
+    "calibration": "neural_mp.api.input_data",
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",

@@ -54,12 +54,6 @@ class Metric(Protocol):
         """Return the value over all batches since the last reset."""
 
 
-def missing_methods(metric: object) -> list[str]:
-    """Return the methods of `Metric` that an object lacks."""
-    needed = ("update", "reset", "result")
-    return [name for name in needed if not callable(getattr(metric, name, None))]
-
-
 def can_merge(metric: object) -> bool:
     """Whether a metric has a `merge` that covers all of its state.
 

@@ -63,11 +63,7 @@ class NeuralMPError(Exception):
 
 @contextmanager
 def error_path(*keys: str | int) -> Iterator[None]:
-    """Prepend keys to the path of every `NeuralMPError` raised in this context.
-
-    Raises:
-        NeuralMPError: the error raised inside, with the keys prepended.
-    """
+    """Prepend keys to the path of every `NeuralMPError` raised in this context."""
     try:
         yield
     except NeuralMPError as error:
@@ -163,10 +159,8 @@ _MAX_COMPARED_CHARS = 200
 def mark_user_error(error: E) -> E:
     """Mark an exception as raised by the user's own code, whichever package the code calls.
 
-    Classes of this package are never marked; a user's subclass of such a class is.
-
-    Returns:
-        The exception.
+    Classes of this package are never marked; a user's subclass of such a class is. Return the
+    exception.
     """
     if type(error).__module__.partition(".")[0] != __name__.partition(".")[0]:
         error.__dict__["_neural_mp_users_own"] = True
@@ -195,8 +189,7 @@ def one_line(error: BaseException) -> str:
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """Return a clause with the known words closest to an unknown one, or with all if none is close.
 
-    Returns:
-        A clause that starts with `; ` and ends without a full stop; empty if `known` is empty.
+    It starts with `; ` and ends without a full stop; it is empty if `known` is empty.
     """
     names = sorted({str(choice) for choice in known})
     # The comparison is quadratic in the length of the words.

@@ -19,7 +19,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading, replay
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, OpRuns, ProfileRuns
-from neural_mp.profiling import measurement, uncontended
+from neural_mp.profiling import measurement, uncontended_latency
 from neural_mp.strategies import refinement
 from neural_mp.tuning import unchecked
 from neural_mp.tuning.final_selection import Selection
@@ -130,7 +130,7 @@ _ROUNDS, _SECONDS = 6, 0.2
 
 def _is_close(rounds: list[list[float]]) -> bool:
     """Whether a decision is given up, since two of the latencies hardly differ."""
-    times = sorted(map(uncontended, rounds))
+    times = sorted(map(uncontended_latency, rounds))
     is_similar = any(b <= _SIMILAR_RATIO * a for a, b in pairwise(times))
     return is_similar and (len(rounds[0]) >= _MOST_ROUNDS or sum(map(sum, rounds)) >= _SECONDS)
 

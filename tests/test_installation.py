@@ -14,8 +14,8 @@ import pytest
 
 from neural_mp.errors import HistoryError
 from neural_mp.runs.registry import open_storage
-from neural_mp.util import installation
-from neural_mp.util.installation import install_command
+from neural_mp.util import optional_packages
+from neural_mp.util.optional_packages import install_command
 
 ROOT = Path(__file__).parent.parent
 _EXTRAS = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
@@ -95,7 +95,7 @@ def test_the_command_of_a_checkout_names_the_checkout_and_an_extra_that_exists()
 
 
 def test_the_command_of_a_wheel_lists_the_packages_of_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr(installation, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(optional_packages, "_CHECKOUT", tmp_path)
     lines = [
         "numpy>=1.26",
         'ray>=2.60; extra == "ray"',

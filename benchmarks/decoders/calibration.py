@@ -32,7 +32,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import weight_only
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.profiling import memory_growth, peak_growth
+from neural_mp.profiling import memory_growth
 
 LAYERS, HEADS, WORDS = 8, 8, 1024
 _TEXTS, _LENGTH = 16, 128
@@ -103,7 +103,7 @@ def peak(width: str, case: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options = CorrectionOptions(folder=Path(folder))
         weights = CorrectedWeights(adaptor, model, lambda: inputs, options)
-        grown = peak_growth(lambda: weights.of({op: specs for op in ops}))
+        grown = memory_growth(lambda: weights.of({op: specs for op in ops})).total
     block = sum(4 * p.numel() for p in net.model.layers[0].parameters())
     whole = sum(4 * p.numel() for p in net.parameters())
     return {"peak": grown, "block": block, "model": whole}

@@ -14,7 +14,7 @@ from benchmarks.decoders.settings import Settings
 from benchmarks.decoders.torch_stack import WIDTH, WORDS, cpu_seconds, ratio, stack
 from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.config import settings_from
-from neural_mp.core.workload import form_of
+from neural_mp.core.op_timings import form_of
 
 HEADINGS = ("rows", "forms that the search chose", "over FP32", "over a model in BF16")
 #: Rows per call: a step of decoding, steps of several sequences, prompts.

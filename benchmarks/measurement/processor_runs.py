@@ -21,7 +21,7 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.hardware import PORTABLE, detect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.profiling import Ratio, interleaved_rounds, ratio
+from neural_mp.profiling import Ratio, interleaved_rounds, latency_ratio
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.measurement.sqnr import output_sqnr_db
 
@@ -49,7 +49,7 @@ def timed(models: list[AnyModel], batch: np.ndarray, **options: Any) -> list[lis
 
 def speed_beside(reference: list[float], seconds: list[float]) -> dict[str, float]:
     """How many times as fast as a reference something is, measured apart from any search."""
-    speedup = ratio(seconds, reference).inverse
+    speedup = latency_ratio(seconds, reference).inverse
     return {"value": speedup.value, "low": speedup.low, "high": speedup.high}
 
 
@@ -78,8 +78,8 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
             timings = timed(compared, batch, warmup=2, iterations=rounds, time_limit=25)
             float_, native, portable = timings
             speeds[size] = {
-                "int8": words_of(ratio(native, float_).inverse),
-                "portable": words_of(ratio(portable, native).inverse),
+                "int8": words_of(latency_ratio(native, float_).inverse),
+                "portable": words_of(latency_ratio(portable, native).inverse),
             }
     return {
         "products": {str(k): str(p) for k, p in adaptor.int8_accumulation(detect()).items()},

@@ -11,7 +11,7 @@ from keras import layers
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.capture.freeze import frozen_graph
-from neural_mp.adaptors.tensorflow.graph.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_graph
 
 STEPS, WIDTH, HIDDEN = 32, 64, 256
 
@@ -43,7 +43,7 @@ def frozen(model: keras.Model) -> Callable[[Any], Any]:
     """The graph as TensorFlow freezes it, in a session."""
     spec = tf.TensorSpec((None, STEPS, WIDTH), tf.float32)
     graph, (fed,), (result,) = frozen_graph(tf.function(model).get_concrete_function(spec))
-    runner = Runner(imported(graph.to_graph_def()))
+    runner = Runner(import_graph(graph.to_graph_def()))
     return lambda inputs: runner({fed.name: inputs}, [result.name])
 
 

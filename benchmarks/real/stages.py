@@ -18,7 +18,7 @@ from benchmarks.real.kernels import integer_kernels
 from benchmarks.real.peers import PEERS, Run, graph_run, module_run, session_run
 from benchmarks.real.rows import CHOSEN, ELSEWHERE, FP32, OURS
 from neural_mp import AccuracyCriterion, MixedPrecision, load
-from neural_mp.adaptors.transfer import transferred
+from neural_mp.adaptors.transfer import transfer_model
 from neural_mp.api.loading import load_source
 from neural_mp.core.enums import SOURCE_RUNTIME
 from neural_mp.profiling import interleaved_rounds
@@ -152,7 +152,7 @@ def _run_of(case: Case, folder: Path, contender: str) -> Run:
         return load(folder / f"{SAVED}-{contender.removeprefix(CHOSEN)}")
     if contender.startswith(ELSEWHERE):
         source = load_source(case.source(folder), None, None, example=first_inputs(case))
-        return transferred(source, contender.removeprefix(ELSEWHERE))
+        return transfer_model(source, contender.removeprefix(ELSEWHERE))
     run: Run = PEERS[contender](case, folder)[0]
     return run
 

@@ -12,7 +12,6 @@ class DetectionRule:
     """Features that identify the models of a framework.
 
     Attributes:
-        suffixes: file suffixes.
         members: file names, one of which a model folder contains.
         packages: top-level packages of the model classes.
         classes: names of these classes or of their base classes.

@@ -9,14 +9,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
+from neural_mp.adaptors.common.calibration import CalibrationInputs
 from neural_mp.adaptors.common.conversion import prepare
 from neural_mp.adaptors.common.fusion_check import check_fusions
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
-from neural_mp.adaptors.common.sensitivity.fisher import weight_noise
+from neural_mp.adaptors.common.sensitivity.fisher import layer_noise, weight_noise
 from neural_mp.adaptors.common.sensitivity.hessian import weight_sensitivity
-from neural_mp.adaptors.common.sensitivity.layer_noise import layer_noise
 from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
@@ -43,7 +42,6 @@ class LoadedModel(Generic[M]):
     """An executable model, original or converted.
 
     Attributes:
-        adaptor: the adaptor of the framework.
         held: the model as the adaptor represents it.
         boundary: the calls in the source framework, if the model was transferred from another one.
     """
@@ -52,7 +50,7 @@ class LoadedModel(Generic[M]):
     held: M
     boundary: Boundary | None = field(default=None, kw_only=True)
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: object) -> Any:
         """Return the outputs for one batch: numpy arrays if the inputs are numpy arrays."""
         if self.boundary is None:
             return self.adaptor.predict(self.held, inputs)
@@ -75,11 +73,11 @@ class LoadedModel(Generic[M]):
         offered = adaptor_named(self.boundary.framework).transfer
         return None if offered is None else offered.tensor
 
-    def _given(self, inputs: Any) -> Any:
+    def _given(self, inputs: object) -> Any:
         """Return the inputs of a batch in the form that the adaptor accepts."""
         return inputs if self.boundary is None else self.boundary.arrays(inputs)
 
-    def float_outputs(self, inputs: Any) -> list[np.ndarray]:
+    def float_outputs(self, inputs: object) -> list[np.ndarray]:
         """Return the floating-point arrays among the outputs for one batch."""
         return float_arrays(self(inputs))
 
@@ -100,7 +98,7 @@ class LoadedModel(Generic[M]):
             validate_option("batch_size", shape_of_array(size), (batch_size,))
         return self.adaptor.example_inputs(self.held, batch_size)
 
-    def profile(self, inputs: Any, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
+    def profile(self, inputs: object, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
         """Return op → seconds of each of several runs.
 
         Raises:
@@ -124,7 +122,7 @@ class LoadedModel(Generic[M]):
         timing = needed(self.adaptor.layer_timing, self.adaptor.framework, "times of layers")
         return timing.run(self.held, op, rows)
 
-    def first_non_finite(self, inputs: Any) -> str | None:
+    def first_non_finite(self, inputs: object) -> str | None:
         """Return the first op with NaN or Inf in its result; None if there is none or unknown."""
         offered = self.adaptor.op_outputs
         if offered is None:
@@ -217,11 +215,7 @@ class LoadedModel(Generic[M]):
 
 @dataclass(frozen=True, eq=False)
 class TransferredModel:
-    """A model in another runtime, called as in its source framework.
-
-    Attributes:
-        loaded: the model.
-    """
+    """A model in another runtime, called as in its source framework."""
 
     loaded: LoadedModel[Any]
 
@@ -304,16 +298,14 @@ class TunableModel(LoadedModel[M]):
     def converted(self, plan: ResolvedPlan) -> LoadedModel[M]:
         """Return the model in the precisions of a plan; `self` if the plan changes nothing.
 
-        Raises:
-            ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
-            PlanError: a correction in the plan cannot be applied.
+        Errors as in `Adaptor.convert`.
         """
         model = self.adaptor.convert(self.held, plan, self.observations, self.space, self.corrected)
         if model is self.held:
             return self
         return LoadedModel(self.adaptor, model, boundary=self.boundary)
 
-    def check_fusions(self, converted: LoadedModel[M], inputs: Any) -> None:
+    def check_fusions(self, converted: LoadedModel[M], inputs: object) -> None:
         """Check a converted model on one batch; see `fusion_check.check_fusions`.
 
         Raises:
@@ -328,7 +320,6 @@ class TunableModel(LoadedModel[M]):
         Raises:
             ConversionError: as in `converted`; or the framework offers no simulation.
             ConfigurationError: the model has no weight to train.
-            PlanError: a correction in the plan cannot be applied.
         """
         offered = needed(self.adaptor.simulation, self.adaptor.framework, "training with a plan")
         prepared, ranges = prepare(
@@ -336,11 +327,11 @@ class TunableModel(LoadedModel[M]):
         )
         return offered.simulated(self.held, prepared, plan, ranges, schedule)
 
-    def faster_kernels(self, inputs: Any, ops: Collection[str]) -> Mapping[str, str]:
+    def faster_kernels(self, inputs: object, ops: Collection[str]) -> Mapping[str, str]:
         """Return op → a kernel that is faster on a batch; see `Adaptor.faster_kernels`."""
         return self.adaptor.faster_kernels(self.held, self._given(inputs), ops)
 
-    def tensor_values(self, inputs: Any) -> dict[str, float]:
+    def tensor_values(self, inputs: object) -> dict[str, float]:
         """Return op or graph input → its number of floating-point elements for one batch."""
         graph = self.space.graph
         names = [*graph.inputs, *(op.name for op in graph)]

@@ -14,8 +14,8 @@ from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
-from neural_mp.util.installation import install_command
 from neural_mp.util.memory import collection_paused
+from neural_mp.util.optional_packages import install_command
 from neural_mp.util.plug_ins import plug_ins, require_importable
 from neural_mp.util.text import with_article
 
@@ -150,11 +150,6 @@ def require_framework(name: str, what: str) -> None:
 
 def _third_party_adaptors() -> dict[str, type[AnyAdaptor]]:
     return plug_ins(ENTRY_POINT_GROUP, FRAMEWORKS)
-
-
-def _import_adaptor(path: str) -> type[AnyAdaptor]:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _qualified_name(kind: type) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.counterparts import KnownKinds, counterparts
+from neural_mp.adaptors.common.counterparts import KnownKinds, match_ops
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.signatures.signature import Array, Signature, TensorSpec
@@ -34,10 +34,7 @@ def runtimes_of(source: AnyModel) -> Iterator[str]:
 class TransferFile:
     """A model in a temporary file that other runtimes read; the file lives as long as the object.
 
-    Attributes:
-        path: the file.
-        boundary: the calls of the model.
-        scratch: the temporary folder.
+    `boundary` are the calls of the model, `scratch` is the temporary folder.
     """
 
     path: Path
@@ -59,7 +56,7 @@ def transfer_file(source: AnyModel) -> TransferFile:
     return TransferFile(offered.write(source.held, Path(scratch.name)), boundary, scratch)
 
 
-def transferred(
+def transfer_model(
     source: AnyModel,
     runtime: str,
     file: TransferFile | None = None,
@@ -67,11 +64,8 @@ def transferred(
 ) -> AnyModel:
     """Return a model in another runtime, called as in its source framework.
 
-    Args:
-        source: the model.
-        runtime: the runtime.
-        file: the file of the model, if already written.
-        batch_size: batch size of the example in the runtime; None for that of the source.
+    `file` is that of the model, if already written. The example in the runtime has `batch_size`
+    samples; None for those of the source.
 
     Raises:
         ConversionError: the model must stay in its framework, or the runtime cannot read its file.
@@ -102,24 +96,18 @@ def transferred(
 
 @dataclass(frozen=True)
 class TransferredLoader:
-    """A picklable loader of a model in another runtime.
-
-    Attributes:
-        load: loads the model in its source framework.
-        runtime: the runtime.
-        batch_size: as in `transferred`.
-    """
+    """A picklable loader of a model in another runtime; see `transfer_model`."""
 
     load: Callable[[], AnyModel]
     runtime: str
-    batch_size: int | None = None
+    batch_size: int | None
 
     def __call__(self) -> AnyModel:
         """Return the model."""
-        return transferred(self.load(), self.runtime, batch_size=self.batch_size)
+        return transfer_model(self.load(), self.runtime, batch_size=self.batch_size)
 
 
-def compiling(source: AnyModel) -> AnyModel:
+def compile_calls(source: AnyModel) -> AnyModel:
     """Return a model in its own framework whose calls are compiled.
 
     Raises:
@@ -134,25 +122,21 @@ def compiling(source: AnyModel) -> AnyModel:
 
 @dataclass(frozen=True)
 class CompilingLoader:
-    """A picklable loader of a model whose calls are compiled.
-
-    Attributes:
-        load: loads the model.
-    """
+    """A picklable loader of a model whose calls are compiled."""
 
     load: Callable[[], AnyModel]
 
     def __call__(self) -> AnyModel:
         """Return the model."""
-        return compiling(self.load())
+        return compile_calls(self.load())
 
 
-def _named_as_source(adaptor: AnyAdaptor, held: Any, source: AnyModel) -> Any:
+def _named_as_source(adaptor: AnyAdaptor, held: object, source: AnyModel) -> Any:
     """Return a model read from a file with the names that its ops have in the source."""
     if not adaptor.offers("with_op_names"):
         return held
     own = KnownKinds(source.adaptor.graph(source.held), source.adaptor.op_kinds)
-    names = counterparts(own, KnownKinds(adaptor.graph(held), adaptor.op_kinds))
+    names = match_ops(own, KnownKinds(adaptor.graph(held), adaptor.op_kinds))
     return adaptor.with_op_names(held, names) if names else held
 
 
@@ -169,11 +153,7 @@ def _example_inputs(
 def _match_tensors(
     outside: tuple[TensorSpec, ...], inside: tuple[TensorSpec, ...], kind: str
 ) -> tuple[TensorSpec, ...]:
-    """Return the tensor of the file for each tensor of the source.
-
-    Raises:
-        ConversionError: a tensor is missing in the file.
-    """
+    """Return the tensor of the file for each tensor of the source; raise if one is missing."""
     matches = []
     for port in outside:
         if port.tensor.startswith(POSITION):

@@ -1,7 +1,15 @@
 """Four-list auto mixed precision: lists of op types, and graph painting by these lists."""
 
-from neural_mp.amp.canonical import KINDS, Kind, canonical_lists
-from neural_mp.amp.lists import EDIT_OPTIONS, AmpList, FourLists, ListEdit, check_known
+from neural_mp.amp.lists import (
+    EDIT_OPTIONS,
+    KINDS,
+    AmpList,
+    FourLists,
+    Kind,
+    ListEdit,
+    canonical_lists,
+    check_known,
+)
 from neural_mp.amp.options import (
     FORCE_ALL,
     INFER_AS_DENY,

@@ -12,7 +12,7 @@ from typing import Any
 from neural_mp.amp.lists import EDIT_OPTIONS, ListEdit, check_known
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.util.strict_options import StrictOptions
+from neural_mp.util.validators import StrictOptions
 
 logger = logging.getLogger(__name__)
 

@@ -147,7 +147,6 @@ class _Painter:
         return self.seen[name] in lists
 
     def joins(self, name: str, *lists: AmpList) -> bool:
-        """Whether 16 bits may spread to an op, by its list."""
         free = name not in self.unable and name not in self.denied
         return free and self.on(name, *lists)
 
@@ -211,11 +210,8 @@ class _Painter:
         self.allowed = self.spread(starts, (self.above, lambda name: name in downstream))
         for op in self.graph:
             predecessor = next((name for name in self.above[op.name] if name in self.allowed), None)
-            if (
-                predecessor is not None
-                and op.name not in self.allowed
-                and self.joins(op.name, INFER)
-            ):
+            is_new = predecessor is not None and op.name not in self.allowed
+            if is_new and self.joins(op.name, INFER):
                 self.allowed[op.name] = predecessor
 
         def joins_clear(name: str) -> bool:
@@ -229,7 +225,6 @@ class _Painter:
         )
 
     def painting(self) -> Painting:
-        """Return the decisions and the number of casts."""
         self.begins = {**_starts_by_op(self.denied), **_starts_by_op(self.allowed)}
         return Painting({op.name: self._paint_op(op) for op in self.graph}, self._count_casts())
 
@@ -241,15 +236,11 @@ class _Painter:
         if op.name in self.boundaries:
             return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: {self.boundaries[op.name]}")
         if op.name in self.allowed:
-            return Paint(
-                kind,
-                Colour.ALLOWED,
-                f"{label}, allowed{self._describe_path(op.name, self.allowed)}",
-            )
+            path = self._describe_path(op.name, self.allowed)
+            return Paint(kind, Colour.ALLOWED, f"{label}, allowed{path}")
         if op.name in self.denied:
-            return Paint(
-                kind, Colour.DENIED, f"{label}, denied{self._describe_path(op.name, self.denied)}"
-            )
+            path = self._describe_path(op.name, self.denied)
+            return Paint(kind, Colour.DENIED, f"{label}, denied{path}")
         if op.name in self.unable:
             return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: {self.unable[op.name]}")
         if kind is None:

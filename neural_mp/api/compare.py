@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from neural_mp.adaptors.common.naming import source_op
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
@@ -57,12 +56,8 @@ def compare(a: object, b: object, batches: object, *, framework: str | None = No
     reference, candidate = begin.bound(load_pair_for_batch)
     walked.reading = begin.reading
     with walked.blamed():
-        return compare_models(
-            reference[0],
-            candidate[0],
-            walked.inputs(),
-            _differently_scaled_ops(reference, candidate),
-        )
+        scaled = _differently_scaled_ops(reference, candidate)
+        return compare_models(reference[0], candidate[0], walked.inputs(), scaled)
 
 
 @ReraiseUserErrors()
@@ -79,15 +74,7 @@ def compare_files(
 ) -> Comparison:
     """Compare two models given by name; see `compare`.
 
-    Args:
-        a: a model file, a saved folder, or `module:attribute`.
-        b: likewise.
-        data: see `inputs_of`; default: random inputs.
-        samples: number of samples to run.
-        batch_size: samples per batch of an array; default: as in the example inputs of `a`.
-        framework: framework of the models; default: detected.
-        inputs: example inputs for models without any.
-        trust: see `MixedPrecision`.
+    `a` and `b` are model files, saved folders, or `module:attribute`; see `inputs_of` for the data.
     """
     example = first_of(data, batch_size, trust) if data is not None and inputs is None else inputs
     with trusting(trust):
@@ -96,9 +83,8 @@ def compare_files(
         )
     batches = inputs_of(data, reference[0], batch_size, samples, trust)
     with batches.blamed():
-        return compare_models(
-            reference[0], candidate[0], batches, _differently_scaled_ops(reference, candidate)
-        )
+        scaled = _differently_scaled_ops(reference, candidate)
+        return compare_models(reference[0], candidate[0], batches, scaled)
 
 
 def _split_first_batch(batches: object) -> tuple[Batches, Batches]:
@@ -109,11 +95,8 @@ def _split_first_batch(batches: object) -> tuple[Batches, Batches]:
         reusable = Batches(batches, "batches")
         return reusable, reusable
     begin = list(itertools.islice(batches, 1))
-
-    def all_batches() -> Iterator[Any]:
-        return itertools.chain(begin, batches)
-
-    return Batches(begin, "batches"), Batches(all_batches, "batches")
+    whole = Batches(lambda: itertools.chain(begin, batches), "batches")
+    return Batches(begin, "batches"), whole
 
 
 def _load_model_and_plan(source: object, framework: str | None, example: object) -> _Taken:

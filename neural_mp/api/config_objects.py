@@ -10,8 +10,8 @@ from typing import Any
 from neural_mp.api.loading import resolve_source
 from neural_mp.common import DataLoader, Metric
 from neural_mp.config import Settings
+from neural_mp.config.settings import TRAIN
 from neural_mp.config.source import KeyPath
-from neural_mp.config.training import TRAIN
 from neural_mp.core.enums import Dialect
 from neural_mp.data import OWN, Transform, Vocabulary, build_dataloader, build_transforms
 from neural_mp.data.user_imports import named_in_file
@@ -44,11 +44,7 @@ def _resolving_names(settings: Settings, path: KeyPath) -> Iterator[None]:
 
 
 def model(settings: Settings, given: object) -> Any:
-    """Return the model in a type that an adaptor accepts.
-
-    Args:
-        settings: settings of the tuning file.
-        given: model set by the user; None for the name in the file.
+    """Return the model set by the user in a type that an adaptor accepts.
 
     Raises:
         ConfigurationError: the name cannot be imported, or the file names untrusted code.
@@ -61,10 +57,6 @@ def model(settings: Settings, given: object) -> Any:
 
 def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
     """Return the loader described by a section of the file; None if the section has no loader.
-
-    Args:
-        settings: settings of the tuning file.
-        section: `ACCURACY`, `PERFORMANCE`, `CALIBRATION` or `TRAIN`.
 
     Raises:
         ConfigurationError: a name or an option is invalid.

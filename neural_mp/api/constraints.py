@@ -1,4 +1,4 @@
-"""User constraints, from a tuning file and from Python, on the precisions of ops."""
+"""User constraints on the precisions of ops, and the four lists, from a tuning file and Python."""
 
 from __future__ import annotations
 
@@ -10,14 +10,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from neural_mp.adaptors.common.naming import source_op
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.amp import (
+    PREFIXES,
+    SWITCH,
+    AmpSettings,
+    AutoMixedPrecisionOptions,
+    FourLists,
+    ListEdit,
+    known_edits,
+    settle,
+)
 from neural_mp.api.foreign_configs import constraint_of
 from neural_mp.config import Settings, settings_from
 from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.space import FP32_ONLY, Constraints, OpConstraint, TuningSpace
 from neural_mp.space.capability import Capability
+from neural_mp.util.environment import users_environment
 from neural_mp.util.text import counted
 
 _SECTIONS = ("quantization", "mixed_precision", "graph_optimization")
@@ -51,7 +64,7 @@ class _Constrainable(Protocol):
         """Return the space with further constraints."""
 
 
-def constrained(
+def apply_constraints(
     space: S, settings: Settings, given: Limits | None = None
 ) -> tuple[S, tuple[str, ...]]:
     """Return the space after all constraints, and warnings about those of the file.
@@ -144,7 +157,7 @@ class SourceConstraints:
             ConfigurationError: an op with constraints does not exist in the other runtime.
             UnknownOperatorError: a constraint matches no op of the source.
         """
-        limits, warnings = constrained(_NamedLimits(self.source), self.settings, self.given)
+        limits, warnings = apply_constraints(_NamedLimits(self.source), self.settings, self.given)
         parts = _runtime_ops_by_source_op(limits.by_op, self.source, space)
         tunable = {*self.source.tunable_ops}
         missing = [op for op in limits.by_op if op in tunable and not parts[op]]
@@ -270,7 +283,7 @@ def _ops_matching_prefix(pattern: str, space: _Constrainable) -> list[str]:
 
 def _map_inc_op_types(space: _Constrainable, limits: Constraints) -> dict[str, tuple[str, ...]]:
     """Map INC op types to op types of the model; an unknown type maps to itself."""
-    from neural_mp.compat.inc.op_types import matching_op_types
+    from neural_mp.compat.inc.constraints import matching_op_types
 
     meant = {kind: matching_op_types(space.graph.types, kind) for kind in limits.optype_wise}
     return {kind: (kind,) if types is None else types for kind, types in meant.items()}
@@ -284,3 +297,101 @@ def _locating_constraint_errors(source: Source) -> Iterator[None]:
         written = (name for name in _SECTIONS if (name, *error.keys) in source.lines)
         with source.at((next(written, _SECTIONS[0]),)):
             raise
+
+
+def gather_amp(
+    given: AutoMixedPrecisionOptions | None, configured: AutoMixedPrecisionOptions | None
+) -> AmpSettings:
+    """Merge the AMP options: Python overrides the YAML file, which overrides the environment.
+
+    Raises:
+        ConfigurationError: an option is invalid.
+    """
+    sources = {"amp.{option}": given, "mixed_precision.{option}": configured}
+    return settle(sources, users_environment())
+
+
+def with_data_type(
+    explicit: tuple[Precision, ...] | None,
+    default: tuple[Precision, ...],
+    amp: AmpSettings,
+) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
+    """Return the precisions with the 16-bit type of `data_type` as the only one, and warnings.
+
+    If mixed precision is enabled as a whole, BF16 is added if there is no 16-bit type. Environment
+    variables without effect cause a warning. `explicit` is None if the user has set no precisions.
+
+    Raises:
+        ConfigurationError: `explicit` and `data_type` contradict each other.
+    """
+    dtype = amp.data_type
+    names = ",".join(map(str, explicit or ()))
+    if dtype is None:
+        chosen = explicit or default
+        if not amp.switched_on or any(precision.is_16_bit for precision in chosen):
+            return chosen, ()
+        if explicit is not None:  # explicit precisions override environment variables
+            return explicit, (
+                f"{SWITCH} requires a 16-bit precision, but precisions are {names}; the variable "
+                f"is ignored",
+            )
+        return tuple(p for p in Precision if p in (*chosen, Precision.BF16)), ()
+    origin = amp.origins["data_type"]
+    if explicit is not None and dtype not in explicit:
+        if origin.startswith(PREFIXES):  # explicit precisions override environment variables
+            return explicit, (
+                f"{origin} requires {dtype}, but precisions are {names}; the variable is ignored",
+            )
+        raise ConfigurationError(
+            f"{origin} requires {dtype}, but precisions are {names}; add {dtype} to precisions, "
+            f"or remove one of the two options"
+        )
+    remaining = [p for p in explicit or default if not p.is_16_bit]
+    return tuple(p for p in Precision if p in (*remaining, dtype)), ()
+
+
+def edit_lists(
+    adaptor: Adaptor[Any], amp: AmpSettings, precisions: tuple[Precision, ...]
+) -> tuple[Mapping[Precision, FourLists], tuple[str, ...]]:
+    """Return the four lists of every 16-bit precision, edited for `precisions`, and warnings.
+
+    Edits without effect cause a warning.
+
+    Raises:
+        UnknownOperatorError: an edit names an op type that the framework lacks.
+        ConfigurationError: an edit contradicts the lists.
+    """
+    edits, warnings = known_edits(amp.edits, adaptor.framework, adaptor.op_types)
+    used = [p for p in precisions if p.is_16_bit]
+    if edits and not used:
+        warnings = (
+            *warnings,
+            f"{edits[0].origin} has no effect: no 16-bit precision is requested and supported",
+        )
+    lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
+    originals = [lists[p] for p in used]
+    edited = {p: lists[p].edited(_relevant_edits(lists[p], edits, originals)) for p in used}
+    if amp.infer_as_deny:
+        edited = {p: four_lists.denying_infer() for p, four_lists in edited.items()}
+    return lists | edited, warnings
+
+
+def _relevant_edits(
+    lists: FourLists, edits: tuple[ListEdit, ...], used: list[FourLists]
+) -> list[ListEdit]:
+    """Return the edits, without removals that match only the lists of another precision."""
+    return [
+        edit
+        for edit in edits
+        if edit.adds
+        or lists.of(edit.op_type) is edit.list
+        or not any(four_lists.of(edit.op_type) is edit.list for four_lists in used)
+    ]
+
+
+def apply_force_all(space: TuningSpace, amp: AmpSettings) -> TuningSpace:
+    """Return the space with every op type on the ALLOW list if `force_all` is set."""
+    if not amp.force_all:
+        return space
+    every = space.graph.types
+    return replace(space, lists={p: lists.allowing(every) for p, lists in space.lists.items()})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.amp import AmpList, Colour
-from neural_mp.api.amp_settings import edited_lists, forced, gather_amp
+from neural_mp.api.constraints import apply_force_all, edit_lists, gather_amp
 from neural_mp.core import hardware
 from neural_mp.core.graph import Op
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
@@ -26,12 +26,6 @@ def write_log(
     folder: Path, before: AnyTunableModel, after: AnyModel, plan: PrecisionPlan
 ) -> tuple[str, ...]:
     """Write the graph before and after conversion, and a table of ops per 16-bit precision.
-
-    Args:
-        folder: destination.
-        before: the model before conversion.
-        after: the converted model.
-        plan: the plan of the converted model.
 
     Returns:
         A warning for each file that could not be written.
@@ -59,16 +53,8 @@ def _write_table(path: Path, space: TuningSpace, plan: ResolvedPlan, precision: 
         for op in space.graph:
             paint = paints[op.name]
             stands_on = paint.list.value if paint.list else ""
-            writer.writerow(
-                [
-                    op.name,
-                    op.type,
-                    stands_on,
-                    paint.colour.value,
-                    plan.effective[op.name],
-                    paint.reason,
-                ]
-            )
+            cells = stands_on, paint.colour.value, plan.effective[op.name], paint.reason
+            writer.writerow([op.name, op.type, *cells])
 
 
 @dataclass(frozen=True)
@@ -86,7 +72,7 @@ class Explanation:
     reason: str
 
 
-def explained(
+def explain_op(
     model: AnyModel,
     op: str,
     precisions: tuple[Precision, ...],
@@ -116,23 +102,17 @@ def explained(
     sixteen = tuple(precision for precision in precisions if precision.is_16_bit)
     host = hardware.detect()
     machine = replace(host, forced=frozenset(sixteen))
-    lists, _ = edited_lists(model.adaptor, amp, sixteen)
-    space = forced(model.adaptor.space(model.held, machine, lists), amp)
+    lists, _ = edit_lists(model.adaptor, amp, sixteen)
+    space = apply_force_all(model.adaptor.space(model.held, machine, lists), amp)
     parsed, observations = load_plan_file(plan) if isinstance(plan, str | Path) else (plan, None)
     if observations is not None:
         space = without_non_finite(space, observations.non_finite)
-    node = _op_named(space, op)
-    explanations = {p: _explain_op(space, node.name, p, parsed) for p in precisions}
+    ops = [space.graph[name] for name in space.matching(op, "the op argument")]
+    node = next((op for op in ops if op in space.contractions), ops[0])
+    explanations = {p: _explain_precision(space, node.name, p, parsed) for p in precisions}
     return node, {
         p: _adapt_to_hardware(host, p, explanation) for p, explanation in explanations.items()
     }
-
-
-def _op_named(space: TuningSpace, name: str) -> Op:
-    """Return the op of a name; of several, the first contraction, or else the first."""
-    ops = [space.graph[op] for op in space.matching(name, "the op argument")]
-    heads = [op for op in ops if op in space.contractions]
-    return (heads or ops)[0]
 
 
 def _adapt_to_hardware(
@@ -145,7 +125,7 @@ def _adapt_to_hardware(
     return replace(explanation, runs_in=Precision.FP32, reason=reason)
 
 
-def _explain_op(
+def _explain_precision(
     space: TuningSpace, op: str, precision: Precision, plan: PrecisionPlan | None
 ) -> Explanation:
     narrowed = space.restricted_to([precision]) if plan is None else space

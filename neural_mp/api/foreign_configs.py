@@ -6,11 +6,11 @@ Only class names and attributes are read, so that neither has to be installed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.api.by_rules import Conversion, converted_by_rules
+from neural_mp.api.replay import Conversion, convert_by_rules
 from neural_mp.core.enums import Approach, Capture, Scheme
 from neural_mp.core.precision import INTEGERS, Precision
 from neural_mp.errors import ConfigurationError, did_you_mean
@@ -83,20 +83,20 @@ def quantize_(
             f"config must be a configuration of torchao, got {type(config).__name__}"
             f"{did_you_mean(type(config).__name__, _KINDS)}"
         )
-    excluded = [] if filter_fn is None else list(_left_out(model, filter_fn))
+    excluded: list[str] = []
+    if filter_fn is not None:
+        excluded = [
+            name
+            for name, module in model.named_modules()
+            if type(module).__name__ in _DENSE and not filter_fn(module, name)
+        ]
     rules = ConversionRules(
         ((_DENSE, limit),), by_name={f"{re.escape(name)}$": FP32_ONLY for name in excluded}
     )
-    result = converted_by_rules(model, Conversion(rules, capture=Capture.LAYERS))
+    result = convert_by_rules(model, Conversion(rules, capture=Capture.LAYERS))
     for op, chosen in result.plan.items():
         if chosen.precision is not Precision.FP32:
             model.set_submodule(op, result.model.get_submodule(op))
-
-
-def _left_out(model: Any, filter_fn: Callable[[Any, str], bool]) -> Iterator[str]:
-    for name, module in model.named_modules():
-        if type(module).__name__ in _DENSE and not filter_fn(module, name):
-            yield name
 
 
 def constraint_of(config: object) -> OpConstraint | None:
@@ -117,14 +117,14 @@ def _torchao_constraint(config: object) -> OpConstraint | None:
     return None if parser is None else parser(config)
 
 
-def _parse_int4_config(config: Any) -> OpConstraint:
+def _parse_int4_config(config: Int4WeightOnlyConfig) -> OpConstraint:
     hqq = "hqq" in str(getattr(config, "int4_choose_qparams_algorithm", "")).lower()
     return grouped_limit(
         Precision.INT4, config.group_size, Scheme.ASYMMETRIC, "hqq" if hqq else "rtn"
     )
 
 
-def _parse_int8_config(config: Any) -> OpConstraint:
+def _parse_int8_config(config: Int8WeightOnlyConfig) -> OpConstraint:
     if config.group_size is not None:
         raise ConfigurationError(
             f"group_size of Int8WeightOnlyConfig must be None, got {config.group_size!r}: weights "
@@ -133,11 +133,7 @@ def _parse_int8_config(config: Any) -> OpConstraint:
     return OpConstraint((Precision.INT8,), approaches=(Approach.WEIGHT_ONLY,))
 
 
-def _parse_dynamic_config(config: Any) -> OpConstraint:
-    return OpConstraint((Precision.INT8,), approaches=(Approach.DYNAMIC,))
-
-
-def _parse_intx_config(config: Any) -> OpConstraint:
+def _parse_intx_config(config: IntxWeightOnlyConfig) -> OpConstraint:
     dtype = str(config.weight_dtype).removeprefix("torch.")
     bits = dtype.removeprefix("int")
     if not bits.isdecimal() or int(bits) not in INTEGERS:
@@ -172,7 +168,9 @@ def grouped_limit(
 _KINDS: dict[str, Callable[[Any], OpConstraint]] = {
     "Int4WeightOnlyConfig": _parse_int4_config,
     "Int8WeightOnlyConfig": _parse_int8_config,
-    "Int8DynamicActivationInt8WeightConfig": _parse_dynamic_config,
+    "Int8DynamicActivationInt8WeightConfig": lambda config: OpConstraint(
+        (Precision.INT8,), approaches=(Approach.DYNAMIC,)
+    ),
     "IntxWeightOnlyConfig": _parse_intx_config,
 }
 
@@ -199,7 +197,7 @@ def _parse_grouped_config(config: Any, *, symmetric: bool, rounding: str) -> OpC
     )
 
 
-def _parse_compressed_config(config: Any) -> OpConstraint:
+def _parse_compressed_config(config: object) -> OpConstraint:
     scheme = getattr(config, "quantization_config", None) or config
     groups = list((getattr(scheme, "config_groups", None) or {}).values())
     forms = [_field_value(group, "weights") for group in groups]
@@ -221,7 +219,7 @@ def _parse_compressed_config(config: Any) -> OpConstraint:
     )
 
 
-def _field_value(holder: Any, name: str, otherwise: Any = None) -> Any:
+def _field_value(holder: object, name: str, otherwise: object = None) -> Any:
     if isinstance(holder, Mapping):
         return holder.get(name, otherwise)
     return getattr(holder, name, otherwise)

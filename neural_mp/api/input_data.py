@@ -1,8 +1,9 @@
-"""Input data given by file name: arrays, or the dataloader of a tuning file."""
+"""Inputs of models: from files, random, or recorded in the calls of the user's own loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,23 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import config_objects
 from neural_mp.config import load_settings
 from neural_mp.data.datasets import csv_dataset
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.evaluation.batches import Batches
-from neural_mp.tuning.evaluation.calibration_batches import limited
+from neural_mp.tuning.evaluation.calibration_batches import limit_samples
 from neural_mp.util.labels import NAMES
 from neural_mp.util.pytree import Array, batch_size_of
-from neural_mp.util.validators import file_path, shape_of_array, validate_option
+from neural_mp.util.validators import (
+    file_path,
+    integer_between,
+    optional,
+    shape_of_array,
+    validate_option,
+)
 
 #: Default number of samples to run.
 DEFAULT_SAMPLES = 100
@@ -44,17 +52,11 @@ def inputs_of(
     samples: int,
     trust: Iterable[str] = (),
 ) -> Batches:
-    """Return the inputs in a file, in batches.
+    """Return the inputs in a file, in batches, by default as large as the example inputs.
 
-    Args:
-        data: an `.npy` file for a single input; an `.npz` file with one array per input name, or
-            with `inputs` (and `labels`); a `.csv` table, without its last column; a tuning file,
-            whose calibration data, else evaluation data, are used. None for one batch of random
-            inputs.
-        model: the model to run.
-        batch_size: samples per batch of an array; default: as in the example inputs of the model.
-        samples: number of samples.
-        trust: see `MixedPrecision`.
+    The file is an `.npy` file for a single input; an `.npz` file with one array per input name, or
+    with `inputs` (and `labels`); a `.csv` table, without its last column; a tuning file, whose
+    calibration data, else evaluation data, are used. None stands for one batch of random inputs.
 
     Raises:
         DataError: the file is missing or has other contents.
@@ -69,14 +71,7 @@ def inputs_of(
 def batches_of(
     data: str | Path, batch_size: int | None, samples: int, trust: Iterable[str] = ()
 ) -> list[tuple[Any, None]]:
-    """Return the inputs in a file as pairs of inputs and None, before a model is loaded.
-
-    Args:
-        data: an `.npy`, `.npz`, `.csv` or tuning file.
-        batch_size: samples per batch of an array.
-        samples: number of samples.
-        trust: see `MixedPrecision`.
-    """
+    """Return the inputs in a file as pairs of inputs and None, before a model is loaded."""
     reader = _build_input_reader(data, batch_size or _CAPTURED_WITH, samples, trust)
     return [(inputs, None) for inputs in reader()]
 
@@ -87,7 +82,7 @@ def _build_input_reader(
     path = validate_option("data", file_path, data)
     if path.suffix in TUNING_FILES:
         loader = _tuning_file_batches(path, trust)
-        return lambda: limited(loader.inputs(), samples)
+        return lambda: limit_samples(loader.inputs(), samples)
     return partial(_equal_batches, _read_arrays(path), size, samples)
 
 
@@ -159,3 +154,65 @@ def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:
             ) from None
         arrays.append((drawn if dtype.kind == "f" else np.zeros(shape)).astype(dtype))
     return tuple(arrays) or None
+
+
+class CalibrationInputs:
+    """The inputs that a model was called with: batches for `calib_dataloader`.
+
+    Args:
+        samples: number of samples from which on no further call is recorded; None for all.
+    """
+
+    def __init__(self, samples: int | None = None) -> None:
+        self.samples = 0
+        self._most = validate_option("samples", optional(integer_between(1)), samples)
+        self._batches: list[Any] = []
+
+    def add(self, inputs: Any) -> None:
+        """Add the inputs of one call."""
+        if self._most is None or self.samples < self._most:
+            self._batches.append(inputs)
+            self.samples += batch_size_of(inputs)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._batches:
+            raise DataError(
+                "no call of the model was recorded; run the model on calibration data within "
+                "neural_mp.calibration"
+            )
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+    def __repr__(self) -> str:
+        return f"CalibrationInputs({len(self)} batches, {self.samples} samples)"
+
+
+@contextmanager
+def calibration(
+    model: object, *, samples: int | None = None, framework: str | None = None
+) -> Iterator[CalibrationInputs]:
+    """Record the inputs of all calls that the user's own code makes to a model.
+
+    The model runs as before. Its recorded inputs are batches for calibration:
+    `converter.calib_dataloader = calibrated`.
+
+    Args:
+        model: the object that the user's code calls: a `torch.nn.Module` or a Keras model; no other
+            framework offers recording so far.
+        samples: number of samples from which on no further call is recorded; default: all, which
+            are kept in memory.
+        framework: framework of the model; default: detected.
+
+    Raises:
+        UnknownFrameworkError: no adaptor accepts the model.
+        ConversionError: the framework offers no recording.
+    """
+    adaptor = adaptor_for(model, framework)
+    inputs = CalibrationInputs(samples)
+    with adaptor.record_calls(model, inputs.add):
+        yield inputs

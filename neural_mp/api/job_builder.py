@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
@@ -14,28 +13,27 @@ from neural_mp.adaptors.common.weights.corrected_weights import CorrectionOption
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
-from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
+from neural_mp.api.constraints import apply_force_all, edit_lists, gather_amp, with_data_type
 from neural_mp.api.loading import for_all_sizes, load_source, without_int8_if_no_data
-from neural_mp.api.portability import hardware_for, idle_precisions, not_native, without_kernels
+from neural_mp.api.portability import hardware_for, idle_precisions, without_kernels
 from neural_mp.api.runtime_comparison import HintSearch
 from neural_mp.api.runtimes import RuntimeOptions
 from neural_mp.api.user_metrics import (
     MetricSet,
-    directed,
+    build_aggregation,
     gather_metrics,
     metric_label,
     metric_words,
     replaced_metric,
-    together,
+    resolve_direction,
 )
 from neural_mp.config import Options, Settings
 from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTIONS
 from neural_mp.core import hardware as machine
-from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
+from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy, is_throughput, parse_objectives
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
-from neural_mp.core.objectives import is_throughput, parse_objectives
+from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import Precision
-from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, WEIGHTS_FOLDER, FileCache
@@ -133,7 +131,7 @@ def streams_of(settings: Settings, objective: str | Mapping[str, float]) -> int 
 def measurement_of(
     settings: Settings,
     objective: str | Mapping[str, float],
-    min_speedup: Any,
+    min_speedup: float,
     model: AnyModel,
     data: Batches | None,
     workload: Workload | None = None,
@@ -141,11 +139,20 @@ def measurement_of(
     """Return the measurement on the data of the tuning file, or else on the first batch of `data`.
 
     Without data, the example inputs of the model are used.
+
+    Raises:
+        ConfigurationError: the layers of the model do not run alone, as those of a decoder do,
+            which a workload requires.
     """
     performance = settings.evaluation.performance
     loader = config_objects.loader(settings, config_objects.PERFORMANCE)
     if loader is not None:
         data = Batches(loader, "performance.dataloader").tried_on(model)
+    if workload is not None and not model.layer_shapes:
+        raise ConfigurationError(
+            "workload requires a decoder in PyTorch that is captured layer by layer, got another "
+            "model; set capture to 'layers', or remove the workload"
+        )
     return Measurement(
         data.first_inputs if data is not None else model.example_inputs(),
         parse_objectives(objective),
@@ -154,22 +161,8 @@ def measurement_of(
         threads=performance.cores_per_instance,
         min_speedup=float(min_speedup),
         streams=streams_of(settings, objective),
-        workload=None if workload is None else checked_workload(workload, model),
+        workload=workload,
     )
-
-
-def checked_workload(workload: Workload, model: AnyModel) -> Workload:
-    """Return a workload that fits the model.
-
-    Raises:
-        ConfigurationError: the layers of the model do not run alone, as those of a decoder do.
-    """
-    if not model.layer_shapes:
-        raise ConfigurationError(
-            "workload requires a decoder in PyTorch that is captured layer by layer, got another "
-            "model; set capture to 'layers', or remove the workload"
-        )
-    return workload
 
 
 @dataclass(frozen=True)
@@ -194,7 +187,7 @@ class JobBuilder:
     def job(self) -> tuple[TuningJob, Path | None]:
         """Return the tuning job, and the folder for log files if one is set."""
         options, log = self.options, self.log
-        check(options)
+        check_options(options)
         strategy = config_objects.strategy(self.settings, options.strategy)
         host = options.hardware or machine.detect()
         amp = gather_amp(options.amp, self.settings.amp)
@@ -243,6 +236,7 @@ class JobBuilder:
             precisions, notes = without_int8_if_no_data(precisions, calibration)
             log.warnings += notes
         space, precisions = self._build_tuning_space(runtime, loaded, hardware, precisions, amp)
+        slow_here = {precision for precision in Precision if not host.support(precision).native}
         job = TuningJob(
             model=loaded.in_space(
                 space, None if sampled is None else sampled.inputs, correction_options(options)
@@ -257,7 +251,7 @@ class JobBuilder:
             ),
             settings=SearchSettings(
                 precisions=precisions,
-                for_numbers=host.forced | not_native(host),
+                for_numbers=host.forced | slow_here,
                 criterion=criterion,
                 exit_policy=options.exit_policy,
                 seed=int(options.random_seed),
@@ -282,14 +276,16 @@ class JobBuilder:
         postprocess = self.options.postprocess or config_objects.postprocess(self.settings)
         evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
         evaluator.on_batch, evaluator.warn = self.log.step, self.log.warn_once
-        evaluator.aggregation = together(metrics, self.options.accuracy_criterion)
+        evaluator.aggregation = build_aggregation(metrics, self.options.accuracy_criterion)
         return evaluator
 
     def _directed_criterion(self, metrics: MetricSet) -> AccuracyCriterion:
         if self.options.exit_policy.performance_only:
             return self.options.accuracy_criterion
         named = self.settings.evaluation.metrics if self.options.metric is None else ()
-        return directed(self.options.accuracy_criterion, metrics, self.options.eval_func, named)
+        return resolve_direction(
+            self.options.accuracy_criterion, metrics, self.options.eval_func, named
+        )
 
     def _usable_precisions(
         self, hardware: machine.Hardware, amp: AmpSettings
@@ -331,11 +327,8 @@ class JobBuilder:
     ) -> tuple[Callable[[], AnyModel], AnyModel]:
         """Return a picklable loader of the model, and the model.
 
-        Args:
-            calibration: batches that determine the model's inputs, and are split as the model
-                accepts.
-            labelled: whether the batches are known to be pairs, since accuracy is evaluated on
-                them.
+        The batches determine the model's inputs, and are split as the model accepts; `labelled`
+        ones are known to be pairs, since accuracy is evaluated on them.
         """
         default = self.options.inputs
 
@@ -381,8 +374,10 @@ class JobBuilder:
         amp: AmpSettings,
     ) -> tuple[TuningSpace, tuple[Precision, ...]]:
         adaptor = model.adaptor
-        lists, notes = edited_lists(adaptor, amp, precisions)
-        space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
+        lists, notes = edit_lists(adaptor, amp, precisions)
+        space = apply_force_all(adaptor.space(model.held, hardware, lists), amp).restricted_to(
+            precisions
+        )
         self.log.warnings += notes
         space, notes = runtime.constrained(model, space)
         self.log.warnings += notes
@@ -466,7 +461,7 @@ class JobBuilder:
         }
 
 
-def check(options: Options) -> None:
+def check_options(options: Options) -> None:
     """Check all options that can be checked before the model is loaded.
 
     Raises:

@@ -22,8 +22,7 @@ from neural_mp.errors import (
 )
 from neural_mp.io.files import require_regular_file
 from neural_mp.io.trust import trusting
-from neural_mp.tuning.evaluation.batch_reading import name_loader
-from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
+from neural_mp.tuning.evaluation.batches import Batches, FirstBatch, name_loader
 from neural_mp.util.open_axes import Shapes, differing
 from neural_mp.util.validators import file_path, validate_option
 
@@ -39,11 +38,8 @@ def for_all_sizes(
 ) -> tuple[Callable[[], AnyModel], AnyModel]:
     """Return a loader of the model and the model, with axes that differ between batches dynamic.
 
-    Args:
-        load: loads the model with the input shapes of the first batch.
-        loaded: the model loaded by `load`.
-        batches: calibration batches.
-        opened: input shapes → loader of the model with these shapes.
+    `load` loads the model with the input shapes of the first batch; `opened` returns the loader of
+    the model with other shapes.
 
     Raises:
         CaptureError: the model accepts only the sizes of the first batch.
@@ -116,14 +112,8 @@ def load_source(
 ) -> AnyModel:
     """Load a model (object, path or `module:attribute`) with the adaptor of its framework.
 
-    Args:
-        source: the model.
-        framework: framework of the model; None to detect.
-        inputs: see `Adaptor.load`.
-        outputs: see `Adaptor.load`.
-        example: the inputs of one batch; a `FirstBatch` makes errors name its loader.
-        capture: see `Adaptor.load`.
-        trust: ops with side effects that the model file may contain.
+    For the options, see `Adaptor.load`. `example` are the inputs of one batch; a `FirstBatch` makes
+    errors name its loader. `trust` names ops with side effects that the model file may contain.
     """
     resolved = resolve_source(source)
     adaptor = adaptor_for(resolved, framework)

@@ -88,7 +88,12 @@ class MixedPrecision(Options):
 
     def _checked_listener(self) -> Listener:
         # Used before the other options are checked.
-        return OPTIONS["listener"].check(self.listener) or _default_listener()
+        listener: Listener | None = OPTIONS["listener"].check(self.listener)
+        if listener:
+            return listener
+        if is_notebook():
+            return NotebookListener()
+        return LiveListener() if sys.stderr.isatty() else Listener()
 
     def _preparation(self, log: RunLog) -> JobBuilder:
         settings = replace(self._settings, trust=trust_of(self.trust))
@@ -143,9 +148,3 @@ def _settings_from_conf(conf: object) -> Settings:
         f"conf must be the path of a YAML file, or a dict with the same content, got "
         f"{type(conf).__name__}; give a model by its keyword: MixedPrecision(model=…)"
     )
-
-
-def _default_listener() -> Listener:
-    if is_notebook():
-        return NotebookListener()
-    return LiveListener() if sys.stderr.isatty() else Listener()

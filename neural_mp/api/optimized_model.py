@@ -40,18 +40,15 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
 from neural_mp.io.trust import trusting
-from neural_mp.profiling.audit import Audit, audited
+from neural_mp.profiling.audit import Audit, audit_model
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict
 from neural_mp.runs.record_schema import read_record_file, write_record
 from neural_mp.runs.report import Report, RunRecord
-from neural_mp.space import EffectiveOp, planned_by_name
+from neural_mp.space import EffectiveOp
 from neural_mp.tuning.measurement.sensitivity import SensitivityReport, sensitivities
 from neural_mp.util.labels import without_key
-from neural_mp.util.validators import (
-    file_path,
-    validate_option,
-)
+from neural_mp.util.validators import file_path, validate_option
 
 logger = logging.getLogger(__name__)
 
@@ -204,10 +201,13 @@ class OptimizedModel:
             PlanError: the plan contains no op.
             ConversionError: the framework does not report the executed kernels.
         """
-        planned = self.planned or planned_by_name(self.plan)
+        planned = self.planned or {
+            op: EffectiveOp("", config.precision, config.approach)
+            for op, config in self.plan.items()
+        }
         if not planned:
             raise PlanError("nothing to audit: the plan must have at least one op, got none")
-        return audited(self.loaded, planned, complete=bool(self.planned))
+        return audit_model(self.loaded, planned, complete=bool(self.planned))
 
     def compiled(self) -> Any:
         """Return the framework's own object, compiled if the compiler gains speed.
@@ -367,8 +367,8 @@ def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
         raise ModelLoadError(f"a saved model must be given by the path of its folder, got {path!r}")
     folder = validate_option("the folder of a saved model", file_path, path)
     if not (folder / MANIFEST).is_file() and is_checkpoint(folder):
-        loaded = load_checkpoint(folder)
-        return OptimizedModel(loaded.model, loaded.plan, loaded.report, planned=loaded.planned)
+        restored, plan, report, planned = load_checkpoint(folder)
+        return OptimizedModel(restored, plan, report, planned=planned)
     manifest = read_manifest(folder)
     adaptor = adaptor_for(folder, manifest["framework"])
     for name, expected in manifest["files"].items():
@@ -380,9 +380,8 @@ def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
                 f"the file {name!r} of the saved model {str(folder)!r} was changed or damaged"
             )
     plan, observations = load_plan_file(folder / PLAN_FILE)
-    record = None
-    if RECORD_FILE in manifest["files"]:
-        record = read_record_file(folder / RECORD_FILE)
+    recorded = RECORD_FILE in manifest["files"]
+    record = read_record_file(folder / RECORD_FILE) if recorded else None
     report = replace(manifest["report"], record=record)
     with trusting(trust):
         model = adaptor.restore(folder)

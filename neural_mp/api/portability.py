@@ -33,12 +33,7 @@ _MEND = f"convert it with target {PORTABLE!r}, which is exact on every CPU"
 def hardware_for(
     target: str, here: Hardware, adaptor: Adaptor[Any]
 ) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the hardware to convert for, and warnings if it differs from this machine.
-
-    Args:
-        target: a name in `neural_mp.core.hardware.TARGETS`.
-        here: this machine.
-        adaptor: adaptor of the framework.
+    """Return the hardware of a target in `hardware.TARGETS`, and warnings if it is not `here`.
 
     Raises:
         ConfigurationError: the target is unknown, or its results cannot be reproduced here.
@@ -69,10 +64,6 @@ def exact_targets(model: AnyModel) -> str:
 def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]:
     """Return a loaded model with exact INT8 accumulation on this machine, and the changes made.
 
-    Args:
-        model: the model as saved.
-        name: name of the model in messages.
-
     Raises:
         ModelLoadError: results would be wrong here and cannot be corrected.
     """
@@ -97,11 +88,6 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
     done = f"{reason}; its INT8 weights were quantized again after the accuracy was measured"
     logger.warning(done)
     return right, (done,)
-
-
-def not_native(here: Hardware) -> frozenset[Precision]:
-    """Return the non-native precisions: slow on this machine, but possibly useful on another."""
-    return frozenset(precision for precision in Precision if not here.support(precision).native)
 
 
 def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, ...]:

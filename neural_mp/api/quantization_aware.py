@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.common.optional import needed
-from neural_mp.adaptors.common.simulation import TrainingSchedule
-from neural_mp.adaptors.common.training_choices import LossChoice, OptimizerChoice
+from neural_mp.adaptors.common.simulation import LossChoice, OptimizerChoice, TrainingSchedule
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel, LoadedModel
 from neural_mp.api import config_objects
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.replay import OpenedPlan, open_plan
 from neural_mp.config import Options, Settings
-from neural_mp.config.training import TRAIN
+from neural_mp.config.settings import TRAIN
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
@@ -132,7 +131,7 @@ def quantization_aware(
     return simulation
 
 
-def finish(model: Any) -> OptimizedModel:
+def finish(model: object) -> OptimizedModel:
     """Return the converted model with the weights and scales of a trained simulation.
 
     Args:
@@ -143,7 +142,7 @@ def finish(model: Any) -> OptimizedModel:
         ConfigurationError: the model was not made by `quantization_aware`.
     """
     started = time.perf_counter()
-    simulation = model
+    simulation: Any = model
     while not isinstance(getattr(simulation, "record", None), _Origin):
         simulation = getattr(simulation, "_orig_mod", None) or getattr(simulation, "module", None)
         if simulation is None:

@@ -14,10 +14,10 @@ import numpy as np
 
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.adaptors.transfer import TransferFile, runtimes_of, transfer_file, transferred
+from neural_mp.adaptors.transfer import TransferFile, runtimes_of, transfer_file, transfer_model
 from neural_mp.errors import NeuralMPError, one_line
 from neural_mp.io.measurement_cache import MeasurementCache
-from neural_mp.profiling import ratio, uncontended
+from neural_mp.profiling import latency_ratio, uncontended_latency
 from neural_mp.runs.report import RuntimeHint
 from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.tuning.measurement.sqnr import decibels, mean_nsr
@@ -27,13 +27,25 @@ from neural_mp.util.pytree import as_numpy, structure_of, tree_leaves
 from neural_mp.util.text import shape_words
 from neural_mp.util.validators import optional, record
 
+logger = logging.getLogger(__name__)
+
+#: Speedup over the source, at its lower bound, from which a runtime is worth a hint.
+MIN_HINTED_SPEEDUP = 1.2
+#: Seconds that transfer and runs may cost each, or fraction of the run.
+_SECONDS, _SECONDS_OF_RUNS, _SHARE = 5.0, 1.0, 0.1
+#: Runs of every model, for verification, warm-up and measurement.
+_RUNS = 6
+#: Cost of the transfer to other runtimes, in durations of loading the model.
+_TRANSFER_COST = 2.0
+_KEY = "runtime hint"
+_CACHED = record({"hint": optional(RuntimeHint.from_dict)})
 #: SQNR in dB that FP32 in another runtime must reach, with the source as reference.
 MIN_RUNTIME_SQNR_DB = 90.0
 #: Largest fraction of integers or booleans that may differ, where rounding decides a near tie.
 _MAX_DIFFERENT = 1e-3
 
 
-def compared(
+def compare_outputs(
     source: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> tuple[float | None, str]:
     """Compare outputs with those of the source.
@@ -64,12 +76,12 @@ def compared(
     return lowest, ""
 
 
-def _output_arrays(outputs: Any) -> list[np.ndarray]:
+def _output_arrays(outputs: object) -> list[np.ndarray]:
     leaves = (leaf for leaf in tree_leaves(outputs, sort_keys=True) if leaf is not None)
     return [as_numpy(leaf) for leaf in leaves]
 
 
-def _describe_difference(expected: Any, actual: Any) -> str:
+def _describe_difference(expected: object, actual: object) -> str:
     """Return a difference of structure, names, dtypes, shapes or integers; empty without one."""
     if structure_of(expected) != structure_of(actual):
         return "the structure or the names of the outputs differ"
@@ -84,20 +96,6 @@ def _describe_difference(expected: Any, actual: Any) -> str:
             if different > _MAX_DIFFERENT:
                 return f"{different:.2%} of the values of an integer output differ"
     return ""
-
-
-logger = logging.getLogger(__name__)
-
-#: Speedup over the source, at its lower bound, from which a runtime is worth a hint.
-MIN_HINTED_SPEEDUP = 1.2
-#: Seconds that transfer and runs may cost each, or fraction of the run.
-_SECONDS, _SECONDS_OF_RUNS, _SHARE = 5.0, 1.0, 0.1
-#: Runs of every model, for verification, warm-up and measurement.
-_RUNS = 6
-#: Cost of the transfer to other runtimes, in durations of loading the model.
-_TRANSFER_COST = 2.0
-_KEY = "runtime hint"
-_CACHED = record({"hint": optional(RuntimeHint.from_dict)})
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,11 @@ class HintSearch:
             latency: seconds per batch of the source in FP32, or per token with a workload.
         """
         try:
-            names = [name for name in runtimes_of(self.source) if _is_runtime_installed(name)]
+            names = [
+                name
+                for name in runtimes_of(self.source)
+                if importlib.util.find_spec(FRAMEWORKS[name].package) is not None
+            ]
             return self._cached_or_measured_hint(names, seconds, latency) if names else None
         except (Exception, KeyboardInterrupt):
             # Runtimes raise errors of any type, and the result of the run does not depend on them.
@@ -165,8 +167,10 @@ class HintSearch:
             return None
         brief = replace(self.measurement, warmup=2, iterations=10, time_limit=1.0)
         own, *rounds = brief.interleaved([self.source, *models])
-        seconds, best = min(zip(rounds, models, strict=True), key=lambda pair: uncontended(pair[0]))
-        gain = ratio(own, seconds)
+        seconds, best = min(
+            zip(rounds, models, strict=True), key=lambda pair: uncontended_latency(pair[0])
+        )
+        gain = latency_ratio(own, seconds)
         if gain.low < MIN_HINTED_SPEEDUP:
             return None
         return RuntimeHint(best.adaptor.framework, gain.value, gain.low, gain.high)
@@ -174,14 +178,10 @@ class HintSearch:
     def _verified_transfer(self, name: str, file: TransferFile) -> AnyModel | None:
         """Return the model in another runtime; None if that computes other outputs, or fails."""
         try:
-            model = transferred(self.source, name, file).for_streams(self.measurement.streams)
-            _, reason = compared(self.source, model, iter([self.measurement.inputs]))
+            model = transfer_model(self.source, name, file).for_streams(self.measurement.streams)
+            _, reason = compare_outputs(self.source, model, iter([self.measurement.inputs]))
         except Exception:
             # Of any type; another runtime may run the model.
             logger.debug("no hint at %s", name, exc_info=True)
             return None
         return None if reason else model
-
-
-def _is_runtime_installed(runtime: str) -> bool:
-    return importlib.util.find_spec(FRAMEWORKS[runtime].package) is not None

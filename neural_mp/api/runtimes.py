@@ -15,14 +15,14 @@ from neural_mp.adaptors.transfer import (
     CompilingLoader,
     TransferFile,
     TransferredLoader,
-    compiling,
+    compile_calls,
     runtimes_of,
     transfer_file,
-    transferred,
+    transfer_model,
 )
 from neural_mp.amp import AmpSettings
-from neural_mp.api.constraints import Limits, SourceConstraints, constrained, names_ops
-from neural_mp.api.runtime_comparison import compared
+from neural_mp.api.constraints import Limits, SourceConstraints, apply_constraints, names_ops
+from neural_mp.api.runtime_comparison import compare_outputs
 from neural_mp.config import Settings
 from neural_mp.core.enums import AUTO_RUNTIME, COMPILED_RUNTIME, SOURCE_RUNTIME
 from neural_mp.core.hardware import Hardware
@@ -35,7 +35,7 @@ from neural_mp.errors import (
     UnknownOperatorError,
     one_line,
 )
-from neural_mp.profiling import ratio, uncontended
+from neural_mp.profiling import latency_ratio, uncontended_latency
 from neural_mp.runs.report import RuntimeFigures
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Strategy
@@ -78,14 +78,14 @@ class RuntimeCandidate:
     def best(self) -> Sequence[float]:
         """The rounds of the faster precision."""
         timed = [rounds for rounds in (self.rounds, self.int8_rounds) if rounds]
-        return min(timed, key=uncontended)
+        return min(timed, key=uncontended_latency)
 
     def figures(self, chosen: bool, reason: str) -> RuntimeFigures:
         """Return the figures for the report."""
         return RuntimeFigures(
             self.framework,
-            uncontended(self.rounds) if self.rounds else None,
-            uncontended(self.int8_rounds) if self.int8_rounds else None,
+            uncontended_latency(self.rounds) if self.rounds else None,
+            uncontended_latency(self.int8_rounds) if self.int8_rounds else None,
             self.sqnr_db,
             chosen,
             self.reason or reason,
@@ -114,10 +114,8 @@ class RuntimeChoice:
     """The choice of a runtime for a loaded model.
 
     Attributes:
-        load: loads the model in its own framework.
-        source: the model in its own framework.
-        calibration: calibration data; None without data.
-        measurement: latency measurement.
+        load, source: the model in its own framework.
+        calibration: None without data.
         hardware: the hardware to convert for.
         int8: whether INT8 is requested.
         needs_gradients: whether the strategy needs gradients.
@@ -151,7 +149,7 @@ class RuntimeChoice:
         except Exception as error:
             # Runtimes raise errors of any type for models that they do not support.
             raise _unusable_runtime_error(runtime, one_line(error)) from error
-        sqnr_db, reason = compared(self.source, model, self._batches())
+        sqnr_db, reason = compare_outputs(self.source, model, self._batches())
         if reason:
             raise _unusable_runtime_error(runtime, reason)
         logger.info("%s runs the model of %s with an SQNR of %s dB", runtime, own, sqnr_db)
@@ -167,11 +165,11 @@ class RuntimeChoice:
             return ChosenRuntime(self.load, self.source, _runtime_figures(candidates, own, {}))
         timed = self._time_candidates(able)
         own = timed[0]
-        winner = min(timed, key=lambda candidate: uncontended(candidate.best))
-        if ratio(own.best, winner.best).low < MIN_RUNTIME_SPEEDUP:
+        winner = min(timed, key=lambda candidate: uncontended_latency(candidate.best))
+        if latency_ratio(own.best, winner.best).low < MIN_RUNTIME_SPEEDUP:
             winner = own
         reasons = {
-            entry.framework: f"{ratio(own.best, entry.best)} the speed of {own.framework}"
+            entry.framework: f"{latency_ratio(own.best, entry.best)} the speed of {own.framework}"
             for entry in timed
             if entry is not own
         }
@@ -242,10 +240,10 @@ class RuntimeChoice:
             NeuralMPError: the model must stay in its framework.
         """
         if runtime == COMPILED_RUNTIME:
-            return compiling(self.source)
+            return compile_calls(self.source)
         if runtime not in runtimes_of(self.source):
-            return transferred(self.source, runtime)
-        model = transferred(self.source, runtime, self._file, self._batch_size)
+            return transfer_model(self.source, runtime)
+        model = transfer_model(self.source, runtime, self._file, self._batch_size)
         model = model.for_streams(self.measurement.streams)
         if self.needs_gradients and not model.adaptor.offers("hessian_traces"):
             raise ConversionError("it has no gradients, which the strategy needs")
@@ -274,7 +272,7 @@ class RuntimeChoice:
     def _verified_candidate(self, runtime: str) -> RuntimeCandidate:
         try:
             model = self._transfer_model(runtime)
-            sqnr_db, reason = compared(self.source, model, self._batches())
+            sqnr_db, reason = compare_outputs(self.source, model, self._batches())
         except Exception as error:
             # Exporters and runtimes raise errors of any type, and none may end the run.
             logger.debug("no model in %s", runtime, exc_info=True)
@@ -327,22 +325,8 @@ def _select_fp32_rivals(
         for index, entry in enumerate(timed)
         if entry is not winner
         and entry.model is not None
-        and (index == 0 or ratio(entry.rounds, winner.rounds).low < 1)
+        and (index == 0 or latency_ratio(entry.rounds, winner.rounds).low < 1)
     )
-
-
-def in_runtime(runtime: str, choice: RuntimeChoice) -> ChosenRuntime:
-    """Return the model in the chosen runtime, with figures of all candidates.
-
-    Args:
-        runtime: `auto`, or the name of a runtime.
-        choice: the choice.
-
-    Raises:
-        ConfigurationError: a named runtime cannot run the model.
-        MissingFrameworkError: a named runtime is not installed.
-    """
-    return choice.fastest() if runtime == AUTO_RUNTIME else choice.named(runtime)
 
 
 def _compiled_candidate(source: AnyModel) -> Iterator[RuntimeCandidate]:
@@ -354,13 +338,6 @@ def _compiled_candidate(source: AnyModel) -> Iterator[RuntimeCandidate]:
             f"runtime={offered.runtime!r}"
         )
         yield RuntimeCandidate(offered.runtime, reason=reason)
-
-
-def only_source(source: AnyModel, reason: str) -> tuple[RuntimeFigures, ...]:
-    """Return the figures of a choice that has to keep the source, for one reason."""
-    own = RuntimeCandidate(source.adaptor.framework, source)
-    alternatives = [RuntimeCandidate(name, reason=reason) for name in runtimes_of(source)]
-    return _runtime_figures([own, *alternatives], own, {})
 
 
 def _runtime_figures(
@@ -377,7 +354,7 @@ def _runtime_figures(
     return tuple(c.figures(c is winner, reason_of(c)) for c in candidates)
 
 
-def _can_run_inputs(model: AnyModel, inputs: Any) -> bool:
+def _can_run_inputs(model: AnyModel, inputs: object) -> bool:
     try:
         model(inputs)
     except Exception:
@@ -394,7 +371,7 @@ def _unusable_runtime_error(runtime: str, reason: str) -> ConfigurationError:
     )
 
 
-def _sorted_array_shapes(inputs: Any) -> list[tuple[int, ...]]:
+def _sorted_array_shapes(inputs: object) -> list[tuple[int, ...]]:
     leaves = tree_leaves(inputs)
     return sorted(tuple(leaf.shape) for leaf in leaves if hasattr(leaf, "shape"))
 
@@ -405,14 +382,10 @@ class RuntimeOptions:
 
     Attributes:
         runtime: `source`, `auto` or the name of a runtime.
-        load: loads the model in its own framework.
-        source: the model in its own framework.
-        settings: the tuning file.
+        load, source: the model in its own framework.
         limits: constraints set in Python.
         precisions: the requested precisions.
         hardware: the hardware to convert for.
-        amp: the options of auto mixed precision.
-        strategy: the search strategy.
     """
 
     runtime: str
@@ -433,10 +406,7 @@ class RuntimeOptions:
     ) -> ChosenRuntime:
         """Return the model in its runtime.
 
-        Args:
-            calibration: calibration data; None without data.
-            measurement: returns the latency measurement.
-            recorded: returns the figures of the choice to repeat; empty for a new choice.
+        `recorded` returns the figures of the choice to repeat; empty for a new choice.
 
         Raises:
             ConfigurationError: a named runtime cannot run the model.
@@ -447,8 +417,11 @@ class RuntimeOptions:
             return own
         is_auto = self.runtime == AUTO_RUNTIME
         if is_auto and self.amp.edits:
-            reason = f"edits of the four lists name op types of {self.source.adaptor.framework}"
-            return replace(own, figures=only_source(self.source, reason))
+            framework = self.source.adaptor.framework
+            reason = f"edits of the four lists name op types of {framework}"
+            source = RuntimeCandidate(framework, self.source)
+            rest = [RuntimeCandidate(name, reason=reason) for name in runtimes_of(self.source)]
+            return replace(own, figures=_runtime_figures([source, *rest], source, {}))
         choice = RuntimeChoice(
             self.load,
             self.source,
@@ -459,8 +432,10 @@ class RuntimeOptions:
             self.strategy.needs_gradients,
             lambda model, space: self.constrained(model, space)[0],
         )
-        figures = recorded() if is_auto else ()
-        return choice.repeated(figures) if figures else in_runtime(self.runtime, choice)
+        if not is_auto:
+            return choice.named(self.runtime)
+        figures = recorded()
+        return choice.repeated(figures) if figures else choice.fastest()
 
     def constrained(
         self, model: AnyModel, space: TuningSpace
@@ -474,13 +449,13 @@ class RuntimeOptions:
             ConfigurationError: a constraint is invalid, or has no counterpart in the runtime.
         """
         if model is self.source or not names_ops(self.settings, self.limits):
-            return constrained(space, self.settings, self.limits)
+            return apply_constraints(space, self.settings, self.limits)
         try:
             return self._by_source.on(space)
         except UnknownOperatorError:
             if self.runtime == AUTO_RUNTIME:
                 raise
-            return constrained(space, self.settings, self.limits)
+            return apply_constraints(space, self.settings, self.limits)
 
     @cached_property
     def _by_source(self) -> SourceConstraints:

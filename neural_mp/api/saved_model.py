@@ -10,9 +10,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.signatures.boundary import Boundary
@@ -102,7 +101,7 @@ def digest_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def is_saved_model(path: object) -> bool:
+def is_saved_model(path: object) -> TypeGuard[str | Path]:
     """Whether a path is a folder that `OptimizedModel.save` wrote."""
     try:
         return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
@@ -188,10 +187,6 @@ def check_writable(folder: Path) -> None:
 
 def put_in_place(complete: Path, target: Path) -> None:
     """Move a saved model to its folder, replacing an earlier one; unrelated files stay.
-
-    Args:
-        complete: the folder of the saved model.
-        target: destination folder.
 
     Raises:
         NeuralMPError: an unrelated file has the name of a file of the model.
@@ -292,31 +287,18 @@ _MANIFEST = record(
 _CONFIG = "config.json"
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint on the kernels here.
-
-    Attributes:
-        model: the model.
-        plan: op → configuration.
-        report: sizes, and warnings.
-        planned: op → effective configuration.
-    """
-
-    model: AnyModel
-    plan: PrecisionPlan
-    report: Report
-    planned: Mapping[str, EffectiveOp]
-
-
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder holds a model of `transformers` with a `quantization_config`."""
     file = folder / _CONFIG
     return file.is_file() and '"quantization_config"' in file.read_text("utf-8", errors="replace")
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
+def load_checkpoint(
+    folder: Path,
+) -> tuple[AnyModel, PrecisionPlan, Report, Mapping[str, EffectiveOp]]:
     """Load a checkpoint of compressed-tensors (`pack-quantized`), GPTQ or AWQ.
+
+    Returned are the model, its plan, its sizes and warnings, and op → effective configuration.
 
     The codes are those of the file; scales are rounded to bfloat16, in which kernels read them. A
     layer without a kernel computes with floats of the same values: groups of no kernel's size,
@@ -355,7 +337,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         conversions=model.conversions,
         warnings=tuple(notes),
     )
-    return Checkpoint(model, resolved.plan, report, planned_ops(space, resolved))
+    return model, resolved.plan, report, planned_ops(space, resolved)
 
 
 def _select_config(layer: IntegerLayer, capability: Capability) -> OpConfig | None:

@@ -67,11 +67,7 @@ def converter_of(source: str, trust: Collection[str]) -> MixedPrecision:
 
 
 def criterion_of(text: str, before: AccuracyCriterion) -> AccuracyCriterion:
-    """Return a criterion as `1%`, `0.01`, `relative:0.01` or `absolute:0.02`.
-
-    Args:
-        text: the tolerance; without a kind, relative.
-        before: the criterion that the tolerance replaces.
+    """Return a criterion as `1%`, `0.01`, `relative:0.01` or `absolute:0.02`, in place of another.
 
     Raises:
         ConfigurationError: the text is not a tolerance, or out of range.
@@ -102,12 +98,8 @@ def is_text(data: Path) -> bool:
 def dataset_of(data: Path, label: str | None = None, model: object = None) -> dict[str, Any]:
     """Return the dataset of a data file, as in a tuning file.
 
-    Args:
-        data: an `.npz` file with an array of inputs and an array of labels, a `.csv` file, or a
-            `.txt` or `.jsonl` file with a text.
-        label: array or column of the labels; default: found by its name; in a `.csv` file, the
-            last column.
-        model: folder of the model, whose tokenizer a text is read with.
+    The labels are found by name, in a `.csv` file in the last column. A text is read with the
+    tokenizer in the folder of the model.
 
     Raises:
         DataError: the file does not exist, is of another type, or has no such labels; or the
@@ -218,13 +210,8 @@ def tuning_template(
 ) -> str:
     """Return the text of a tuning file, with comments.
 
-    Args:
-        model: the loaded model.
-        name: path of the model, or `module:attribute`.
-        file: path of the tuning file, for a comment.
-        metric: name of the metric; default: by the shape of the first output.
-        data: data file; default: a file name to replace.
-        label: array or column of the labels in `data`.
+    The default metric depends on the shape of the first output; the default data is a file name to
+    replace.
 
     Raises:
         DataError: the data file does not exist, or has no labels.
@@ -239,6 +226,8 @@ def tuning_template(
     floats_or_bytes = [p for p in Precision if p is not Precision.FP32 and not p.is_low_bit]
     usable = [p.value for p in floats_or_bytes if _has_unemulated_op(space, p)]
     contractions = [op.name for op in space.contractions]
+    ((kind, options),) = dataset.items()
+    entries = ", ".join(f"{key}: {_to_yaml_string(str(value))}" for key, value in options.items())
     return _TEMPLATE.format(
         summary="\n# ".join(_summarize_model(model, name, space, inputs, outputs)),
         file=_to_yaml_string(str(file)),
@@ -249,7 +238,7 @@ def tuning_template(
         metric=_to_yaml_string(metric or guess),
         reason="set by --metric" if metric else reason,
         batch=32,
-        dataset=_dataset_flow_mapping(dataset),
+        dataset=f"{kind}: {{{entries}}}",
         note="" if data is not None else "  # replace by your data: [N, ...] and labels [N]",
     )
 
@@ -262,7 +251,7 @@ def _has_unemulated_op(space: TuningSpace, precision: Precision) -> bool:
 
 
 def _summarize_model(
-    model: AnyModel, name: str, space: TuningSpace, inputs: Any, outputs: Any
+    model: AnyModel, name: str, space: TuningSpace, inputs: object, outputs: object
 ) -> list[str]:
     kinds = Counter(op.type for op in space.graph).most_common(_SHOWN_TYPES)
     ops = ", ".join(f"{count} {kind}" for kind, count in kinds)
@@ -286,7 +275,7 @@ def _summarize_model(
     ]
 
 
-def _suggest_metric(outputs: Any) -> tuple[str, str]:
+def _suggest_metric(outputs: object) -> tuple[str, str]:
     """Return a metric for the shape of the first output, and the reason."""
     shape = next((tuple(leaf.shape) for leaf in tree_leaves(outputs) if hasattr(leaf, "shape")), ())
     if len(shape) == 2 and shape[1] > 1:
@@ -296,7 +285,7 @@ def _suggest_metric(outputs: Any) -> tuple[str, str]:
     return "accuracy", f"check: the output has shape {list(shape)}"
 
 
-def _describe_shapes(values: Any) -> str:
+def _describe_shapes(values: object) -> str:
     leaves = [leaf for leaf in tree_leaves(values) if hasattr(leaf, "shape")]
     shapes = [f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" for leaf in leaves]
     return ", ".join(shapes) or "none"
@@ -304,9 +293,3 @@ def _describe_shapes(values: Any) -> str:
 
 def _to_yaml_string(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
-
-
-def _dataset_flow_mapping(dataset: dict[str, Any]) -> str:
-    ((kind, options),) = dataset.items()
-    entries = (f"{key}: {_to_yaml_string(str(value))}" for key, value in options.items())
-    return f"{kind}: {{{', '.join(entries)}}}"

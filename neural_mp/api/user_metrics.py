@@ -74,7 +74,7 @@ def gather_metrics(
         MetricError: an object is not a metric.
         DataError: evaluation data are missing, or batches are not pairs.
     """
-    metrics = _configured_metrics(settings) if given is None else given_metrics(given)
+    metrics = _configured_metrics(settings) if given is None else parse_metrics(given)
     if metrics and eval_func is None:
         if evaluation is None:
             raise DataError(
@@ -92,7 +92,7 @@ def replaced_metric(given: object, eval_func: EvalFunc | None) -> tuple[str, ...
     return ("metric is not used, as eval_func replaces the metric; set one of the two to None",)
 
 
-def given_metrics(given: Any) -> MetricSet:
+def parse_metrics(given: Any) -> MetricSet:
     """Parse `metric`: a metric, a list (the mean counts), or a dict (each metric counts).
 
     Keys of a dict are names of built-in metrics with their options, or other names with metrics of
@@ -102,7 +102,11 @@ def given_metrics(given: Any) -> MetricSet:
         ConfigurationError: a name, an option or a weight is invalid.
         MetricError: an object is not a metric.
     """
-    by_name = isinstance(given, Mapping) or _is_metric_collection(given)
+    # A `MetricCollection` of torchmetrics has named metrics and one `compute`.
+    collection = ("items", "compute", "update")
+    by_name = isinstance(given, Mapping) or all(
+        callable(getattr(given, name, None)) for name in collection
+    )
     if by_name:
         named = {str(name): metric for name, metric in given.items() if name not in NO_METRICS}
         several = [_attach_metric_name(name, metric) for name, metric in named.items()]
@@ -116,12 +120,11 @@ def given_metrics(given: Any) -> MetricSet:
     if not by_name:
         share = 1.0 / len(metrics)
         return MetricSet(tuple((metric, share) for metric in metrics))
-    directions: tuple[bool | None, ...] = ()
     options = dict(given.items())
-    if options.get("higher_is_better") is not None:
-        directions = (
-            *bools_of("metric: higher_is_better", options["higher_is_better"], len(metrics)),
-        )
+    higher = options.get("higher_is_better")
+    directions: tuple[bool | None, ...] = ()
+    if higher is not None:
+        directions = tuple(bools_of("metric: higher_is_better", higher, len(metrics)))
     weight = options.get("weight")
     if weight is None or weight == EACH:
         pairs = tuple((metric, 1.0) for metric in metrics)
@@ -135,11 +138,6 @@ def _attach_metric_name(name: str, given: object) -> object:
     if given is None or isinstance(given, Mapping):
         return name, given or {}
     return (name, given) if type(given) is int and name in METRICS else given
-
-
-def _is_metric_collection(given: object) -> bool:
-    """Whether an object is a `MetricCollection` of torchmetrics: named metrics, one `compute`."""
-    return all(callable(getattr(given, name, None)) for name in ("items", "compute", "update"))
 
 
 def _configured_metrics(settings: Settings) -> MetricSet:
@@ -223,16 +221,19 @@ class _Measure:
     @property
     def doubtful_name(self) -> str | None:
         """The alias that suggests an error metric, if no direction is declared; else None."""
-        doubtful = (alias for alias in self.aliases if _may_be_an_error(alias))
-        return next(doubtful, None) if self.said is None else None
+        for alias in self.aliases if self.said is None else ():
+            words = [word.lower() for word in _WORD.findall(alias)]
+            if any(word in _ERROR_WORDS or word.endswith(_ERROR_ENDINGS) for word in words):
+                return alias
+        return None
 
     def __str__(self) -> str:
         if self.said is None:
             return f"{self.name} has no direction, so higher is better"
-        return f"{self.name}: {_direction_words(self.said)}"
+        return f"{self.name}: {'higher' if self.said else 'lower'} is better"
 
 
-def directed(
+def resolve_direction(
     criterion: AccuracyCriterion,
     metrics: WeightedMetrics,
     eval_func: EvalFunc | None,
@@ -240,11 +241,7 @@ def directed(
 ) -> AccuracyCriterion:
     """Return the criterion with a direction: the user's, else the metric's, else higher is better.
 
-    Args:
-        criterion: criterion set by the user.
-        metrics: metrics with their weights.
-        eval_func: replaces the metrics if set.
-        configured: the metrics as named in YAML; empty if set in Python.
+    `eval_func` replaces the metrics if set; `configured` are the metrics as named in YAML.
 
     Raises:
         ConfigurationError: criterion and metrics contradict each other, or the direction is
@@ -283,12 +280,10 @@ def metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     )
 
 
-def together(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregation:
+def build_aggregation(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregation:
     """Return the aggregation of several metrics to one number.
 
-    Args:
-        metrics: the metrics with the directions set by the user.
-        criterion: criterion set by the user; its direction applies to metrics without their own.
+    The direction of the user's criterion applies to metrics without their own.
 
     Raises:
         ConfigurationError: a direction contradicts the metric's own; or every metric has to meet
@@ -340,11 +335,6 @@ def _build_measure(subject: object, *names: str) -> _Measure:
     )
 
 
-def _may_be_an_error(name: str) -> bool:
-    parts = [part.lower() for part in _WORD.findall(name)]
-    return any(part in _ERROR_WORDS or part.endswith(_ERROR_ENDINGS) for part in parts)
-
-
 def _declared_direction(subjects: Sequence[Any]) -> bool | None:
     """Return the first `higher_is_better` that is set; None if undeclared."""
     for subject in subjects:
@@ -369,10 +359,6 @@ def _doubtful_direction_error(measure: _Measure) -> ConfigurationError:
         f"for which lower is better; set higher_is_better to False (or True) in "
         f"accuracy_criterion, or give {measure.name} an attribute higher_is_better"
     )
-
-
-def _direction_words(higher: bool) -> str:
-    return f"{'higher' if higher else 'lower'} is better"
 
 
 def _contradiction_error(chosen: bool, measures: Sequence[_Measure]) -> ConfigurationError:

@@ -1,1 +1,1 @@
-"""The commands of `neural-mp`, one module each."""
+"""The commands of `neural-mp`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -12,24 +12,13 @@ from typer.core import TyperGroup
 
 import neural_mp
 from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
-from neural_mp.cli import (
-    advise,
-    audit,
-    benchmark,
-    compare,
-    convert,
-    explain,
-    hardware,
-    init,
-    inspect,
-    kernels,
-    report,
-    sensitivity,
-    tune,
-    tune_many,
-)
-from neural_mp.cli.errors import ExitCode, epilog, reported, say_error
+from neural_mp.cli.errors import ExitCode, epilog, report_error, say_error
+from neural_mp.cli.inspection import audit, explain, inspect
+from neural_mp.cli.kernels import WithProgram, hardware, kernels
+from neural_mp.cli.measurements import advise, benchmark, compare, sensitivity
 from neural_mp.cli.options import command
+from neural_mp.cli.report import report
+from neural_mp.cli.tuning import convert, init, tune, tune_many
 
 _STANDARD_ERROR = 2
 
@@ -37,21 +26,13 @@ _STANDARD_ERROR = 2
 class _OneLineErrors(TyperGroup):
     """Commands whose usage errors are one line, like all other errors of a user."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run the command line and exit, if `standalone_mode`."""
-        arguments = (args, prog_name, complete_var)
+        options = {**extra, "standalone_mode": False}
         if not standalone_mode:
-            return super().main(*arguments, False, windows_expand_args, **extra)
+            return super().main(*args, **options)
         try:
-            code = super().main(*arguments, False, windows_expand_args, **extra)
+            code = super().main(*args, **options)
         except Exception as error:
             code = _usage_code(error)
             if code is None:
@@ -103,20 +84,40 @@ def _parse_global_options(
     pass
 
 
-app.command(epilog=tune.EPILOG)(command(tune.tune))
-app.command(epilog=init.EPILOG)(command(init.init))
-app.command("tune-many", epilog=tune_many.EPILOG)(command(tune_many.tune_many))
-app.command(epilog=inspect.EPILOG)(command(inspect.inspect))
-app.command(epilog=explain.EPILOG)(command(explain.explain))
-app.command(epilog=convert.EPILOG)(command(convert.convert))
-app.command(epilog=audit.EPILOG)(command(audit.audit))
-app.command(epilog=benchmark.EPILOG)(command(benchmark.benchmark))
-app.command(epilog=report.EPILOG)(command(report.report))
-app.command(epilog=compare.EPILOG)(command(compare.compare))
-app.command(epilog=sensitivity.EPILOG)(command(sensitivity.sensitivity))
-app.command(epilog=advise.EPILOG)(command(advise.advise))
-app.command(cls=kernels.WithProgram, epilog=kernels.EPILOG)(command(kernels.kernels))
-app.command(epilog=hardware.EPILOG)(command(hardware.hardware))
+#: Command → examples, in the order of the help.
+_COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
+    tune: (
+        "tune conf.yaml --output tuned",
+        "tune net.onnx --data test.npz --metric accuracy --tolerance 1% -o tuned",
+        "tune conf.yaml --json | jq .report.speedup",
+    ),
+    init: ("init net.onnx --data test.npz && neural-mp tune conf.yaml --output tuned",),
+    tune_many: ("tune-many jobs/*.yaml --workers 2 --output results",),
+    inspect: ("inspect model.onnx --type Conv --match 'layer4.*'", "inspect model.pt2 --summary"),
+    explain: ("explain model.onnx Softmax_7 --precision bf16",),
+    convert: ("convert model.pt2 --plan tuned/plan.yaml --output replayed",),
+    audit: ("audit tuned", "audit model.onnx --plan plan.yaml --all"),
+    benchmark: ("benchmark model.pt2 tuned --batch-size 64",),
+    report: (
+        "report neural_mp_workspace",
+        "report workspace --model 1f0c --run 3 --output third.html",
+        "report workspace --run 2 --against 1",
+    ),
+    compare: (
+        "compare model.pt2 tuned --data images.npy",
+        "compare tuned other --data conf.yaml",
+    ),
+    sensitivity: (
+        "sensitivity model.onnx --data images.npy --most 10",
+        "sensitivity conf.yaml --csv > costs.csv",
+    ),
+    advise: ("advise conf.yaml --precision fp16 --output plan.yaml",),
+    kernels: ("kernels fp32.log bf16.log --by isa", "kernels -o fp32.log -- python train.py"),
+    hardware: ("hardware", "hardware --json | jq .cpu.bf16.native"),
+}
+for _function, _examples in _COMMANDS.items():
+    _kind = WithProgram if _function is kernels else None
+    app.command(cls=_kind, epilog=epilog(*_examples))(command(_function))
 
 
 def _open_streams() -> None:
@@ -140,7 +141,7 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        raise SystemExit(int(reported(error))) from error
+        raise SystemExit(int(report_error(error))) from error
 
 
 if __name__ == "__main__":

@@ -46,11 +46,7 @@ _WORDS = {
 
 
 def epilog(*examples: str) -> str:
-    """Return the end of a command's help: examples and exit codes.
-
-    Args:
-        examples: command lines without `neural-mp`.
-    """
+    """Return the end of a command's help: examples (without `neural-mp`) and exit codes."""
     codes = "; ".join(f"{code.value} {code.words}" for code in ExitCode)
     lines = [f"Example: neural-mp {example}" for example in examples]
     return "\n\n".join([*lines, f"Exit codes: {codes}."])
@@ -62,12 +58,8 @@ _INSTALLED = ("site-packages", "dist-packages")
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 
-def reported(error: Exception) -> ExitCode:
-    """Print an error: a user mistake as one line, other exceptions with a traceback.
-
-    Returns:
-        The exit code of the command.
-    """
+def report_error(error: Exception) -> ExitCode:
+    """Print an error, a user mistake as one line, others with a traceback; return the exit code."""
     if isinstance(error, NeuralMPError) and not is_users_own(error):
         say_error(f"{type(error).__name__}: {error}")
         return ExitCode.MISTAKE

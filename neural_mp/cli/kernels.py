@@ -1,4 +1,4 @@
-"""`neural-mp kernels`."""
+"""`neural-mp kernels` and `hardware`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from neural_mp.cli.errors import ExitCode, epilog
+from neural_mp.cli.errors import ExitCode
 from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError, KernelLogError
 
 if TYPE_CHECKING:
     from neural_mp.profiling import KernelKey, KernelLog
 
-EPILOG = epilog("kernels fp32.log bf16.log --by isa", "kernels -o fp32.log -- python train.py")
+
 #: Key in the context for the program after `--`.
 _PROGRAM = "neural_mp.program"
 _STANDARD_INPUT = "-"
@@ -126,7 +126,7 @@ def _run_and_show_kernels(
 def _show_kernels(
     out: Output, log: KernelLog, keys: Sequence[KernelKey], more: dict[str, Any]
 ) -> None:
-    from neural_mp.reporting.kernels import kernel_table
+    from neural_mp.reporting.tables import kernel_table
 
     for key in keys:
         out.show(kernel_table(log, key))
@@ -139,17 +139,17 @@ def _show_kernel_changes(
     out: Output, baseline: KernelLog, candidate: KernelLog, keys: Sequence[KernelKey]
 ) -> None:
     from neural_mp.profiling import changed_kernels, side_by_side
-    from neural_mp.reporting.kernels import (
+    from neural_mp.reporting.tables import (
         kernel_changes_table,
         kernel_pairs_table,
-        summary,
+        summarize_log,
     )
 
     logs, labels = (baseline, candidate), ("before", "after")
     pairs = {key: side_by_side(baseline, candidate, key) for key in keys}
     changes = changed_kernels(baseline, candidate)
     for label, log in zip(labels, logs, strict=True):
-        out.line(f"{label}: {summary(log)}")
+        out.line(f"{label}: {summarize_log(log)}")
     for key, rows in pairs.items():
         out.show(kernel_pairs_table(rows, key, logs))
     out.show(kernel_changes_table(changes))
@@ -198,3 +198,20 @@ def _forward_output(text: bytes) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def hardware(*, out: Output) -> None:
+    """Show the precisions that run natively, and whether INT8 kernels are exact."""
+    from neural_mp.adaptors.registry import installed_accumulation
+    from neural_mp.core import hardware as machine
+    from neural_mp.core.precision import Precision
+    from neural_mp.reporting import hardware_table
+
+    host = machine.detect()
+    with out.working("Reading the kernels of the installed frameworks"):
+        products = installed_accumulation(host)
+    out.show(hardware_table(host, products))
+    if out.as_json:
+        supports = {p.value: vars(host.support(p)) for p in Precision}
+        described = {"name": host.name, "cores": host.cores, "cpu": supports}
+        out.document({**described, "int8_accumulation": products})

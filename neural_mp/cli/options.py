@@ -5,21 +5,34 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from neural_mp.cli.output import Output
-from neural_mp.cli.search_options import SearchOptions, flag_of
-from neural_mp.config.options import OPTIONS
+from neural_mp.config.options import OPTIONS, Options
+from neural_mp.core.op_timings import Workload
+from neural_mp.errors import ConfigurationError
 from neural_mp.io.trust import trusting
+from neural_mp.io.yaml_reader import YamlError, load_yaml
+from neural_mp.tuning.size_limit import SIZE_LIMITS
 from neural_mp.util.validators import MOST
 
 if TYPE_CHECKING:
     import numpy as np
 
     from neural_mp.adaptors.loaded_model import AnyModel
+    from neural_mp.api.mixed_precision import MixedPrecision
+
+
+def flag_of(name: str) -> Any:
+    """Return the annotation of a command's parameter for an option of a run."""
+    option, hint = OPTIONS[name], get_type_hints(Options)[name]
+    kind = next((kind for kind in (bool, int, float) if hint in (kind, kind | None)), str)
+    complete = (lambda: list(option.choices)) if option.choices else None
+    return Annotated[kind | None, typer.Option(help=option.flag, autocompletion=complete)]
 
 
 ModelArgument = Annotated[str, typer.Argument(help="Model file or folder, or module:attribute.")]
@@ -49,17 +62,15 @@ BatchSizeOption = Annotated[
     int | None,
     typer.Option(min=1, max=MOST, help="Samples per batch of an array."),
 ]
+EvaluationDataOption = Annotated[
+    Path | None, typer.Option(help="Inputs with labels: .npz, .csv; or a text: .txt, .jsonl.")
+]
+LabelOption = Annotated[str | None, typer.Option(help="Array or column of the labels in --data.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print only CSV on stdout.")]
 
 
 class ModelOptions(ExitStack):
-    """Options of a command that loads a model; a context manager in which trusted names are valid.
-
-    Args:
-        framework: framework of the model; None to detect.
-        input_shape: shape of each example input.
-        trust: trusted modules and ops.
-    """
+    """Options of a command that loads a model; a context in which trusted names are valid."""
 
     def __init__(
         self,
@@ -94,6 +105,100 @@ class ModelOptions(ExitStack):
             return load_source(model, self.framework, inputs)
 
 
+def workload_of(text: str) -> object:
+    """Return the value of `--workload`.
+
+    Raises:
+        ConfigurationError: the text is not YAML.
+    """
+    try:
+        return Workload.parse(load_yaml(text))
+    except YamlError as error:
+        raise ConfigurationError(
+            f"--workload must be a mapping, e.g. '{{decode: 0.8, prefill: 0.2, prompt: 512}}', got "
+            f"{text!r}: {error}"
+        ) from error
+
+
+class SearchOptions(ExitStack):
+    """Options of `tune` that a tuning file can also set.
+
+    Args:
+        **flags: the options whose declaration has a flag; None if not given.
+    """
+
+    def __init__(
+        self,
+        data: EvaluationDataOption = None,
+        label: LabelOption = None,
+        batch_size: Annotated[
+            int | None, typer.Option(min=1, max=MOST, help="Samples per batch of --data.")
+        ] = None,
+        tolerance: Annotated[
+            str | None, typer.Option(help="Tolerated loss: 1%, or absolute:0.02; default: 1%.")
+        ] = None,
+        timeout: Annotated[
+            float | None, typer.Option(help="Time limit of the search in seconds.")
+        ] = None,
+        max_trials: Annotated[
+            int | None, typer.Option(help="Maximum number of evaluated plans.")
+        ] = None,
+        **flags: Any,
+    ) -> None:
+        super().__init__()
+        self.data, self.label, self.batch_size = data, label, batch_size
+        self.tolerance = tolerance
+        self.limits: dict[str, Any] = {"timeout": timeout, "max_trials": max_trials}
+        self.flags = {name: value for name, value in flags.items() if value is not None}
+
+    def __enter__(self) -> SearchOptions:
+        return self
+
+    def apply(self, converter: MixedPrecision) -> None:
+        """Set the given options.
+
+        Raises:
+            NeuralMPError: an option is invalid, or the data cannot be read.
+        """
+        from neural_mp.api.tuning_source import criterion_of, is_text, loader_of
+
+        if self.data is None and (self.label is not None or self.batch_size is not None):
+            raise ConfigurationError(
+                "--label and --batch-size require --data, got none; add --data"
+            )
+        for name, value in self.flags.items():
+            setattr(converter, name, workload_of(value) if name == "workload" else value)
+        if self.data is not None:
+            converter.eval_dataloader = loader_of(
+                self.data, self.label, self.batch_size, converter.model
+            )
+            if is_text(self.data):
+                # Times of a workload would not count for the footprint.
+                mixed = {"performance": 0.5, "footprint": 0.5}
+                converter.set_default("capture", "layers")
+                converter.set_default("precisions", "int4,int8")
+                has_workload = converter.workload is not None
+                converter.set_default("objective", mixed if has_workload else "footprint")
+        if self.tolerance is not None:
+            converter.accuracy_criterion = criterion_of(
+                self.tolerance, converter.accuracy_criterion
+            )
+        limits = {name: value for name, value in self.limits.items() if value is not None}
+        converter.exit_policy = replace(converter.exit_policy, **limits)
+
+    def require_evaluation(self, model: str) -> None:
+        """Check that a model without a tuning file has data and a metric.
+
+        Raises:
+            ConfigurationError: one of them is missing.
+        """
+        if self.data is None or not {"metric", *SIZE_LIMITS} & set(self.flags):
+            raise ConfigurationError(
+                f"tuning the model {model!r} requires --data FILE and --metric NAME; or write a "
+                f"tuning file with: neural-mp init {model}"
+            )
+
+
 #: Groups of options, in the order in which their contexts are entered.
 _GROUPS = (Output, ModelOptions, SearchOptions)
 
@@ -110,11 +215,7 @@ def _option_parameters(group: type) -> Iterator[inspect.Parameter]:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function for typer that has the options of a group for each parameter of its type.
-
-    Args:
-        function: function with keyword-only parameters of the types in `_GROUPS`.
-    """
+    """Return a function for typer, with a group's options for each keyword of its type."""
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     names = {parameter.annotation: parameter.name for parameter in parameters}
     options = {group: list(_option_parameters(group)) for group in _GROUPS if group in names}

@@ -21,13 +21,17 @@ from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from neural_mp.cli.ctrl_c import exit_at_once
-from neural_mp.cli.documents import SCHEMA, trial_document
 from neural_mp.cli.errors import ExitCode, say_error
+from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError, ConversionError, NeuralMPError
 from neural_mp.reporting import error_console, output_console
 
 if TYPE_CHECKING:
     from neural_mp.api.optimized_model import OptimizedModel
+
+#: Version of the documents of `tune`, `convert` and `report`; raised if a key changes its meaning
+#: or disappears; see docs/cli.md.
+SCHEMA = 1
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document on stdout.")]
 QuietOption = Annotated[
@@ -50,11 +54,6 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 class Output:
     """Standard output and standard error of a command; a context manager for its duration.
-
-    Args:
-        as_json: whether standard output is a single JSON document.
-        quiet: whether standard error contains only errors.
-        verbose: number of `--verbose` flags.
 
     Attributes:
         kept: message after an interruption: results kept, and how to resume.
@@ -143,11 +142,7 @@ class Output:
 
     @contextmanager
     def working(self, step: str) -> Iterator[None]:
-        """Show a spinner with the elapsed time on a terminal.
-
-        Args:
-            step: name of the step.
-        """
+        """Show a spinner with the name and elapsed time of a step on a terminal."""
         console = error_console()
         if self.quiet or not console.is_terminal:
             yield
@@ -263,3 +258,9 @@ def _result_document(result: OptimizedModel, folder: Path | None) -> dict[str, A
         "trials": [trial_document(trial) for trial in result.trials],
         "plan": result.plan.to_dict(),
     }
+
+
+def trial_document(trial: Trial) -> dict[str, Any]:
+    """Return the fields of a trial, its speed-up and its number of ops per precision."""
+    counts = {str(precision): count for precision, count in trial.plan.counts().items()}
+    return {**trial.to_dict(), "speedup": trial.speedup, "counts": counts}

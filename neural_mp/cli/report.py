@@ -1,4 +1,4 @@
-"""`neural-mp report`."""
+"""`neural-mp report`, and the records of runs in workspaces and saved results."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neural_mp.cli.documents import SCHEMA, trial_document
-from neural_mp.cli.errors import epilog
-from neural_mp.cli.output import Output
-from neural_mp.cli.stored_runs import read_run
+from neural_mp.cli.output import SCHEMA, Output, trial_document
+from neural_mp.errors import HistoryError
 
 if TYPE_CHECKING:
     from neural_mp.runs.report import RunRecord
-
-EPILOG = epilog(
-    "report neural_mp_workspace",
-    "report workspace --model 1f0c --run 3 --output third.html",
-    "report workspace --run 2 --against 1",
-)
 
 
 def report(
@@ -57,7 +49,11 @@ def report(
     from neural_mp.reporting.page import comparison_page, page_of, write_page
 
     record = read_run(workspace, storage, number, model)
-    reference = None if against is None else _read_compared_run(against, workspace, storage, model)
+    reference = None
+    if against is not None and against.isdecimal() and not Path(against).exists():
+        reference = read_run(workspace, storage, int(against), model)
+    elif against is not None:
+        reference = read_run(Path(against))
     with out.working(f"Writing the page of {record.name or 'the run'}"):
         write_page(
             output, page_of(record) if reference is None else comparison_page(record, reference)
@@ -67,14 +63,6 @@ def report(
         out.document(_run_document(record, output))
     if open_page and not webbrowser.open(output.resolve().as_uri()):
         out.warn(f"no browser is available; open {output} yourself")
-
-
-def _read_compared_run(
-    against: str, workspace: Path | None, storage: str | None, model: str | None
-) -> RunRecord:
-    if against.isdecimal() and not Path(against).exists():
-        return read_run(workspace, storage, int(against), model)
-    return read_run(Path(against), None, None, None)
 
 
 def _in_words(record: RunRecord) -> str:
@@ -100,3 +88,40 @@ def _run_document(record: RunRecord, output: Path) -> dict[str, Any]:
         "trials": [trial_document(trial) for trial in record.trials],
         "plan": None if ending is None else ending.plan.to_dict(),
     }
+
+
+def read_run(
+    workspace: Path | None,
+    storage: str | None = None,
+    number: int | None = None,
+    model: str | None = None,
+) -> RunRecord:
+    """Return the record of a run.
+
+    Raises:
+        HistoryError: no such run is stored.
+    """
+    from neural_mp.api.saved_model import RECORD_FILE
+    from neural_mp.config.options import DEFAULT_WORKSPACE
+    from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
+    from neural_mp.runs.record_schema import read_record_file
+    from neural_mp.util.validators import file_path, validate_option
+
+    if storage is not None:
+        return read_record(storage_url(DEFAULT_WORKSPACE, storage), number, model)
+    workspace = Path(DEFAULT_WORKSPACE) if workspace is None else workspace
+    validate_option("the workspace", file_path, workspace)
+    if (workspace / HISTORY_FILE).is_file():
+        return read_record(storage_url(workspace), number, model)
+    if (workspace / RECORD_FILE).is_file():
+        if number is not None or model is not None:
+            raise HistoryError(
+                f"--run and --model require a workspace, got the saved result {str(workspace)!r}; "
+                f"remove them"
+            )
+        return read_record_file(workspace / RECORD_FILE)
+    what = "contains no runs" if workspace.is_dir() else "is not a folder"
+    raise HistoryError(
+        f"{str(workspace)!r} {what}; give the workspace of a run (default: neural_mp_workspace) or "
+        f"the folder of a saved result"
+    )

@@ -13,7 +13,7 @@ from typing import Any
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.training import disable_graph_rewrite, enable_graph_rewrite
-from neural_mp.util.strict_options import StrictOptions
+from neural_mp.util.validators import StrictOptions
 
 logger = logging.getLogger(__name__)
 

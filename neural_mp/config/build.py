@@ -24,9 +24,10 @@ from neural_mp.config.settings import (
     MetricSettings,
     PerformanceSettings,
     Settings,
+    as_used,
+    train_settings,
 )
 from neural_mp.config.source import KeyPath, Source
-from neural_mp.config.training import as_used, train_settings
 from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
 from neural_mp.core.criterion import ExitPolicy
 from neural_mp.core.enums import Dialect, QuantDType
@@ -76,7 +77,7 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
         )
 
 
-def _if_given(**options: Any) -> dict[str, Any]:
+def _if_given(**options: object) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 

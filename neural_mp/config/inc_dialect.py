@@ -183,7 +183,7 @@ def why_ignored(path: KeyPath) -> str | None:
     return _first_matching_entry(_PATTERNS, path)
 
 
-def without_ignored(data: Any, ignored: Ignored, path: KeyPath = ()) -> Any:
+def without_ignored(data: object, ignored: Ignored, path: KeyPath = ()) -> Any:
     """Return settings without those of INC that have no effect, and report these.
 
     Limits on the whole model, as INC's schema allows them in `op_wise`, get the op pattern `.*`.
@@ -206,7 +206,9 @@ def without_ignored(data: Any, ignored: Ignored, path: KeyPath = ()) -> Any:
     return retained
 
 
-def _without_words(value: Any, reasons: Mapping[str, str], ignored: Ignored, path: KeyPath) -> Any:
+def _without_words(
+    value: object, reasons: Mapping[str, str], ignored: Ignored, path: KeyPath
+) -> Any:
     items = value.replace(",", " ").split() if isinstance(value, str) else value
     if not isinstance(items, list):
         return value
@@ -217,7 +219,7 @@ def _without_words(value: Any, reasons: Mapping[str, str], ignored: Ignored, pat
     return value if len(remaining) == len(items) else remaining or None
 
 
-def _is_op_limits(data: Any) -> bool:
+def _is_op_limits(data: object) -> bool:
     """Whether the limits of one op stand in place of a mapping of ops."""
     if not isinstance(data, dict):
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.training_choices import EPOCHS
+from neural_mp.adaptors.common.simulation import EPOCHS
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.config import values
 from neural_mp.config.declaration import Option, Parsed, declare
@@ -21,12 +21,12 @@ from neural_mp.core.criterion import (
     AccuracyCriterion,
     ExitPolicy,
     check_min_speedup,
+    parse_objectives,
 )
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Dialect, Objective
-from neural_mp.core.objectives import parse_objectives
+from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import Precision, Precisions, parse_precisions
 from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, ROUNDING_STEPS
-from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.strategies import DEFAULT as DEFAULT_STRATEGY
 from neural_mp.tuning.listener import Listener

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neural_mp.adaptors.common.training_choices import LOSSES, OPTIMIZERS, REDUCTIONS
+from neural_mp.adaptors.common.simulation import LOSSES, OPTIMIZERS, REDUCTIONS
 from neural_mp.amp import EDIT_OPTIONS
 from neural_mp.config import values
 from neural_mp.config.options import rules_below

@@ -34,7 +34,6 @@ class Source:
 
     Attributes:
         origin: path of the file, or name of the text in messages.
-        data: the content.
         lines: key path → line, counted from 1.
         repeated: path of a repeated key → line of its first occurrence; the last value counts.
     """
@@ -160,7 +159,7 @@ class _Reader:
         self._source.data.update(self._to_yaml_types(data, ()))
         return self._source
 
-    def _to_yaml_types(self, value: Any, path: KeyPath) -> Any:
+    def _to_yaml_types(self, value: object, path: KeyPath) -> Any:
         """Convert a value to YAML types: words for enums and paths, lists."""
         if isinstance(value, Mapping):
             self._record_lines(value, path)

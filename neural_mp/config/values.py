@@ -49,7 +49,7 @@ OBJECTIVES = tuple(word.value for word in ObjectiveName)
 _WEIGHTS = "numbers from 0, not all of them 0"
 
 
-def _is_any_share(value: Any) -> bool:
+def _is_any_share(value: object) -> bool:
     percent = isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?\s*%", value.strip())
     return bool(percent) or is_finite(value)
 
@@ -58,13 +58,13 @@ def _parse_share(value: Any) -> float:
     return float(value.strip().rstrip("%")) / 100 if isinstance(value, str) else float(value)
 
 
-def _is_words(value: Any) -> bool:
+def _is_words(value: object) -> bool:
     if isinstance(value, list):
         return all(isinstance(item, str) or is_integer(item) for item in value)
     return isinstance(value, str) or is_integer(value)
 
 
-def split(value: Any) -> list[str]:
+def split(value: object) -> list[str]:
     """Split a string at commas, or else at spaces; return the items of a list as strings."""
     if isinstance(value, list):
         return [str(item) for item in value]
@@ -73,13 +73,13 @@ def split(value: Any) -> list[str]:
     return [item.strip() for item in items if item.strip()]
 
 
-def _is_sizes(value: Any) -> bool:
+def _is_sizes(value: object) -> bool:
     items = split(value) if _is_words(value) else []
     sizes = [int(item) for item in items if re.fullmatch(r"[0-9]{1,12}", item.strip())]
     return 0 < len(items) == len(sizes) and all(1 <= size <= MOST for size in sizes)
 
 
-def _is_named(value: Any) -> bool:
+def _is_named(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 
@@ -94,14 +94,14 @@ def _is_one_named(value: Any) -> bool:
     return single and all(isinstance(item, dict) for item in _fill_empty_options(value).values())
 
 
-def _is_objective(value: Any) -> bool:
+def _is_objective(value: object) -> bool:
     if isinstance(value, dict):
         weighted = all(is_finite(weight) and weight > 0 for weight in value.values())
         return bool(value) and set(value) <= set(OBJECTIVES) and weighted
     return isinstance(value, str) and value in OBJECTIVES
 
 
-def numbers_of(option: str, value: Any, count: int) -> list[float]:
+def numbers_of(option: str, value: object, count: int) -> list[float]:
     """Return `count` weights, from a list or from words.
 
     Raises:
@@ -120,7 +120,7 @@ def numbers_of(option: str, value: Any, count: int) -> list[float]:
     return weights
 
 
-def bools_of(option: str, value: Any, count: int) -> list[bool]:
+def bools_of(option: str, value: object, count: int) -> list[bool]:
     """Return `count` booleans, from a list, from words, or from one value for all.
 
     Raises:
@@ -142,7 +142,7 @@ def quant_words(kind: str) -> Validator[list[str]]:
         names += [p.value for p in Precision if not p.is_integer]
     theirs = [name for name, ours in QUANT_WORDS.items() if ours in names]
 
-    def words_of(value: Any) -> list[str]:
+    def words_of(value: object) -> list[str]:
         return [name.lower() for name in split(value)]
 
     return matching(
@@ -152,7 +152,7 @@ def quant_words(kind: str) -> Validator[list[str]]:
     )
 
 
-def roundings(value: Any) -> list[str]:
+def roundings(value: object) -> list[str]:
     """Validate roundings of a weight: corrections in one text, `rtn`, or a list of such texts."""
     names = [TEXT(text).lower() for text in (value if isinstance(value, list) else [value])]
     wrong = next((name for name in names if name not in ROUNDINGS), None)
@@ -162,13 +162,13 @@ def roundings(value: Any) -> list[str]:
     return names
 
 
-def precisions(value: Any) -> tuple[Precision, ...] | None:
+def precisions(value: object) -> tuple[Precision, ...] | None:
     """Validate precisions; None for `any`."""
     names = [part for name in split(_PRECISION_WORDS(value)) for part in split(name)]
     return None if [name.lower() for name in names] == [ANY] else parse_precisions(names)
 
 
-def framework(value: Any) -> str | None:
+def framework(value: object) -> str | None:
     """Validate the name of a framework, ours, a plug-in's or INC's; None for INC's `NA`."""
     name = TEXT(value)
     plug_ins = {entry.name for entry in entry_points("neural_mp.adaptors")}
@@ -178,13 +178,13 @@ def framework(value: Any) -> str | None:
     return adaptors.get(name) or adaptors[name.lower()]
 
 
-def approach(value: Any) -> str | None:
+def approach(value: object) -> str | None:
     """Validate an INT8 approach, ours or INC's; None for INC's that allows all."""
     name = _APPROACH(value)
     return INT8_APPROACHES.get(name, name)
 
 
-def workers(value: Any) -> Any:
+def workers(value: object) -> Any:
     """Validate workers; the value stays as written."""
     read_workers(_WORKERS(value))
     return value
@@ -220,7 +220,7 @@ def section(needed: str = "", default_key: str = "", /, **keys: Validator[Any]) 
         keys: validator of each key.
     """
 
-    def read_section(value: Any) -> dict[str, Any]:
+    def read_section(value: object) -> dict[str, Any]:
         data = {default_key: value} if default_key and isinstance(value, str) else value
         if not isinstance(data, dict):
             kinds = f"{'a word, or ' if default_key else ''}a mapping of the keys"
@@ -247,7 +247,7 @@ def section(needed: str = "", default_key: str = "", /, **keys: Validator[Any]) 
 def by_name(validator: Validator[Any]) -> Section:
     """Return a validator for a mapping of names to values of one type."""
 
-    def read_mapping(value: Any) -> dict[str, Any]:
+    def read_mapping(value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise invalid("a mapping of names", value)
         return _each_valid(value, dict.fromkeys(value, validator))
@@ -263,7 +263,7 @@ def one_named(kind: str, choices: Mapping[str, Section]) -> Section:
         choices: name → validator of its options.
     """
 
-    def read_choice(value: Any) -> dict[str, Any]:
+    def read_choice(value: object) -> dict[str, Any]:
         data = {value: None} if isinstance(value, str) else value
         if not isinstance(data, dict) or len(data) != 1:
             raise invalid(f"one of {', '.join(choices)} with its options", value)
@@ -286,7 +286,7 @@ def _each_valid(data: Mapping[str, Any], keys: Mapping[str, Validator[Any]]) -> 
 def refused(reason: str) -> Validator[Any]:
     """Return a validator that refuses every value."""
 
-    def refuse_value(value: Any) -> Any:
+    def refuse_value(value: object) -> Any:
         raise InvalidValueError(f"must not be given: {reason}")
 
     return refuse_value

@@ -10,13 +10,11 @@ import yaml
 
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
 from neural_mp.config.options import OPTIONS
-from neural_mp.config.settings import EvaluationSettings, Settings
+from neural_mp.config.settings import TRAINED_APPROACH, EvaluationSettings, Settings
 from neural_mp.config.source import KeyPath
-from neural_mp.config.training import TRAINED_APPROACH
 from neural_mp.config.values import ANY, EACH, NO_METRICS
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect
-from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.space.capability import Constraints, OpConstraint
 from neural_mp.util.string_enum import StringEnum
@@ -59,7 +57,7 @@ def settings_to_yaml(settings: Settings) -> str:
             cannot be distinguished by name.
     """
     quantization = {
-        **_drop_unset({"train": _dump_training(settings)}),
+        **({} if settings.train is None else {"train": _drop_unset(vars(settings.train))}),
         "calibration": _drop_unset({"dataloader": settings.calibration_dataloader}),
         **_dump_constraints(settings.constraints),
     }
@@ -96,10 +94,6 @@ def _dump_amp_options(options: AutoMixedPrecisionOptions | None) -> dict[str, An
     return _drop_unset({**vars(options), "data_type": data_type})
 
 
-def _dump_precisions(precisions: tuple[Precision, ...] | None) -> Any:
-    return ANY if precisions is None else [str(precision) for precision in precisions]
-
-
 def _dump_constraints(constraints: Constraints) -> dict[str, Any]:
     wise = {
         "optype_wise": {
@@ -116,22 +110,19 @@ def _dump_op_limits(limit: OpConstraint) -> dict[str, Any]:
     data = {"weight": weight or None, "activation": activation or None}
     # Without this key, the reader derives the precisions from the dtypes.
     if limit.precisions is not None or "dtype" in {*weight, *activation}:
-        return _drop_unset({"precisions": _dump_precisions(limit.precisions), **data})
+        precisions = ANY if limit.precisions is None else list(map(str, limit.precisions))
+        return _drop_unset({"precisions": precisions, **data})
     return _drop_unset(data)
 
 
-def _dump_training(settings: Settings) -> dict[str, Any] | None:
-    return None if settings.train is None else _drop_unset(vars(settings.train))
-
-
-def _set_value_at(data: dict[str, Any], path: KeyPath, value: Any) -> None:
+def _set_value_at(data: dict[str, Any], path: KeyPath, value: object) -> None:
     *sections, key = map(str, path)
     for section in sections:
         data = data.setdefault(section, {})
     data[key] = value
 
 
-def _dump_option_value(value: Any, dialect: Dialect) -> Any:
+def _dump_option_value(value: object, dialect: Dialect) -> Any:
     if isinstance(value, AccuracyCriterion):
         kind = "relative" if value.relative else "absolute"
         permissions = ("any_tolerance", "any_baseline") if dialect is Dialect.OWN else ()

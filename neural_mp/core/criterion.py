@@ -1,10 +1,15 @@
-"""Accuracy criterion and limits of a search."""
+"""Accuracy criterion, objectives and limits of a search."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from numbers import Real
+from types import MappingProxyType
 
+from neural_mp.core.enums import Objective, ObjectiveName
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.util.validators import (
     MOST_SECONDS,
@@ -177,10 +182,77 @@ class ExitPolicy:
         validate_option("exit_policy: train_seconds", _TIMEOUT, self.train_seconds)
 
 
-def check_min_speedup(value: Any) -> None:
+def check_min_speedup(value: object) -> None:
     """Check the minimum speed-up.
 
     Raises:
         ConfigurationError: the value is not a number, or is out of range.
     """
     validate_option("min_speedup", _SPEEDUP, value)
+
+
+class DeadlineExceededError(Exception):
+    """The time limit passed; caught by the tuner, never seen by users."""
+
+
+@dataclass
+class Deadline:
+    """A time limit, checked after each batch."""
+
+    seconds: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def check(self) -> None:
+        """Raise `DeadlineExceededError` if the time limit passed; zero seconds set no limit."""
+        if self.seconds and time.monotonic() - self.started > self.seconds:
+            raise DeadlineExceededError
+
+    @property
+    def end(self) -> float:
+        """The end on the monotonic clock; infinite without a limit."""
+        return self.started + self.seconds if self.seconds else math.inf
+
+    def left(self) -> float:
+        """Return the seconds left, as argument of another `Deadline`; 0 without a limit."""
+        if not self.seconds:
+            return 0.0
+        return max(self.seconds - (time.monotonic() - self.started), 1e-6)
+
+
+def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, float]:
+    """Parse `"latency"`, `"throughput"` or `{"performance": 0.7, "modelsize": 0.3}`.
+
+    Returns:
+        Objective → its weight; weights add up to 1.
+
+    Raises:
+        ConfigurationError: an objective is unknown or has two names, or a weight is not a positive
+            number.
+    """
+    requested = {value: 1.0} if isinstance(value, str) else value
+    if not isinstance(requested, Mapping) or not requested:
+        raise ConfigurationError(
+            f"objective must be a name, or a mapping of names to weights, got {value!r}"
+        )
+    for name, weight in requested.items():
+        ObjectiveName.parse(name, "objective")
+        number = isinstance(weight, Real) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight) or weight <= 0:
+            raise ConfigurationError(
+                f"objective: the weight of {name!r} must be a positive number, got {weight!r}"
+            )
+    total = sum(requested.values())
+    names = [ObjectiveName(name) for name in requested]
+    times = [name.value for name in names if name.objective is Objective.PERFORMANCE]
+    if len(times) > 1:
+        raise ConfigurationError(
+            f"objective must have one of latency (performance) and throughput, got "
+            f"{' and '.join(times)}; remove all but one"
+        )
+    weights = {name.objective: float(requested[name]) / total for name in names}
+    return MappingProxyType(weights)
+
+
+def is_throughput(value: str | Mapping[str, float]) -> bool:
+    """Whether samples per second count instead of the seconds of a call."""
+    return ObjectiveName.THROUGHPUT in ((value,) if isinstance(value, str) else value)

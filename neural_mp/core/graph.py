@@ -193,8 +193,7 @@ class OpGraph:
     def with_only(self, replacements: Mapping[str, Op]) -> OpGraph:
         """Return the graph of some ops, without outputs; ops read their nearest kept predecessors.
 
-        Args:
-            replacements: op → its replacement, whose inputs are ignored.
+        The inputs of the replacements are ignored.
         """
         sources: dict[str, tuple[str, ...]] = {name: (name,) for name in self.inputs}
         ops = []
@@ -217,8 +216,8 @@ class OpGraph:
         weighted = any(op.weights for op in self)
         for op in self:
             sums[op.source_precision] += op.weights if weighted else 1
-        precisions = [p for p, count in sums.most_common() if count >= _MIN_SHARE * sums.total()]
-        return tuple(precisions) or (Precision.FP32,)
+        least = _MIN_SHARE * sums.total()
+        return tuple(p for p, count in sums.most_common() if count >= least) or (Precision.FP32,)
 
     @property
     def source_name(self) -> str:
@@ -226,11 +225,7 @@ class OpGraph:
         return precision_name(self.source_precisions)
 
     def executed(self, effective: Mapping[str, Precision]) -> dict[str, Precision]:
-        """Return op → the precision in which the op is executed under a plan.
-
-        Args:
-            effective: op → its precision in the plan; FP32 keeps that of the given model.
-        """
+        """Return op → the precision in which it is executed; FP32 keeps that of the given model."""
         unchanged = all(precision is Precision.FP32 for precision in effective.values())
         return {
             op.name: op.source_precision

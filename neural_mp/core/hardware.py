@@ -153,19 +153,16 @@ class Hardware(Displayed):
 
 
 def require_any(
-    hardware: Hardware, precisions: tuple[Precision, ...], device: str = "cpu"
+    hardware: Hardware, precisions: tuple[Precision, ...]
 ) -> tuple[tuple[Precision, ...], list[str]]:
-    """Reduce the requested precisions to those supported.
-
-    Returns:
-        The usable precisions, and one warning for each of the others.
+    """Return the precisions that the CPU supports, and one warning for each of the others.
 
     Raises:
         UnsupportedPrecisionError: some are unsupported, and none below FP32 is usable.
     """
-    usable = tuple(p for p in precisions if hardware.support(p, device).available)
+    usable = tuple(p for p in precisions if hardware.support(p).available)
     problems = {
-        p: f"{p} is not supported on this {device}: {hardware.support(p, device).reason}"
+        p: f"{p} is not supported on this cpu: {hardware.support(p).reason}"
         for p in precisions
         if p not in usable
     }

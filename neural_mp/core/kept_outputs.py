@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,7 @@ class KeptOutputs:
         self._size += sum(array.nbytes for array in outputs)
         self._parts.append(outputs)
 
-    def end_batch(self, inputs: Any) -> None:
+    def end_batch(self, inputs: object) -> None:
         """Join the parts of a batch."""
         parts, self._parts = self._parts, []
         digest = digest_of(inputs) if self.is_open and parts else None
@@ -45,7 +44,7 @@ class KeptOutputs:
             whole = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             self._kept[digest] = parts[0] if len(parts) == 1 else list(whole)
 
-    def of(self, inputs: Any) -> list[Array] | None:
+    def of(self, inputs: object) -> list[Array] | None:
         """Return the outputs of a batch with these values; None if they were not kept."""
         digest = digest_of(inputs) if self._kept else None
         return None if digest is None else self._kept.get(digest)

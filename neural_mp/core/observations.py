@@ -45,7 +45,6 @@ class ChannelStats(JsonFields):
     Attributes:
         low, high: minimum and maximum.
         power: mean square.
-        mean: mean.
     """
 
     refuses_unknown_keys: ClassVar[bool] = True
@@ -111,7 +110,6 @@ class Observations(JsonFields):
         nsr: tensor name → noise-to-signal ratio of quantizing the tensor to 8 bits with its full
             range, per channel and averaged over channels: 0 is lossless; at 1, noise and signal of
             a typical channel have equal power.
-        samples: number of samples.
         channels: tensor name → channel statistics, of tensors noisy enough that corrections may pay
             off.
         elements: tensor name → mean number of elements per sample.

@@ -17,8 +17,8 @@ from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import file_context, read_yaml
 from neural_mp.io.yaml_reader import load_yaml
-from neural_mp.util.data_frames import data_frame
 from neural_mp.util.display import Displayed
+from neural_mp.util.optional_packages import data_frame
 from neural_mp.util.validators import (
     InvalidValueError,
     enum_of,
@@ -78,9 +78,8 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {precision}" for precision, count in self.counts().items())
-        source = (
-            "" if self._from_fp32 else f" of a model in {precision_name(self.source_precisions)}"
-        )
+        name = precision_name(self.source_precisions)
+        source = "" if self._from_fp32 else f" of a model in {name}"
         return f"PrecisionPlan({counts or 'empty'}{source})"
 
     @property

@@ -6,11 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.core.enums import (
-    Approach,
-    CalibrationAlgorithm,
-    WeightRange,
-)
+from neural_mp.core.enums import Approach, CalibrationAlgorithm, WeightRange
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError, UnknownPrecisionError, did_you_mean
 from neural_mp.util.string_enum import StringEnum

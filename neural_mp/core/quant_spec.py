@@ -164,12 +164,8 @@ class QuantSpec:
         fields = (self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm)
         parts = [str(value) for value in (*fields, *self.corrections) if value is not None]
         attributes = (getattr(self, name) for name in _DEFAULTS)
-        return " ".join(
-            (
-                *parts,
-                *(attribute for attribute in attributes if attribute not in _DEFAULTS.values()),
-            )
-        )
+        parts += (attribute for attribute in attributes if attribute not in _DEFAULTS.values())
+        return " ".join(parts)
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:

@@ -93,10 +93,12 @@ class _ScaleUnionFind:
             tensor = self._above[tensor]
         return tensor
 
-    def scale_owners(self) -> dict[str, str]:
+    @property
+    def owners(self) -> dict[str, str]:
         return {tensor: self.scale_owner(tensor) for tensor in self._above}
 
-    def scale_members(self) -> dict[str, tuple[str, ...]]:
+    @property
+    def members(self) -> dict[str, tuple[str, ...]]:
         return {root: tuple(tensors) for root, tensors in self._members.items()}
 
 
@@ -162,14 +164,8 @@ def _propagate_int8(
             effective[op.name] = chosen.get(op.name, Precision.FP32)
             if effective[op.name] is Precision.INT8 and op.name not in internal:
                 effective[op.name] = Precision.FP32  # INT8 in the plan, but without an INT8 kernel
-    flow = QuantizationFlow(
-        effective,
-        int8_reads,
-        frozenset(int8_outputs),
-        scales.scale_owners(),
-        scales.scale_members(),
-    )
-    return flow, members
+    outputs = frozenset(int8_outputs)
+    return QuantizationFlow(effective, int8_reads, outputs, scales.owners, scales.members), members
 
 
 def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
@@ -257,8 +253,8 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
     """Return every tensor that is quantized under some plan using only these INT8 ops.
 
     Tensors within a fusion group are not quantized, except for the terms of a sum that rounds them
-    (`Op.quantizes_terms`). An op that joins INT8 nowhere when all of
-    these ops run in INT8 joins under no plan.
+    (`Op.quantizes_terms`). An op that joins INT8 nowhere when all of these ops run in INT8 joins
+    under no plan.
     """
     tensors: set[str] = set()
     _, members = _propagate_int8(graph, dict.fromkeys(int8_ops, Precision.INT8))

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan, parse_plan
 from neural_mp.core.precision import Precision
-from neural_mp.util.data_frames import data_frame
 from neural_mp.util.display import Displayed
 from neural_mp.util.json_fields import Count, JsonFields, NonNegative
+from neural_mp.util.optional_packages import data_frame
 from neural_mp.util.string_enum import StringEnum
 
 #: Objective → key of its value as a fraction of FP32's. Relative latencies rank plans, since
@@ -46,7 +46,6 @@ class Trial(JsonFields):
     """A plan with its measurements.
 
     Attributes:
-        plan: the plan.
         outcome: target met, target missed, or failed with an error.
         accuracy: the user's metric; None if the trial failed or nothing could be evaluated; if
             pruned, over the data seen.
@@ -123,9 +122,8 @@ class Trials(tuple[Trial, ...], Displayed):
         """Return a `pandas.DataFrame` with one row per trial, indexed by `trial` (from 1).
 
         Columns: outcome, accuracy, each of several metrics, loss, speedup with its bounds, each
-        objective, seconds, the number of ops per precision, error, node, trained,
-        plan. Values that were not
-        measured are missing (NaN or None).
+        objective, seconds, the number of ops per precision, error, node, trained, plan. Values that
+        were not measured are missing (NaN or None).
 
         Raises:
             MissingFrameworkError: pandas is not installed.

@@ -107,7 +107,7 @@ class MultipleChoiceDataset:
                 answers.append(_Answer(whole, start, number, index == right, len(text)))
         return answers
 
-    def _checked(self, origin: str, entry: Any) -> tuple[str, list[str], int]:
+    def _checked(self, origin: str, entry: object) -> tuple[str, list[str], int]:
         """Return the question, its answers and the position of the right one."""
         fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
         question: Any = fields.get(self.question)

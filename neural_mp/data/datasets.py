@@ -159,7 +159,7 @@ def _label_range(label: object) -> bool | tuple[int, int]:
 
 @DATASETS.register("csv")
 def csv_dataset(
-    path: Any,
+    path: object,
     label: str | int | None = -1,
     columns: Sequence[str | int] | None = None,
     delimiter: str = ",",
@@ -230,7 +230,7 @@ def _check_widths(file: Path, rows: list[tuple[int, list[str]]], width: int) -> 
             )
 
 
-def _resolve_column(file: Path, column: Any, names: list[str], width: int) -> int:
+def _resolve_column(file: Path, column: object, names: list[str], width: int) -> int:
     if isinstance(column, str):
         if column not in names:
             hint = did_you_mean(column, names) or "; without a header, give its index"

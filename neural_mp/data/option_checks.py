@@ -12,27 +12,27 @@ import numpy as np
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
 from neural_mp.io.files import require_regular_file
 from neural_mp.util import validators
-from neural_mp.util.installation import install_command
+from neural_mp.util.optional_packages import install_command
 from neural_mp.util.validators import MAX_SEED, validate_option
 
 
-def true_or_false(option: str, value: Any) -> bool:
+def true_or_false(option: str, value: object) -> bool:
     """Return `value`, which must be a bool."""
     return validate_option(option, validators.boolean, value)
 
 
-def whole_number(option: str, value: Any, minimum: int = -MAX_SEED) -> int:
+def whole_number(option: str, value: object, minimum: int = -MAX_SEED) -> int:
     """Return `value` as an int, at least `minimum`."""
     return validate_option(option, validators.integer_between(minimum, MAX_SEED), value)
 
 
-def whole_numbers(option: str, value: Any, minimum: int = -MAX_SEED) -> tuple[int, ...]:
+def whole_numbers(option: str, value: object, minimum: int = -MAX_SEED) -> tuple[int, ...]:
     """Return a list of whole numbers, each at least `minimum`, as a tuple."""
     validator = validators.integer_between(minimum, MAX_SEED)
     return validate_option(option, validators.list_of(validator, "a list of whole numbers"), value)
 
 
-def finite_number(option: str, value: Any) -> float:
+def finite_number(option: str, value: object) -> float:
     """Return `value` as a finite float."""
     return validate_option(option, validators.finite, value)
 
@@ -44,13 +44,13 @@ def finite_numbers(option: str, value: Any) -> tuple[float, ...]:
     return (finite_number(option, value),)
 
 
-def one_of(option: str, value: Any, choices: Sequence[str]) -> str:
+def one_of(option: str, value: object, choices: Sequence[str]) -> str:
     """Return `value`, which must be one of `choices`."""
     validator = validators.one_of(choices, " or ".join(map(repr, choices)))
     return validate_option(option, validator, value)
 
 
-def height_and_width(option: str, value: Any) -> tuple[int, int]:
+def height_and_width(option: str, value: object) -> tuple[int, int]:
     """Return `[height, width]` in pixels; one number sets both."""
     if not validators.is_list(value):
         return (whole_number(option, value, minimum=1),) * 2
@@ -61,7 +61,7 @@ def height_and_width(option: str, value: Any) -> tuple[int, int]:
 _TWO = validators.matching("one number or [height, width]", lambda sizes: len(sizes) == 2)
 
 
-def numeric_dtype(option: str, value: Any) -> np.dtype[Any]:
+def numeric_dtype(option: str, value: object) -> np.dtype[Any]:
     """Return the numpy dtype of integers or floats named by `value`."""
     return validate_option(option, _parse_dtype, value)
 
@@ -77,7 +77,7 @@ def _parse_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
-def existing_path(option: str, value: Any) -> Path:
+def existing_path(option: str, value: object) -> Path:
     """Return the path `value`, relative to the current directory, which must exist.
 
     Raises:
@@ -96,7 +96,7 @@ def existing_path(option: str, value: Any) -> Path:
     return path
 
 
-def existing_folder(option: str, value: Any) -> Path:
+def existing_folder(option: str, value: object) -> Path:
     """Return the folder `value`, which must exist; errors as for `existing_path`."""
     path = existing_path(option, value)
     if not path.is_dir():
@@ -104,7 +104,7 @@ def existing_folder(option: str, value: Any) -> Path:
     return path
 
 
-def existing_file(option: str, value: Any) -> Path:
+def existing_file(option: str, value: object) -> Path:
     """Return the file `value`, which must exist; errors as for `existing_path`."""
     path = existing_path(option, value)
     if path.is_dir():

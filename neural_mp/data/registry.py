@@ -106,7 +106,7 @@ class Registry:
                 f"imported: {message_of(error)}"
             ) from error
 
-    def _check_callable(self, name: str, factory: Any) -> Callable[..., Any]:
+    def _check_callable(self, name: str, factory: object) -> Callable[..., Any]:
         if not callable(factory):
             raise ConfigurationError(
                 f"{self.kind} {name!r} must be a class, or a function that returns a {self.kind}, "

@@ -140,7 +140,7 @@ class TextDataset:
         return {"input_ids": window}, labels
 
 
-def _is_conversation(value: Any) -> bool:
+def _is_conversation(value: object) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
@@ -276,7 +276,7 @@ def check_vocabulary(tokens: np.ndarray, folder: Path) -> None:
         )
 
 
-def _checked_ids(stored: Any, path: Path) -> np.ndarray:
+def _checked_ids(stored: object, path: Path) -> np.ndarray:
     ids = np.asarray(stored)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise DataError(

@@ -64,7 +64,7 @@ class MeasurementCache(Protocol):
     def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Return whether a key has a valid entry, and the entry."""
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Store numbers, strings, lists and dicts under a key."""
 
 
@@ -103,7 +103,7 @@ class RunCache:
         with file_context(f"{self._origin}: {key}", HistoryError):
             return True, kind(self.entries[key])
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """See `MeasurementCache`."""
         self.entries[key] = value
         self._store(key, value)
@@ -153,7 +153,7 @@ class FileCache:
                     logger.debug("%s: invalid entry %r: %s", self._cache_path(key), key, error)
         return False, None
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """See `MeasurementCache`; nothing is stored for data without a digest."""
         digest = self._data_digest() if self.enabled else None
         if digest is None:

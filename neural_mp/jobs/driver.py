@@ -20,14 +20,12 @@ from neural_mp.data.user_imports import user_folders
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES
-from neural_mp.jobs.local_worker import JobRunner
 from neural_mp.jobs.ray_worker import ray_places
-from neural_mp.jobs.worker_pool import WorkerPool
+from neural_mp.jobs.worker_pool import JobRunner, WorkerPool
 from neural_mp.reporting.jobs import JobsListener
-from neural_mp.reporting.page.document import write_page
-from neural_mp.reporting.page.jobs import jobs_page
+from neural_mp.reporting.page.document import jobs_page, write_page
 from neural_mp.tuning.executors import read_workers
-from neural_mp.tuning.executors.options import LOCAL, RAY, Workers
+from neural_mp.tuning.executors.contract import LOCAL, RAY, Workers
 from neural_mp.tuning.job_outcome import (
     LOG_FILE,
     RESULT,
@@ -38,6 +36,11 @@ from neural_mp.tuning.job_outcome import (
 )
 from neural_mp.util.validators import file_path, validate_option
 
+logger = logging.getLogger(__name__)
+
+DEFAULT_OUTPUT = "neural_mp_jobs"
+#: Number of digest characters in the name of a job's folder.
+_LETTERS = 12
 #: Keys of `tuning` that do not affect the result.
 _NO_MATTER = ("workspace", "storage", "workers", "cache")
 #: Longer strings are not file names.
@@ -50,8 +53,7 @@ def job_digest(file: Path) -> str:
     Comments, order, layout and storage location are ignored. A file contributes its content; a
     folder the names, sizes and times of its files; `module:attribute` the module's file.
 
-    Args:
-        file: the tuning file; if it is not valid YAML, its text is hashed.
+    If the file is not valid YAML, its text is hashed.
 
     Raises:
         ConfigurationError: the file is missing.
@@ -78,7 +80,7 @@ def job_digest(file: Path) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _short_strings(value: Any) -> Iterator[str]:
+def _short_strings(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _short_strings(key)
@@ -133,13 +135,6 @@ def _find_module_file(name: str, folder: Path) -> Path | None:
             if file.is_file():
                 return file
     return None
-
-
-logger = logging.getLogger(__name__)
-
-DEFAULT_OUTPUT = "neural_mp_jobs"
-#: Number of digest characters in the name of a job's folder.
-_LETTERS = 12
 
 
 @dataclass(frozen=True)
@@ -204,7 +199,11 @@ def tune_many(
     try:
         _run_workers(jobs, folder, observer, setting, trusted)
     finally:
-        outcomes = tuple(_reload_outcome(job, folder) for job in jobs)
+        ended = [(job, read_outcome(folder / job.name)) for job in jobs]
+        outcomes = tuple(
+            job if stored is None else replace(stored, file=job.file, known=job.known)
+            for job, stored in ended
+        )
         page = folder / SUMMARY_FILE
         write_page(page, jobs_page(outcomes, _page_links(outcomes, folder)))
     return JobResults(outcomes, page)
@@ -259,20 +258,10 @@ def _stored_or_new_job(file: Path, output: Path, earlier: Mapping[str, str]) -> 
     digest = job_digest(file)
     short = digest[:_LETTERS]
     name = earlier.get(short, f"{file.stem}-{short}")
-    fresh = JobOutcome(name, str(file), digest, JobStatus.BEGUN, "not started")
-    return _as_left(fresh, output)
-
-
-def _as_left(job: JobOutcome, output: Path) -> JobOutcome:
-    stored = read_outcome(output / job.name)
+    stored = read_outcome(output / name)
     if stored is None or not stored.status.finished:
-        return job
-    return replace(stored, name=job.name, file=job.file, known=True)
-
-
-def _reload_outcome(job: JobOutcome, output: Path) -> JobOutcome:
-    stored = read_outcome(output / job.name)
-    return job if stored is None else replace(stored, file=job.file, known=job.known)
+        return JobOutcome(name, str(file), digest, JobStatus.BEGUN, "not started")
+    return replace(stored, name=name, file=str(file), known=True)
 
 
 def _page_links(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:

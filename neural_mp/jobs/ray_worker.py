@@ -12,10 +12,9 @@ from typing import Any
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.registry import installed_accumulation
 from neural_mp.core import hardware
-from neural_mp.jobs.local_worker import JobRunner
-from neural_mp.jobs.worker_pool import WorkerLostError
+from neural_mp.jobs.worker_pool import JobRunner, WorkerLostError
 from neural_mp.tuning.executors import executor_named
-from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.executors.contract import Workers
 from neural_mp.tuning.executors.ray_nodes import ClusterNodes, NumericalTraits, remote
 from neural_mp.tuning.job_outcome import JobOutcome
 
@@ -97,11 +96,6 @@ def ray_places(
     workers: Workers, trust: tuple[str, ...], warn: Callable[[str], None]
 ) -> Iterator[Sequence[_RayPlace]]:
     """Yield the slots of cluster nodes equivalent to this machine, while connected.
-
-    Args:
-        workers: the user's setting.
-        trust: see `MixedPrecision`.
-        warn: receives warnings.
 
     Raises:
         MissingFrameworkError: Ray is not installed.

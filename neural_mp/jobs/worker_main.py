@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 _TRUST = "--trust="
 
 
@@ -61,12 +60,8 @@ class _ProgressReporter(Listener):
 
 
 def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
-    """Run a job and write its outcome to its folder.
-
-    Returns:
-        The exit code.
-    """
-    from neural_mp.cli.errors import ExitCode, reported
+    """Run a job, write its outcome to its folder, and return the exit code."""
+    from neural_mp.cli.errors import ExitCode, report_error
 
     faulthandler.enable()
     tell = _redirect_output()
@@ -81,7 +76,7 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     except Exception as error:
         # Any exception is stored as the outcome, so that the other jobs continue.
         logger.debug("the job failed", exc_info=True)
-        code = reported(error)
+        code = report_error(error)
         message = " ".join(message_of(error).split())
         outcome = replace(
             outcome, status=JobStatus.FAILED, reason=f"{type(error).__name__}: {message}"
@@ -117,11 +112,7 @@ def _redirect_output() -> Callable[[str], None]:
     """Redirect standard output to standard error; return a writer to the original."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-
-    def write_message(message: str) -> None:
-        print(json.dumps(message), file=stream, flush=True)
-
-    return write_message
+    return lambda message: print(json.dumps(message), file=stream, flush=True)
 
 
 def _end_with_parent() -> None:

@@ -1,24 +1,164 @@
-"""Pool of workers that run the jobs of a queue, one at a time each."""
+"""Execution of jobs: a pool of workers with a queue, and processes on this machine."""
 
 from __future__ import annotations
 
+import json
+import os
 import queue
+import signal
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from neural_mp.errors import TuningError
 from neural_mp.reporting.jobs import JobsListener
-from neural_mp.tuning.executors.options import RUNS_AGAIN
+from neural_mp.tuning.executors.contract import RUNS_AGAIN
 from neural_mp.tuning.executors.queued import PendingTask, TaskQueue
-from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
+from neural_mp.tuning.job_outcome import LOG_FILE, JobOutcome, JobStatus, read_outcome
+from neural_mp.util.environment import THREAD_VARIABLES, users_environment
+from neural_mp.util.processes import python_command
 from neural_mp.util.text import counted
+
+try:
+    import fcntl
+except ImportError:  # Windows: commands must not share a folder
+    fcntl = None  # type: ignore[assignment]
 
 #: Seconds between two checks of a job that another process runs.
 _LOOK = 0.2
+#: Variables that limit threads; ONNX Runtime's adaptor reads the first.
+_THREADS = (*THREAD_VARIABLES, "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+LOCK_FILE = "lock"
+
+
+@contextmanager
+def lock_job_folder(folder: Path) -> Iterator[int | None]:
+    """Lock the folder of a job.
+
+    Yields:
+        The file descriptor of the lock, to be inherited by child processes; None if another process
+        owns the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("a") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+                return
+        yield file.fileno()
+
+
+class JobRunner:
+    """Runner of jobs on this machine, one process per job.
+
+    Args:
+        threads: threads per job; None for no limit.
+        trust: see `MixedPrecision`.
+    """
+
+    def __init__(self, threads: int | None = None, trust: tuple[str, ...] = ()) -> None:
+        self._trust = tuple(f"--trust={module}" for module in trust)
+        self._limits = {} if threads is None else dict.fromkeys(_THREADS, str(threads))
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = threading.Event()
+
+    def run(
+        self, job: JobOutcome, folder: Path, prior: JobOutcome | None, tell: Callable[[str], None]
+    ) -> JobOutcome | None:
+        """Run a job, or return the outcome if another process has just finished the job.
+
+        `prior` is the stored outcome when this command started; `tell` receives progress messages.
+
+        Returns:
+            The outcome; None if another process is running the job.
+        """
+        with lock_job_folder(folder) as lock:
+            if lock is None:
+                return None
+            stored = read_outcome(folder)
+            if stored is not None and stored != prior and stored.status.ended:
+                return replace(stored, file=job.file)
+            return self._run_process(job, folder, lock, resume=stored is not None, tell=tell)
+
+    def _run_process(
+        self,
+        job: JobOutcome,
+        folder: Path,
+        lock: int,
+        *,
+        resume: bool,
+        tell: Callable[[str], None],
+    ) -> JobOutcome:
+        started, log_file = time.monotonic(), folder / LOG_FILE
+        logged = log_file.stat().st_size if log_file.exists() else 0
+        begun = replace(job, reason="interrupted")
+        begun.write(folder)
+        tell("resumes" if resume else "starts")
+        command = python_command("neural_mp.jobs.worker_main", job.file, str(folder))
+        with log_file.open("a", encoding="utf-8") as log:
+            self._process = process = subprocess.Popen(
+                [*command, *(["--resume"] if resume else []), *self._trust],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**users_environment(), **self._limits},
+                start_new_session=True,
+                pass_fds=(lock,) if os.name == "posix" else (),
+            )
+        if self._stopped.is_set():
+            self.stop()
+        for message in _read_messages(process):
+            tell(message)
+        code = process.wait()
+        outcome = read_outcome(folder) or begun
+        if outcome.status is JobStatus.BEGUN and not self._stopped.is_set():
+            outcome = replace(
+                outcome,
+                status=JobStatus.FAILED,
+                reason=_failure_reason(code, log_file, logged),
+                exit_code=code,
+                seconds=time.monotonic() - started,
+            )
+            outcome.write(folder)
+        return outcome
+
+    def stop(self) -> None:
+        """End the running job and its workers by closing its standard input."""
+        self._stopped.set()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def _read_messages(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        try:
+            yield str(json.loads(line))
+        except ValueError:
+            continue  # incomplete last line of a killed process
+
+
+def _failure_reason(code: int, log: Path, offset: int) -> str:
+    """Return why a process ended without a result: its signal, or exit code and last log line.
+
+    `offset` is the size of the earlier contents of the log in bytes.
+    """
+    if code < 0:
+        signals = {int(number): number.name for number in signal.Signals}
+        return f"the process was ended by signal {signals.get(-code, -code)}"
+    output = log.read_bytes()[offset:].decode("utf-8", errors="replace")
+    lines = [line.strip() for line in output.splitlines()]
+    last = next((line for line in reversed(lines) if line), "")
+    return f"the process ended with exit code {code} and no result" + (f": {last}" if last else "")
 
 
 class WorkerLostError(Exception):
@@ -52,7 +192,7 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         jobs: all jobs.
         output: parent of the job folders.
         listener: receives the events in the calling thread.
-        places: the workers, stopped by the pool.
+        workers: are stopped by the pool.
     """
 
     def __init__(

@@ -4,8 +4,7 @@ from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK
 from neural_mp.metrics.coercion import as_metric, build_metric
 from neural_mp.metrics.detection import MeanAveragePrecision
-from neural_mp.metrics.language import KLDivergence, MultipleChoice, Perplexity
-from neural_mp.metrics.lm_eval_task import LMEvalTask
+from neural_mp.metrics.language import KLDivergence, LMEvalTask, MultipleChoice, Perplexity
 from neural_mp.metrics.regression import MAE, MSE, R2, RMSE
 from neural_mp.metrics.segmentation import MeanIoU
 

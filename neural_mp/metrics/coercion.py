@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from neural_mp.common import Metric, missing_methods
+from neural_mp.common import Metric
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError, error_path
 from neural_mp.metrics.base import METRICS
@@ -89,7 +89,8 @@ def _coerce_metric(source: Any, options: Any, metrics: Registry) -> Metric:
                 f"the metric must be an instance, got the class {source.__name__}; create an "
                 f"instance"
             )
-        missing = missing_methods(source)
+        needed = ("update", "reset", "result")
+        missing = [name for name in needed if not callable(getattr(source, name, None))]
         if options and not missing:
             raise options_too_late(source, options)
         instance = wrapped(source, options) if missing else source
@@ -108,7 +109,7 @@ def _coerce_metric(source: Any, options: Any, metrics: Registry) -> Metric:
 
 
 def _resolve_metric_name(
-    name: str, options: Any, metrics: Registry
+    name: str, options: object, metrics: Registry
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
     """Return the object of a name, its options that are not applied yet, and its choices."""
     is_known = name in metrics or ":" in name or metrics is not METRICS

@@ -207,7 +207,7 @@ def _as_one(pair: Predicted) -> tuple[Any, ...]:
     return (Predicted(*map(_as_trainer_gives, pair)),)
 
 
-def _as_trainer_gives(values: Any) -> Any:
+def _as_trainer_gives(values: object) -> Any:
     """Return named outputs as a tuple, or the only one as an array, without the loss.
 
     `Trainer.prediction_step` of `transformers` drops the loss, and caches, likewise.

@@ -20,7 +20,7 @@ from neural_mp.util.pytree import as_numpy
 CLASSES_KEPT_APART = "; predictions are [N] or [N, C], labels [N], [N, 1] or one-hot [N, C]"
 
 
-def outputs_of(values: Any) -> dict[str, Any] | None:
+def outputs_of(values: object) -> dict[str, Any] | None:
     """Return the outputs by name, or by position as text; None for a single output.
 
     A list of numbers or other items that are not arrays is a single output.
@@ -37,7 +37,7 @@ def outputs_of(values: Any) -> dict[str, Any] | None:
     return {name: value for name, value in outputs.items() if value is not None}
 
 
-def chosen(values: Any, output: str | int, what: str) -> Any:
+def chosen(values: object, output: str | int, what: str) -> Any:
     """Select one of several outputs.
 
     Args:
@@ -68,7 +68,7 @@ def chosen(values: Any, output: str | int, what: str) -> Any:
     )
 
 
-def chosen_labels(labels: Any, preds: Any, output: str | int | None) -> Any:
+def chosen_labels(labels: object, preds: object, output: str | int | None) -> Any:
     """Select the labels of an output: those at the same name or position, or all labels.
 
     Args:
@@ -114,7 +114,7 @@ def described(value: Any) -> str:
     return f"{dtype} {list(value.shape)}"
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return getattr(value, "ndim", 0) > 0 and hasattr(value, "dtype")
 
 
@@ -211,7 +211,7 @@ class OfOutput:
         return result[self.value]
 
 
-def as_array(values: Any, what: str) -> np.ndarray:
+def as_array(values: object, what: str) -> np.ndarray:
     """Convert an array or tensor of any framework to a numpy array of numbers.
 
     Args:

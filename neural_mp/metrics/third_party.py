@@ -31,9 +31,6 @@ class KerasMetric:
     """A Keras metric: `update_state(y_true, y_pred)`, `result()`, `reset_state()`.
 
     Predictions and labels are passed unchanged, as Keras does.
-
-    Args:
-        metric: the object.
     """
 
     running: ClassVar[bool] = False  # may be slow, and need not be a mean
@@ -60,9 +57,6 @@ class TorchMetric:
     """A torchmetrics metric: `update(preds, target)`, `compute()`, `reset()`.
 
     Batches are converted to tensors.
-
-    Args:
-        metric: the object.
     """
 
     running: ClassVar[bool] = False
@@ -95,7 +89,6 @@ class EvaluateMetric:
     class, since these metrics take classes.
 
     Args:
-        metric: the object.
         options: keyword arguments of `compute`, e.g. `average`.
     """
 

@@ -1,23 +1,26 @@
 """Measurement of models, ops and kernels."""
 
-from neural_mp.profiling.concurrency import CALLS_PER_CALLER, concurrent_runs
 from neural_mp.profiling.kernel_log import kernel_log, read_kernel_log
-from neural_mp.profiling.kernel_log_diff import (
+from neural_mp.profiling.kernel_records import (
+    KernelCall,
     KernelChange,
+    KernelKey,
+    KernelLog,
+    KernelRow,
     RowPair,
     changed_kernels,
     side_by_side,
 )
-from neural_mp.profiling.kernel_records import KernelCall, KernelKey, KernelLog, KernelRow
 from neural_mp.profiling.measurement import (
+    CALLS_PER_CALLER,
     Ratio,
     bound_ratio,
+    concurrent_runs,
     interleaved_medians,
     interleaved_rounds,
+    latency_ratio,
     memory_growth,
-    peak_growth,
-    ratio,
-    uncontended,
+    uncontended_latency,
 )
 
 __all__ = [
@@ -35,10 +38,9 @@ __all__ = [
     "interleaved_medians",
     "interleaved_rounds",
     "kernel_log",
+    "latency_ratio",
     "memory_growth",
-    "peak_growth",
-    "ratio",
     "read_kernel_log",
     "side_by_side",
-    "uncontended",
+    "uncontended_latency",
 ]

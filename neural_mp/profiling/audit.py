@@ -53,10 +53,8 @@ class AuditedOp:
     """Audited op of a model.
 
     Attributes:
-        name: name of the op.
         planned: effective configuration by the plan.
         ran: executed kernels; None if the op ran no kernel of its own.
-        verdict: comparison of both.
     """
 
     name: str
@@ -130,7 +128,9 @@ class Audit(Printed):
         return {verdict: verdicts.count(verdict) for verdict in Verdict if verdict in verdicts}
 
 
-def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool = True) -> Audit:
+def audit_model(
+    model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool = True
+) -> Audit:
     """Run a model once on its example inputs and compare with the plan.
 
     Raises:

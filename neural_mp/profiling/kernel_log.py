@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from itertools import chain
@@ -264,7 +264,7 @@ _SWITCH = "TF_ENABLE_ONEDNN_OPTS"
 def run_with_kernel_log(
     command: Sequence[str],
     write: Callable[[bytes], None],
-    keep: Callable[[str], None] = lambda line: None,
+    keep: Callable[[str], None],
 ) -> tuple[KernelLog, int]:
     """Run a program to its end and read its kernel log.
 
@@ -277,7 +277,10 @@ def run_with_kernel_log(
         KernelLogError: the program cannot be started.
     """
     environment = users_environment()
-    reader = OneDnnReader(_explain_empty_log(environment))
+    silence = f"the program ran no oneDNN kernels. {ENABLE_ONEDNN}"
+    if environment.get(_SWITCH, "1") in ("0", "false"):
+        silence = f"oneDNN is disabled by {_SWITCH}={environment[_SWITCH]}; set {_SWITCH}=1"
+    reader = OneDnnReader(silence)
 
     def take_line(line: str) -> None:
         reader.read(line)
@@ -325,9 +328,3 @@ def _interrupted_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _explain_empty_log(environment: Mapping[str, str]) -> str:
-    if environment.get(_SWITCH, "1") in ("0", "false"):
-        return f"oneDNN is disabled by {_SWITCH}={environment[_SWITCH]}; set {_SWITCH}=1"
-    return f"the program ran no oneDNN kernels. {ENABLE_ONEDNN}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -49,7 +49,6 @@ class KernelCall:
             `undef`; empty for ONNX Runtime.
         dtypes: tensor, e.g. `src`, `wei` or `dst` → type name in the runtime.
         problem: sizes in the runtime's notation.
-        milliseconds: duration.
         engine: `cpu`, `gpu`, or ONNX Runtime's provider.
     """
 
@@ -85,7 +84,6 @@ class KernelRow:
 
     Attributes:
         name: the key.
-        calls: number of calls.
         milliseconds: total time.
         share: fraction of the log's total time, 0…1.
     """
@@ -101,7 +99,6 @@ class KernelLog:
     """Executed kernels in their order.
 
     Attributes:
-        calls: the kernel calls.
         malformed: number of unreadable kernel lines, e.g. of two interleaved writes; their time is
             missing from the total.
         isa: instruction set detected by the library, in its notation; empty if not logged.
@@ -185,3 +182,103 @@ _NAMES = {
     KernelKey.PRECISION: lambda call: call.precision,
     KernelKey.PROBLEM: lambda call: call.work,
 }
+
+
+#: Primitive name that oneDNN logs for GEMM calls outside its primitive API.
+_SAME_WORK = {"gemm_api": "matmul"}
+#: Sizes of a dense layer, which other frameworks and precisions compute as a matrix product.
+_DENSE = re.compile(r"mb(\d+)ic(\d+)oc(\d+)")
+
+
+@dataclass(frozen=True)
+class RowPair:
+    """Rows of one name in two logs; None if a log lacks the name."""
+
+    name: str
+    before: KernelRow | None
+    after: KernelRow | None
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """Work whose kernels or precisions differ between two logs.
+
+    Attributes:
+        work: the primitive and its direction, e.g. `convolution backward_data`.
+        before, after: kernels and precisions in each log; empty if the log lacks the work.
+        problems: number of problem sizes with this change.
+        calls_before, calls_after: calls in each log.
+        milliseconds_before, milliseconds_after: total time in each log.
+    """
+
+    work: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    problems: int
+    calls_before: int
+    calls_after: int
+    milliseconds_before: float
+    milliseconds_after: float
+
+
+def side_by_side(
+    before: KernelLog, after: KernelLog, key: str = KernelKey.IMPLEMENTATION
+) -> list[RowPair]:
+    """Return the rows of two logs, joined by name, longest time first; `key` as for `KernelLog.by`.
+
+    Raises:
+        ConfigurationError: the key is unknown.
+    """
+    first, second = ({row.name: row for row in log.by(key)} for log in (before, after))
+    pairs = [RowPair(name, first.get(name), second.get(name)) for name in first | second]
+    return sorted(
+        pairs,
+        key=lambda pair: max(row.milliseconds for row in (pair.before, pair.after) if row),
+        reverse=True,
+    )
+
+
+def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
+    """Return the work computed by other kernels in the second log, longest time first.
+
+    Work is identified by primitive, direction and sizes. Sizes with an equal change are merged.
+    """
+    first, second = _group_by_work(before.calls), _group_by_work(after.calls)
+    alike = defaultdict[tuple[str, tuple[str, ...], tuple[str, ...]], list[tuple[str, str]]](list)
+    for work in first | second:
+        old, new = _kernel_names(first.get(work, ())), _kernel_names(second.get(work, ()))
+        if old != new:
+            alike[work[0], old, new].append(work)
+    changes: list[KernelChange] = []
+    for (primitive, old, new), works in alike.items():
+        logs = [[call for work in works for call in log.get(work, [])] for log in (first, second)]
+        times = [math.fsum(call.milliseconds for call in calls) for calls in logs]
+        changes.append(KernelChange(primitive, old, new, len(works), *map(len, logs), *times))
+    return sorted(
+        changes,
+        key=lambda change: max(change.milliseconds_before, change.milliseconds_after),
+        reverse=True,
+    )
+
+
+def _group_by_work(calls: Iterable[KernelCall]) -> dict[tuple[str, str], list[KernelCall]]:
+    groups: dict[tuple[str, str], list[KernelCall]] = defaultdict(list)
+    for call in calls:
+        groups[_work_key(call)].append(call)
+    return groups
+
+
+def _work_key(call: KernelCall) -> tuple[str, str]:
+    primitive = _SAME_WORK.get(call.primitive, call.primitive)
+    # Training and inference share their forward kernels.
+    direction = "forward" if call.prop_kind.startswith("forward") else call.prop_kind
+    dense = _DENSE.fullmatch(call.problem)
+    if dense and (primitive, direction) == ("inner_product", "forward"):
+        rows, inner, columns = dense.groups()
+        return "matmul", f"{rows}x{inner}:{inner}x{columns}"
+    return primitive if direction in ("", "undef") else f"{primitive} {direction}", call.problem
+
+
+def _kernel_names(calls: Iterable[KernelCall]) -> tuple[str, ...]:
+    named = (f"{call.implementation or call.primitive} {call.precision}" for call in calls)
+    return tuple(sorted(set(named)))

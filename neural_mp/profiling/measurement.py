@@ -9,9 +9,11 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,6 @@ class Ratio:
     """Ratio of two latencies.
 
     Attributes:
-        value: the ratio.
         low, high: bounds of the 99 % confidence interval.
     """
 
@@ -68,7 +69,7 @@ class Ratio:
         return f"{self.value:.2f}× ({self.low:.2f} to {self.high:.2f})"
 
 
-def uncontended(seconds: Sequence[float]) -> float:
+def uncontended_latency(seconds: Sequence[float]) -> float:
     """Return the uncontended latency: the first decile of all rounds.
 
     On a shared machine, other processes slow down about half of the runs, so the median is
@@ -77,7 +78,7 @@ def uncontended(seconds: Sequence[float]) -> float:
     return float(np.quantile(seconds, _LATENCY_QUANTILE))
 
 
-def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
+def latency_ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     """Return the ratio of the uncontended latencies of two interleaved runs, one per round each.
 
     The confidence interval is from a paired block bootstrap over rounds, as consecutive rounds
@@ -90,7 +91,7 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     Student's t quantile of two blocks would otherwise make every difference uncertain. These ratios
     are the bounds for runs that are not in pairs, which must be that many.
     """
-    value = uncontended(seconds) / uncontended(reference)
+    value = uncontended_latency(seconds) / uncontended_latency(reference)
     crossed = min(seconds) / max(reference), max(seconds) / min(reference)
     if len(seconds) != len(reference):
         return Ratio(value, *crossed)
@@ -234,18 +235,11 @@ class MemoryGrowth:
     anonymous: int
 
 
-def peak_growth(run: Callable[[], Any], interval: float = 0.001) -> int:
-    """Return the peak growth of the process's resident memory during `run`, in bytes.
-
-    Memory is sampled every `interval` seconds; shorter peaks can be missed.
-    """
-    return memory_growth(run, interval).total
-
-
 def memory_growth(run: Callable[[], Any], interval: float = 0.001) -> MemoryGrowth:
     """Return the peak growth of the process's resident memory during `run`.
 
-    Freed memory that the allocator holds is returned before, since its use would not count.
+    Freed memory that the allocator holds is returned before, since its use would not count. Memory
+    is sampled every `interval` seconds; shorter peaks can be missed.
     """
     process = psutil.Process()
     FREED.now()
@@ -275,3 +269,29 @@ def _resident_bytes(process: psutil.Process) -> tuple[int, ...]:
     """Return the resident bytes of a process: all, and those that belong to no file."""
     memory = process.memory_info()
     return memory.rss, memory.rss - getattr(memory, "shared", 0)
+
+
+#: Consecutive calls of each caller: callers wait for each other only at the end.
+CALLS_PER_CALLER = 4
+
+
+@contextmanager
+def concurrent_runs(
+    runs: Sequence[Callable[[], Any]], callers: int
+) -> Iterator[list[Callable[[], None]]]:
+    """Context of runs that each consist of the calls of several threads.
+
+    Every thread calls `CALLS_PER_CALLER` times. The first call of a run must have been made:
+    runtimes compile at the first call.
+    """
+    with ThreadPoolExecutor(callers) as pool:
+        yield [partial(_run_concurrently, run, callers, pool) for run in runs]
+
+
+def _run_concurrently(run: Callable[[], Any], callers: int, pool: ThreadPoolExecutor) -> None:
+    def run_repeatedly() -> None:
+        for _ in range(CALLS_PER_CALLER):
+            run()
+
+    for future in [pool.submit(run_repeatedly) for _ in range(callers)]:
+        future.result()

@@ -30,13 +30,13 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
     batches = counted(comparison.batches, "batch", "batches")
     title = f"Outputs: {counted(comparison.samples, 'sample')} in {batches}"
     figures = ("SQNR", "SQNR drop", "cosine", "max. abs. error")
-    headings = ("output", *(heading for heading in figures if heading != "SQNR drop"))
+    headings = ("output", "SQNR", "cosine", "max. abs. error")
     outputs = formatting.table(title, *headings, right=figures)
     for output in comparison.outputs:
         outputs.add_row(
             output.name,
             formatting.decibels(output.sqnr),
-            _format_cosine(output.cosine),
+            f"{output.cosine:.6f}",
             f"{output.max_abs_error:.3g}",
         )
     of_all = "" if worst is None else f"; {len(shown)} that introduce the most quantization noise"
@@ -76,7 +76,7 @@ def _layer_cells(layer: LayerDifference) -> tuple[str, ...]:
         first if first == second else f"{first} → {second}",
         formatting.decibels(layer.sqnr),
         _format_drop(layer),
-        _format_cosine(layer.cosine),
+        f"{layer.cosine:.6f}",
         f"{layer.max_abs_error:.3g}",
     )
 
@@ -100,7 +100,3 @@ def _format_drop(layer: LayerDifference) -> str:
 
 def _from_equal(layer: LayerDifference) -> bool:
     return layer.sqnr_drop > 0 and layer.sqnr_drop + layer.sqnr >= EQUAL
-
-
-def _format_cosine(value: float) -> str:
-    return f"{value:.6f}"

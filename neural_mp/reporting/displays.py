@@ -62,9 +62,13 @@ def _render_html(renderable: RenderableType) -> str:
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
-@cell.register
-def _audit_html(audit: Audit) -> str:
-    return _render_html(Group(audit_table(audit.ops), audit_words(audit)))
+cell.register(SensitivityReport, lambda report: _render_html(sensitivity_table(report)))
+text.register(SensitivityReport, lambda report: _render_text(sensitivity_table(report)))
+cell.register(Comparison, lambda comparison: _render_html(comparison_table(comparison)))
+cell.register(
+    Trials, lambda trials: _render_html(trial_table([(trial, trial.speedup) for trial in trials]))
+)
+cell.register(Audit, lambda audit: _render_html(Group(audit_table(audit.ops), audit_words(audit))))
 
 
 @text.register
@@ -73,29 +77,9 @@ def _audit_text(audit: Audit) -> str:
     return _render_text(Group(*findings, audit_words(audit)))
 
 
-@cell.register
-def _sensitivity_html(report: SensitivityReport) -> str:
-    return _render_html(sensitivity_table(report))
-
-
-@text.register
-def _sensitivity_text(report: SensitivityReport) -> str:
-    return _render_text(sensitivity_table(report))
-
-
-@cell.register
-def _comparison_html(comparison: Comparison) -> str:
-    return _render_html(comparison_table(comparison))
-
-
 @text.register
 def _report_text(report: Report) -> str:
     return _render_text(report_tables(report, f"{report.source_name} and result"))
-
-
-@cell.register
-def _trials_html(trials: Trials) -> str:
-    return _render_html(trial_table([(trial, trial.speedup) for trial in trials]))
 
 
 @cell.register

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -117,11 +117,18 @@ class TitledTable(Table):
         yield from super().__rich_console__(console, options)
 
 
-def table(title: str, *headings: str, right: Collection[str] = ()) -> Table:
-    """Return an empty table; columns with a heading in `right` are aligned to the right."""
+def table(
+    title: str,
+    *headings: str,
+    right: Collection[str] = (),
+    rows: Iterable[Iterable[RenderableType]] = (),
+) -> Table:
+    """Return a table; columns with a heading in `right` are aligned to the right."""
     result = TitledTable(title)
     for heading in headings:
         result.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*row)
     return result
 
 

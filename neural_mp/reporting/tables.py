@@ -17,13 +17,20 @@ from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import Ratio
+from neural_mp.profiling import KernelChange, KernelKey, KernelLog, Ratio, RowPair
 from neural_mp.profiling.audit import BROKEN, Audit, AuditedOp, Verdict
 from neural_mp.reporting import formatting
 from neural_mp.reporting.capabilities import reasons_table
-from neural_mp.reporting.stage_noise import stage_noise_table
-from neural_mp.runs.report import MetricFigures, Report, RuntimeFigures
+from neural_mp.runs.report import (
+    STAGE_WORDS,
+    MetricFigures,
+    Report,
+    RuntimeFigures,
+    Stage,
+    StageNoise,
+)
 from neural_mp.tuning.measurement.sensitivity import Sensitivity
+from neural_mp.tuning.measurement.sqnr import decibels
 from neural_mp.util.text import counted
 
 #: Environment variables that limit the instruction sets of oneDNN.
@@ -68,9 +75,8 @@ def _accumulation_table(
 def plan_table(plan: PrecisionPlan, exact_on: str) -> RenderableType:
     """Return a table of the ops of a plan, and the CPUs on which the model is exact."""
     title = f"{counted(len(plan), 'op')} of the plan"
-    table = formatting.table(title, "op", "configuration", "weight")
-    for op, config in plan.items():
-        table.add_row(op, str(config), str(config.weight or ""))
+    rows = ((op, str(config), str(config.weight or "")) for op, config in plan.items())
+    table = formatting.table(title, "op", "configuration", "weight", rows=rows)
     return Group(table, Text(f"exact on {exact_on}"))
 
 
@@ -124,12 +130,13 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
     figures = (*first, "loss", "speed", "seconds")
     table = formatting.table(title, *figures, "outcome", "plan", right=figures)
     for trial, speedup in rows:
+        loss, bound = formatting.number(trial.loss), trial.loss_bound
         counts = " ".join(f"{count} {p}" for p, count in trial.plan.counts().items())
         table.add_row(
             str(trial.number + 1),
             *(formatting.number(trial.metrics.get(name)) for name in names),
             formatting.number(trial.accuracy),
-            _format_loss(trial),
+            loss if bound is None else f"{loss} (at most {formatting.number(bound)})",
             _format_speedup(trial, speedup),
             f"{trial.seconds:.1f}",
             Text(trial.outcome.value, _OUTCOME_STYLE[trial.outcome]),
@@ -148,13 +155,6 @@ _RULE = (
 )
 
 
-def _format_loss(trial: Trial) -> str:
-    """Format a loss with its confidence bound on other texts, if known."""
-    loss = formatting.number(trial.loss)
-    bound = trial.loss_bound
-    return loss if bound is None else f"{loss} (at most {formatting.number(bound)})"
-
-
 def _format_speedup(trial: Trial, speedup: float | None) -> str:
     if speedup is None or trial.speedup_interval is None:
         return formatting.times(speedup)
@@ -170,15 +170,15 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
 def report_tables(report: Report, title: str) -> RenderableType:
     """Return the tables of a report under a title."""
     figures = (report.source_name, "result", "change")
-    comparison = formatting.table(title, "", *figures, right=figures)
-    for row in before_and_after(report):
-        comparison.add_row(*row)
     parts: list[RenderableType] = [
-        comparison,
+        formatting.table(title, "", *figures, right=figures, rows=before_and_after(report)),
         op_counts_table(report.op_counts),
     ]
     if report.runtimes:
-        parts.append(runtimes_table(report.runtimes))
+        rows = runtime_rows(report.runtimes)
+        parts.append(
+            formatting.table("Runtimes", *RUNTIME_HEADINGS, right=_RUNTIME_FIGURES, rows=rows)
+        )
     if report.hint is not None:
         parts.append(Text(str(report.hint)))
     if report.stage_noise is not None:
@@ -224,14 +224,6 @@ def runtime_rows(runtimes: Sequence[RuntimeFigures]) -> list[tuple[str, ...]]:
     ]
 
 
-def runtimes_table(runtimes: Sequence[RuntimeFigures]) -> Table:
-    """Return a table of the compared runtimes, with the reason for each choice."""
-    table = formatting.table("Runtimes", *RUNTIME_HEADINGS, right=_RUNTIME_FIGURES)
-    for row in runtime_rows(runtimes):
-        table.add_row(*row)
-    return table
-
-
 def verdict(report: Report, met: bool | None) -> str:
     """Return the verdict on a run in one line."""
     if report.only_slower:
@@ -248,14 +240,8 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     """Return rows of name, value of the given model, result value and change, as text."""
     rows = [*_accuracy_rows(report), (*formatting.time_of(report), formatting.speed(report))]
     if report.output_sqnr_db is not None:
-        rows.append(
-            (
-                f"output SQNR, compared with {report.source_name}",
-                "",
-                "",
-                f"{report.output_sqnr_db:.1f} dB",
-            )
-        )
+        name = f"output SQNR, compared with {report.source_name}"
+        rows.append((name, "", "", f"{report.output_sqnr_db:.1f} dB"))
     for name, baseline, result in (
         ("size of weights", report.baseline_size, report.size),
         ("memory footprint", report.baseline_footprint, report.footprint),
@@ -382,3 +368,127 @@ def audit_words(audit: Audit) -> str:
     if not broken:
         return f"{summary}\nthe plan holds"
     return f"{summary}\nthe plan does NOT hold: {counted(broken, 'op')} not as planned"
+
+
+#: Ops in the table of a report.
+_MOST = 12
+
+
+def stage_noise_table(noise: StageNoise) -> Table:
+    """Return the SQNR of the noisiest ops and of the outputs at each stage."""
+    remaining = len(noise.ops) - _MOST
+    more = f", {_MOST} noisiest of {len(noise.ops)} ops" if remaining > 0 else ""
+    headings = [STAGE_WORDS[stage] for stage in noise.stages]
+    title, rows = f"SQNR of results against FP32{more}", stage_rows(noise, _MOST)
+    return formatting.table(title, "op", *headings, right=headings, rows=rows)
+
+
+def stage_rows(noise: StageNoise, count: int) -> list[list[str]]:
+    """Return the cells of the ops noisiest when rounded to nearest, in the order of the model.
+
+    The last row is that of the outputs.
+    """
+    ranked = sorted(noise.ops, key=lambda op: -noise.ops[op].get(Stage.NEAREST.value, 0.0))
+    shown = set(ranked[:count])
+    rows = [[op, *_stage_cells(by, noise.stages)] for op, by in noise.ops.items() if op in shown]
+    return [*rows, ["outputs", *_stage_cells(noise.outputs, noise.stages)]]
+
+
+def _stage_cells(by_stage: Mapping[str, float], stages: tuple[Stage, ...]) -> list[str]:
+    values = (by_stage.get(stage.value) for stage in stages)
+    return ["–" if nsr is None else formatting.decibels(decibels(nsr)) for nsr in values]
+
+
+def stage_words(noise: StageNoise, op: str) -> str:
+    """Return the SQNR of an op at each stage as text; empty if the op was not measured."""
+    if op not in noise.ops:
+        return ""
+    cells = zip(noise.stages, _stage_cells(noise.ops[op], noise.stages), strict=True)
+    return ", ".join(f"{cell} {STAGE_WORDS[stage]}" for stage, cell in cells)
+
+
+_HEADINGS = {
+    KernelKey.IMPLEMENTATION: "jit kernel",
+    KernelKey.PRIMITIVE: "primitive",
+    KernelKey.ISA: "instructions",
+    KernelKey.PRECISION: "precision",
+    KernelKey.PROBLEM: "problem",
+}
+
+
+def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> RenderableType:
+    """Return a table of the time per kernel: calls, total time, fraction.
+
+    Raises:
+        ConfigurationError: the key is unknown; see `KernelLog.by`.
+    """
+    figures = ("calls", "elapsed time", "share")
+    table = formatting.table(summarize_log(log), _HEADINGS[KernelKey(key)], *figures, right=figures)
+    for row in log.by(key):
+        table.add_row(
+            row.name, str(row.calls), _format_milliseconds(row.milliseconds), f"{row.share:.1%}"
+        )
+    table.add_section()
+    table.add_row(
+        "all", str(len(log.calls)), _format_milliseconds(log.total), "100.0%" if log.total else "–"
+    )
+    return Group(table, *(Text(note, style="yellow") for note in log.notes))
+
+
+def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[KernelLog]) -> Table:
+    """Return a table that compares two logs by the rows that `side_by_side` paired by `key`."""
+    figures = ("calls", "calls after", "time", "time after", "speed")
+    heading = _HEADINGS[KernelKey(key)]
+    table = formatting.table("Comparison of both logs", heading, *figures, right=figures)
+    for pair in pairs:
+        rows = pair.before, pair.after
+        counts = [str(row.calls) if row else "–" for row in rows]
+        times = [row.milliseconds if row else None for row in rows]
+        # Different numbers of calls mean different work, so a speedup is undefined.
+        speed = _format_ratio(*times) if counts[0] == counts[1] else "–"
+        table.add_row(pair.name, *counts, *map(_format_milliseconds, times), speed)
+    table.add_section()
+    totals = [log.total for log in logs]
+    table.add_row(
+        "all",
+        *(str(len(log.calls)) for log in logs),
+        *map(_format_milliseconds, totals),
+        _format_ratio(*totals),
+    )
+    return table
+
+
+def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
+    """Return a table of the work that other kernels compute in the second log."""
+    if not changes:
+        return Text("no changed kernels: both logs use the same kernels for the same work")
+    figures = ("sizes", "time", "time after", "speed")
+    headings = ("work", "kernels → kernels after", *figures)
+    table = formatting.table("Changed kernels", *headings, right=figures)
+    for change in changes:
+        counts = change.calls_before, change.calls_after
+        durations = change.milliseconds_before, change.milliseconds_after
+        times = [time if count else None for time, count in zip(durations, counts, strict=True)]
+        kernels = (f"→ {name}" for name in change.after or ("–",))
+        table.add_row(
+            change.work,
+            "\n".join((*(change.before or ("–",)), *kernels)),
+            str(change.problems),
+            *map(_format_milliseconds, times),
+            _format_ratio(*times) if counts[0] == counts[1] else "–",
+        )
+    return table
+
+
+def summarize_log(log: KernelLog) -> str:
+    """Summarize a log in one line: calls, time, library, instruction set."""
+    calls = f"{counted(len(log.calls), 'kernel call')}, {_format_milliseconds(log.total)}"
+    return "; ".join(part for part in (calls, log.library.split(" (")[0], log.isa) if part)
+
+
+def _format_milliseconds(milliseconds: float | None) -> str:
+    return "–" if milliseconds is None else f"{milliseconds:,.3f} ms"
+
+
+def _format_ratio(previous: float | None, current: float | None) -> str:
+    return formatting.times(previous / current if previous and current else None)

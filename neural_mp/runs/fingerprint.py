@@ -15,21 +15,19 @@ from neural_mp.util.fingerprint import FINGERPRINT_VERSION, code_fingerprint
 _DETAIL = " in detail"
 
 
-def in_detail(**subjects: Any) -> dict[str, str]:
+def in_detail(**subjects: object) -> dict[str, str]:
     """Fingerprint the code of functions and objects, by display name, as a part of a fingerprint.
 
     Returns:
         Key → fingerprint as JSON, without subjects that cannot be fingerprinted.
     """
+    # Bytecode differs between versions of Python.
+    versions = f"{sys.version_info.major}.{sys.version_info.minor}, form {FINGERPRINT_VERSION}"
     fingerprints = {}
     for name, subject in subjects.items():
         code = code_fingerprint(subject)
         if code is not None:
-            values = {
-                "python": _fingerprint_versions(),
-                "digest": code.digest,
-                "options": dict(code.options),
-            }
+            values = {"python": versions, "digest": code.digest, "options": dict(code.options)}
             fingerprints[name + _DETAIL] = json.dumps(values, sort_keys=True)
     return fingerprints
 
@@ -67,17 +65,8 @@ def _describe_changes(
     return [f"{name} ({'; '.join(parts)})"]
 
 
-def _fingerprint_versions() -> str:
-    """Return the Python and fingerprint versions, since bytecode differs between versions."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}, form {FINGERPRINT_VERSION}"
-
-
 def machine_key(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the properties of machine and software that affect numerics and latency.
-
-    Returns:
-        Name → CPU, package versions, and environment variables that control computation.
-    """
+    """Return what affects numerics and latency: machine, package versions, environment."""
     host = hardware.detect()
     return {
         "cpu": host.name,

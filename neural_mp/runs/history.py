@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, one_line, without_passwords
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.record_schema import setup_to_dict
+from neural_mp.io.readers import compress_text, file_context, parse_json
+from neural_mp.runs.record_schema import BASELINE_FIGURES, setup_from_dict, setup_to_dict
 from neural_mp.runs.registry import (
     chosen_run,
     close_storage,
@@ -26,12 +31,233 @@ from neural_mp.runs.registry import (
     require_file,
     run_names,
 )
-from neural_mp.runs.report import RunEnd, RunRecord, RunStart, RuntimeFigures
-from neural_mp.runs.store import ENDING, MEASURED, SETUP, TRIAL, RunStore, accuracy_in
+from neural_mp.runs.report import (
+    ELEMENTS,
+    LAYER_ERRORS,
+    TIMES,
+    ProbeMeasurements,
+    RunEnd,
+    RunRecord,
+    RunStart,
+    RuntimeFigures,
+    output_nsr_in,
+)
 from neural_mp.util.optuna_logging import quiet_optuna
-from neural_mp.util.validators import file_path, validate_option, without_nul
+from neural_mp.util.validators import Validator, file_path, validate_option, without_nul
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: Attempts per write, since some failures are transient, e.g. a lost connection.
+_ATTEMPTS = 2
+#: Attributes of a run, and of a trial; the keys of measurements follow `MEASURED`.
+BASELINE, OBSERVATIONS, TRIAL = "baseline", "observations", "trial"
+SETUP, ENDING = "setup", "ending"
+MEASURED = "measured: "
+
+
+class RunStore:
+    """The stored data of a run and its trials.
+
+    If the disk is full or the database is lost, the run goes on in memory, so that hours of
+    computation are not lost.
+
+    Optuna's storage is called directly: `Study.ask` and `Study.tell` read the trials again for
+    their samplers, which takes longer than the writing.
+
+    Attributes:
+        name: name of the run in the storage.
+        degraded_because: reason why the storage holds only a part of the run; empty if complete.
+    """
+
+    def __init__(self, storage: RDBStorage, name: str) -> None:
+        self.name = name
+        self.degraded_because = ""
+        self._run_id = storage.get_study_id_from_name(name)
+        self._attributes: dict[str, Any] = dict(storage.get_study_user_attrs(self._run_id))
+        trials = storage.get_all_trials(self._run_id, deepcopy=False)
+        #: Trial number → attributes, oldest first.
+        self._trials = {int(trial.number): dict(trial.user_attrs) for trial in trials}
+        self._storage = storage
+        #: Number of an open trial → its ID in the storage.
+        self._open: dict[int, int] = {}
+
+    @property
+    def baseline(self) -> dict[str, Any] | None:
+        """The FP32 baseline; None before it was measured; a HistoryError if damaged."""
+        figures = self._attributes.get(BASELINE)
+        with file_context(f"{self.name}: {BASELINE}", HistoryError):
+            return None if figures is None else BASELINE_FIGURES(figures)
+
+    @baseline.setter
+    def baseline(self, values: Mapping[str, Any]) -> None:
+        self.set_attribute(BASELINE, dict(values))
+
+    @property
+    def observations(self) -> Observations | None:
+        """The observations of calibration; None before calibration; a HistoryError if damaged."""
+        return self._read_attribute(OBSERVATIONS, Observations.from_dict)
+
+    @observations.setter
+    def observations(self, observations: Observations) -> None:
+        self.set_packed(OBSERVATIONS, observations.to_dict())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the ending of the run is stored."""
+        return self._attributes.get(ENDING) is not None
+
+    def measurements(self) -> dict[str, Any]:
+        """Return the entries of the run's cache."""
+        return {
+            key.removeprefix(MEASURED): value
+            for key, value in self._attributes.items()
+            if key.startswith(MEASURED)
+        }
+
+    def trials(self) -> list[Trial]:
+        """Return all stored trials, oldest first.
+
+        Raises:
+            HistoryError: a trial is damaged.
+        """
+        return [
+            replace(_parse_trial(attributes[TRIAL], f"{self.name}: trial {number}"), number=number)
+            for number, attributes in self._trials.items()
+            if TRIAL in attributes
+        ]
+
+    @property
+    def runtimes(self) -> tuple[RuntimeFigures, ...]:
+        """The figures of the runtimes compared before the search; a HistoryError if damaged."""
+        setup = self._read_attribute(SETUP, setup_from_dict)
+        return () if setup is None else setup.runtimes
+
+    def record(self) -> RunRecord:
+        """Return all stored data of the run.
+
+        Raises:
+            HistoryError: the data is damaged, or an earlier version stored less.
+        """
+        setup = self._read_attribute(SETUP, setup_from_dict)
+        if setup is None:
+            raise HistoryError(
+                f"run {self.name!r} must have a description of its model and settings, got none: "
+                f"the run was created by an earlier version, or killed before its search; start a "
+                f"new run"
+            )
+        entries = self.measurements()
+        stored = {key: entries[key] for key in (TIMES, ELEMENTS, LAYER_ERRORS) if entries.get(key)}
+        with file_context(self.name, HistoryError):
+            measured = ProbeMeasurements.from_dict({**stored, "output_nsr": output_nsr_in(entries)})
+        return RunRecord(
+            setup,
+            self.name,
+            self.baseline,
+            self.observations or Observations(),
+            tuple(self.trials()),
+            measured,
+            self._read_attribute(ENDING, RunEnd.from_dict),
+        )
+
+    def _read_attribute(self, key: str, kind: Validator[T]) -> T | None:
+        stored = self._attributes.get(key)
+        origin = f"{self.name}: {key}"
+        return None if stored is None else parse_json(stored, kind, origin, HistoryError)
+
+    def set_attribute(self, name: str, value: object) -> None:
+        """Set an attribute of the run."""
+        self._attributes[name] = value
+        self._write_or_degrade(
+            lambda storage: storage.set_study_user_attr(self._run_id, name, value)
+        )
+
+    def set_packed(self, name: str, value: Mapping[str, Any]) -> None:
+        """Set an attribute of the run, compressed."""
+        self.set_attribute(name, compress_text(json.dumps(value).encode()))
+
+    def open_trial(self) -> int:
+        """Open a trial and return its number; no other process adds trials to the run."""
+        number = max(self._trials, default=-1) + 1
+        opened = self._write_or_degrade(lambda storage: storage.create_new_trial(self._run_id))
+        if opened is not None:
+            self._open[number] = opened
+        self._trials[number] = {}
+        return number
+
+    def set_trial_attributes(self, number: int, values: Mapping[str, Any]) -> None:
+        """Set attributes of an open trial."""
+        self._trials[number] |= values
+
+        def store_attributes(storage: RDBStorage) -> None:
+            for name, value in values.items():
+                storage.set_trial_user_attr(self._open[number], name, value)
+
+        if number in self._open:
+            self._write_or_degrade(store_attributes)
+
+    def close_trial(self, number: int, value: float | None, *, pruned: bool = False) -> None:
+        """Close a trial with a value, or as failed if the value is None or NaN."""
+        trial = self._open.pop(number, None)
+        if trial is not None:
+            self._write_or_degrade(lambda storage: _end_trial(storage, trial, value, pruned))
+
+    def close_killed_trials(self) -> None:
+        """Close trials that are still marked as running because their process was killed."""
+        from optuna.trial import TrialState
+
+        storage, states = self._storage, (TrialState.RUNNING,)
+        for trial in storage.get_all_trials(self._run_id, deepcopy=False, states=states):
+            number = trial.number
+            trial_id = storage.get_trial_id_from_study_id_trial_number(self._run_id, number)
+            _end_trial(storage, trial_id, accuracy_in(trial.user_attrs, number))
+
+    def _write_or_degrade(self, write: Callable[[RDBStorage], Any]) -> Any:
+        """Write to the storage unless it was given up; return the result."""
+        if self.degraded_because:
+            return None
+        for attempt in range(_ATTEMPTS):
+            try:
+                return write(self._storage)
+            except Exception as error:
+                # SQLAlchemy and the database drivers raise dozens of types.
+                logger.debug("run %r: write attempt %d failed", self.name, attempt, exc_info=True)
+                cause = one_line(error.__cause__ or error)  # Optuna's own message is vaguer
+        self.degraded_because = (
+            f"the storage of run {self.name!r} cannot be written to: {cause}; the run continues in "
+            f"memory, and its further trials cannot be resumed"
+        )
+        logger.warning(self.degraded_because)
+        return None
+
+
+def _end_trial(
+    storage: RDBStorage, trial_id: int, value: float | None, pruned: bool = False
+) -> None:
+    """End a trial with a value, or as failed if the value is None or NaN."""
+    from optuna.trial import TrialState
+
+    if value is None or math.isnan(value):
+        storage.set_trial_state_values(trial_id, TrialState.FAIL)
+        return
+    if pruned:
+        storage.set_trial_intermediate_value(trial_id, 0, value)
+    state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+    storage.set_trial_state_values(trial_id, state, [float(value)])
+
+
+def _parse_trial(stored: object, origin: str) -> Trial:
+    return parse_json(stored, Trial.from_dict, origin, HistoryError)
+
+
+def accuracy_in(attributes: Mapping[str, Any], number: int) -> float | None:
+    """Return the accuracy in the attributes of a trial; None if no result was stored."""
+    stored = attributes.get(TRIAL)
+    return None if stored is None else _parse_trial(stored, f"trial {number}").accuracy
+
 
 HISTORY_FILE = "history.db"
 
@@ -80,20 +306,15 @@ class History(RunStore):
     def __init__(
         self, url: str, fingerprint: Mapping[str, str], higher_is_better: bool, resume: bool = False
     ) -> None:
-        with quiet_optuna():
-            try:
-                storage = open_storage(url)
-                if resume:
-                    name, self._lease = lease_run(storage, fingerprint, url)
-                else:
-                    name, self._lease = new_run(storage, fingerprint, higher_is_better)
-                super().__init__(storage, str(name))
-                if resume:
-                    self.close_killed_trials()
-            except HistoryError:
-                raise
-            except Exception as error:
-                raise _opening_error(url, error) from error
+        with _opening(url):
+            storage = open_storage(url)
+            if resume:
+                name, self._lease = lease_run(storage, fingerprint, url)
+            else:
+                name, self._lease = new_run(storage, fingerprint, higher_is_better)
+            super().__init__(storage, str(name))
+            if resume:
+                self.close_killed_trials()
         # Weak, so that a discarded history releases its lease at once.
         history = weakref.proxy(self)
         self.cache = RunCache(
@@ -172,18 +393,9 @@ def compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[Runtime
     Raises:
         HistoryError: the storage cannot be opened or read.
     """
-    with quiet_optuna():
-        try:
-            storage = open_storage(url)
-            try:
-                name = latest_run(storage, fingerprint)
-                return () if name is None else RunStore(storage, str(name)).runtimes
-            finally:
-                close_storage(storage)
-        except HistoryError:
-            raise
-        except Exception as error:
-            raise _opening_error(url, error) from error
+    with _opening(url), _opened_storage(url) as storage:
+        name = latest_run(storage, fingerprint)
+        return () if name is None else RunStore(storage, str(name)).runtimes
 
 
 def read_record(url: str, number: int | None = None, model: str | None = None) -> RunRecord:
@@ -191,31 +403,41 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
 
     Args:
         url: an Optuna storage URL.
-        number: number of the run; default: the latest.
+        number: default: the latest.
         model: prefix of the model's fingerprint; default: any model.
 
     Raises:
         HistoryError: no run matches, several runs match, or the storage cannot be opened or
             read.
     """
+    with _opening(url):
+        require_file(url)
+        with _opened_storage(url) as storage:
+            names = run_names(storage)
+            while not has_study(storage, name := chosen_run(names, number, model, url)):
+                names.remove(name)
+            return RunStore(storage, str(name)).record()
+
+
+@contextmanager
+def _opened_storage(url: str) -> Iterator[RDBStorage]:
+    storage = open_storage(url)
+    try:
+        yield storage
+    finally:
+        close_storage(storage)
+
+
+@contextmanager
+def _opening(url: str) -> Iterator[None]:
+    """Report any exception of SQLAlchemy or a database driver as a HistoryError."""
     with quiet_optuna():
         try:
-            require_file(url)
-            storage = open_storage(url)
-            try:
-                names = run_names(storage)
-                while not has_study(storage, name := chosen_run(names, number, model, url)):
-                    names.remove(name)
-                return RunStore(storage, str(name)).record()
-            finally:
-                close_storage(storage)
+            yield
         except HistoryError:
             raise
         except Exception as error:
-            raise _opening_error(url, error) from error
-
-
-def _opening_error(url: str, error: Exception) -> HistoryError:
-    """Return a HistoryError for any exception of SQLAlchemy or a database driver."""
-    logger.debug("history %r: opening failed", without_passwords(url), exc_info=True)
-    return HistoryError(f"the history {url!r} cannot be opened: {one_line(error)}")
+            logger.debug("history %r: opening failed", without_passwords(url), exc_info=True)
+            raise HistoryError(
+                f"the history {url!r} cannot be opened: {one_line(error)}"
+            ) from error

@@ -1,4 +1,4 @@
-"""Lease of a run: at most one process writes to a run, recorded in the run's row."""
+"""Table of runs in a storage, and the lease of a run: at most one process writes to it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.errors import HistoryError, NeuralMPError, RunInUseError, one_line
-from neural_mp.runs.run_table import RUN_TABLE, RunRow
 from neural_mp.util.json_fields import JsonFields
 from neural_mp.util.processes import ProcessIdentity
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Engine, Table
 
 logger = logging.getLogger(__name__)
 
+RUN_TABLE = "neural_mp_runs"
 #: Seconds between two heartbeats.
 _HEARTBEAT_SECONDS = 5.0
 #: Timeout for the thread to end with the lease, in seconds.
@@ -39,6 +40,72 @@ _OWN_RUN = "start a new run without resume, or use another workspace"
 
 #: Tokens of all leases of this process.
 _held: set[str] = set()
+
+
+@cache
+def _build_run_table() -> Table:
+    import sqlalchemy as sql
+
+    return sql.Table(
+        RUN_TABLE,
+        sql.MetaData(),
+        sql.Column("run_id", sql.Integer, primary_key=True),
+        sql.Column("name", sql.String(512), nullable=False, unique=True),
+        sql.Column("fingerprint", sql.Text),
+        sql.Column("lease", sql.Text),
+    )
+
+
+def create_run_table(engine: Engine) -> None:
+    """Create the table if it does not exist."""
+    from sqlalchemy.schema import CreateTable
+
+    with engine.begin() as connection:
+        connection.execute(CreateTable(_build_run_table(), if_not_exists=True))
+
+
+def run_rows(engine: Engine, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return name and fingerprint of runs whose names start with `prefix`, oldest first."""
+    import sqlalchemy as sql
+
+    columns = _build_run_table().c
+    query = sql.select(columns.name, columns.fingerprint).order_by(columns.run_id)
+    if prefix:
+        query = query.where(columns.name.startswith(prefix, autoescape=True))
+    with engine.connect() as connection:
+        return [(str(name), about) for name, about in connection.execute(query)]
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The row of one run."""
+
+    engine: Engine
+    name: str
+
+    def insert(self, fingerprint: Mapping[str, str], lease: str) -> None:
+        """Insert the row of a new run."""
+        row = {"name": self.name, "fingerprint": json.dumps(dict(fingerprint)), "lease": lease}
+        with self.engine.begin() as connection:
+            connection.execute(_build_run_table().insert().values(row))
+
+    def lease(self) -> str | None:
+        """Return the lease; None if the run is free."""
+        import sqlalchemy as sql
+
+        columns = _build_run_table().c
+        with self.engine.connect() as connection:
+            query = sql.select(columns.lease).where(columns.name == self.name)
+            value: str | None = connection.execute(query).scalar()
+            return value
+
+    def replace_lease(self, expected: str | None, replacement: str | None) -> bool:
+        """Write the lease if it still equals `expected`; return whether it did."""
+        table = _build_run_table()
+        same = (table.c.name == self.name) & (table.c.lease == expected)
+        with self.engine.begin() as connection:
+            done = connection.execute(table.update().where(same).values(lease=replacement))
+            return bool(done.rowcount)
 
 
 @dataclass(frozen=True)
@@ -92,10 +159,7 @@ class RunLease:
     A killed process releases nothing; the next process detects its end by process ID and start
     time. A process on another machine is not observable; its heartbeats are.
 
-    Args:
-        engine: engine of the storage with the run.
-        name: name of the run.
-        fingerprint: subject of a new run; None for an existing run.
+    `fingerprint` is the subject of a new run; None for an existing run.
 
     Raises:
         RunInUseError: another owner has the lease, in this process or another process.

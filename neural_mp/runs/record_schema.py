@@ -14,12 +14,7 @@ from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import file_context, read_json
-from neural_mp.runs.report import (
-    ProbeMeasurements,
-    RunEnd,
-    RunRecord,
-    RunStart,
-)
+from neural_mp.runs.report import ProbeMeasurements, RunEnd, RunRecord, RunStart
 from neural_mp.space import Capability
 from neural_mp.util.json_fields import field_validators, to_plain
 from neural_mp.util.validators import (
@@ -69,7 +64,7 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
     }
 
 
-def setup_from_dict(data: Any) -> RunStart:
+def setup_from_dict(data: object) -> RunStart:
     """Read the output of `setup_to_dict`.
 
     Raises:
@@ -90,14 +85,11 @@ def setup_from_dict(data: Any) -> RunStart:
 
 
 def _check_names_in_graph(setup: RunStart) -> RunStart:
-    """Return the setup if all its names are in its graph.
-
-    Raises:
-        InvalidValueError: a name is not in the graph.
-    """
+    """Return the setup; raise an InvalidValueError if a name is not in its graph."""
     ops = {op.name for op in setup.graph}
     sources = ops | set(setup.graph.inputs)
     tensors = setup.tensors
+    quantizing = [op for tensor in tensors for op in tensor.quantizing_ops]
     named = {
         "outputs": (setup.graph.outputs, sources),
         "ops.fusion_group": ([op.fusion_group for op in setup.graph if op.fusion_group], ops),
@@ -106,10 +98,7 @@ def _check_names_in_graph(setup: RunStart) -> RunStart:
         "tensors.name": ([tensor.name for tensor in tensors], sources),
         "tensors.producers": ([op for tensor in tensors for op in tensor.producers], ops),
         "tensors.consumers": ([op for tensor in tensors for op in tensor.consumers], ops),
-        "tensors.quantizing_ops": (
-            [op for tensor in tensors for op in tensor.quantizing_ops],
-            ops,
-        ),
+        "tensors.quantizing_ops": (quantizing, ops),
     }
     for key, (names, expected) in named.items():
         for name in names:
@@ -131,10 +120,6 @@ def _parse_reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Preci
     return parsed
 
 
-def _parse_op(value: Any) -> tuple[Op, dict[str, Any]]:
-    return Op.from_dict(value), _KERNELS(value)
-
-
 _NAMES = list_of(string)
 _KERNELS = record(
     {"runs in": list_of(enum_of(Precision))},
@@ -145,7 +130,7 @@ _SETUP = record(
     {
         **_REQUIRED,
         **dict.fromkeys(("inputs", "outputs", "reasons"), _NAMES),
-        "ops": list_of(_parse_op),
+        "ops": list_of(lambda value: (Op.from_dict(value), _KERNELS(value))),
     },
     _EXTRA,
 )
@@ -164,7 +149,7 @@ def record_to_dict(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def record_from_dict(data: Any) -> RunRecord:
+def record_from_dict(data: object) -> RunRecord:
     """Read the output of `record_to_dict`.
 
     Raises:
@@ -174,7 +159,7 @@ def record_from_dict(data: Any) -> RunRecord:
         return _parse_record(data)
 
 
-def _parse_record(data: Any) -> RunRecord:
+def _parse_record(data: object) -> RunRecord:
     values = _RECORD(data)
     measured = {key: values.pop(key) for key in _MEASURED if key in values}
     return RunRecord(**values, measured=ProbeMeasurements(**measured))
@@ -219,14 +204,8 @@ _RECORD = record(
 
 
 def write_record(path: Path, record: RunRecord) -> None:
-    """Write a record to a compressed JSON file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    text = json.dumps(record_to_dict(record))
-    # No timestamp: equal records yield equal files.
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    """Write a record to a compressed JSON file; equal records yield equal files."""
+    path.write_bytes(gzip.compress(json.dumps(record_to_dict(record)).encode(), mtime=0))
 
 
 def read_record_file(path: Path) -> RunRecord:

@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import parse_json
 from neural_mp.runs.fingerprint import differences
-from neural_mp.runs.lease import RunLease
-from neural_mp.runs.run_table import create_run_table, run_rows
-from neural_mp.runs.schema_check import computes
-from neural_mp.util.installation import install_command
+from neural_mp.runs.lease import RunLease, create_run_table, run_rows
+from neural_mp.util.optional_packages import install_command
 from neural_mp.util.validators import mapping_of, string
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
-    from sqlalchemy.exc import DBAPIError
 
 _NAME_RE = re.compile(r"(\w+)/tuning-(\d+)")
 #: Characters of a model's fingerprint in a run name.
@@ -36,6 +33,15 @@ _SCHEMA_QUERY = "SELECT type, name, sql, rootpage FROM sqlite_master"
 _MAX_NAME_CHARS = 80
 #: Models and runs listed in an error.
 _MAX_LISTED = 5
+#: A name, number, text or sign in a schema; any other character belongs to an expression.
+_TOKEN = re.compile(r"\s*(?:(\w+|\"[^\"]*\"|'[^']*'|[(),=])|(\S))")
+_NAME = re.compile(r'[A-Za-z_]\w*|"[^"]*"')
+#: Words in front of expressions.
+_COMPUTING = frozenset(
+    {"AS", "COLLATE", "DEFAULT", "GENERATED", "SELECT", "USING", "VIRTUAL", "WHERE"}
+)
+#: Characters of a statement: far more than Optuna's tables have.
+_MAX_CHARS = 20_000
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def open_storage(url: str) -> RDBStorage:
             is not installed.
     """
     from optuna.storages import RDBStorage
-    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.exc import DBAPIError, IntegrityError
 
     _require_driver(url)
     new = _is_new_sqlite_file(url)
@@ -83,7 +89,9 @@ def open_storage(url: str) -> RDBStorage:
             create_run_table(storage.engine)
             break
         except DBAPIError as error:
-            if not retries_left or not _is_made_by_another(error):
+            # Another process may be creating the same tables in a new storage.
+            raced = isinstance(error, IntegrityError) or "already exists" in str(error)
+            if not retries_left or not raced:
                 raise
         time.sleep(_RETRY_SECONDS)
     return storage
@@ -103,11 +111,7 @@ def require_file(url: str) -> None:
 
 
 def _require_driver(url: str) -> None:
-    """Check that the package with which SQLAlchemy reaches a PostgreSQL database is installed.
-
-    Raises:
-        HistoryError: it is not installed.
-    """
+    """Check that the package with which SQLAlchemy reaches a PostgreSQL database is installed."""
     from sqlalchemy.engine import make_url
 
     if not url.startswith("postgresql"):
@@ -130,11 +134,10 @@ def _is_new_sqlite_file(url: str) -> bool:
 
 
 def _check_tables(url: str) -> None:
-    """Refuse a SQLite file with computed content, which may never end, before it is evaluated.
+    """Raise a HistoryError for a SQLite file with computed content, before it is evaluated.
 
-    Raises:
-        HistoryError: it holds a view, a trigger, a virtual table, or a table or index with an
-            expression.
+    SQLite evaluates views, triggers, constraints, defaults and the expressions of indexes during
+    ordinary statements, so that a crafted one never ends.
     """
     import sqlalchemy as sql
 
@@ -147,19 +150,12 @@ def _check_tables(url: str) -> None:
     finally:
         engine.dispose()
     for kind, name, statement, page in entries:
-        if computes(str(kind), statement if statement is None else str(statement)) or not page:
+        if _may_compute(str(kind), statement if statement is None else str(statement)) or not page:
             raise HistoryError(
                 f"the history {url!r} must contain plain tables only, got "
                 f"{str(name)[:_MAX_NAME_CHARS]!r}, a view, trigger, virtual table, or table or "
                 f"index with a computed column, constraint or default; use another workspace"
             )
-
-
-def _is_made_by_another(error: DBAPIError) -> bool:
-    """Whether another process is creating the same tables in a new storage."""
-    from sqlalchemy.exc import IntegrityError
-
-    return isinstance(error, IntegrityError) or "already exists" in str(error)
 
 
 def close_storage(storage: RDBStorage) -> None:
@@ -194,13 +190,9 @@ def _runs_with_fingerprints(
 
 
 def chosen_run(runs: Sequence[RunName], number: int | None, model: str | None, url: str) -> RunName:
-    """Return the run that a user selected.
+    """Return the run that a user selected of all runs, latest last.
 
-    Args:
-        runs: all runs, latest last.
-        number: number of the run; default: the latest of the matching runs.
-        model: prefix of the model's digest; default: any model.
-        url: URL of the storage, for messages.
+    `model` is the prefix of a digest; without a number, the latest of the matching runs is chosen.
 
     Raises:
         HistoryError: no run matches, or several models have a run of this number.
@@ -313,3 +305,86 @@ def _nothing_to_resume(
         f"{'differ from those' if several else 'differs from that'} of {str(name)!r}; restore "
         f"{'them' if several else 'it'}, or start a new run without resume"
     )
+
+
+def _may_compute(kind: str, statement: str | None) -> bool:
+    """Whether an entry of a SQLite schema may compute.
+
+    Args:
+        kind: `table`, `index`, `view` or `trigger`.
+        statement: the statement that creates the entry; None for indexes of constraints.
+    """
+    if kind == "index" and statement is None:
+        return False
+    if kind not in ("table", "index") or statement is None or len(statement) > _MAX_CHARS:
+        return True
+    tokens = []
+    for match in _TOKEN.finditer(statement):
+        if match[2]:
+            return True
+        tokens.append(match[1])
+    keywords = {token.upper() for token in tokens}
+    start = tokens.index("(") if "(" in tokens else len(tokens)
+    if (
+        keywords & _COMPUTING
+        or tokens[-1:] != [")"]
+        or ("INDEX" not in keywords and kind == "index")
+    ):
+        return True
+    inner = tokens[start + 1 : -1]
+    if kind == "index":
+        return not _are_names(inner)
+    return not all(map(_is_plain_item, _split_table_items(inner)))
+
+
+def _split_table_items(tokens: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the columns and constraints of a table."""
+    depth, item = 0, list[str]()
+    for token in tokens:
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        if token == "," and depth == 0:
+            yield item
+            item = []
+        else:
+            item.append(token)
+    yield item
+
+
+def _is_plain_item(item: Sequence[str]) -> bool:
+    """Whether a column or constraint only names columns, tables, types and their lengths."""
+    keywords = [token.upper() for token in item]
+    if "CHECK" in keywords:
+        start = keywords.index("CHECK")
+        named = start in (0, 2)  # CONSTRAINT name
+        return named and _are_names(item[:start], ()) and _is_single_comparison(item[start + 1 :])
+    depth = 0
+    group: list[str] = []
+    for token in item:
+        if token == "(":
+            depth, group = depth + 1, []
+        elif token == ")":
+            depth -= 1
+            if not (_are_names(group) or all(t.isdigit() or t == "," for t in group)):
+                return False
+        elif depth:
+            group.append(token)
+        elif not _NAME.fullmatch(token):
+            return False
+        if depth not in (0, 1):
+            return False
+    return depth == 0
+
+
+def _are_names(tokens: Sequence[str], separator: Sequence[str] = (",",)) -> bool:
+    return all(_NAME.fullmatch(token) or token in separator for token in tokens)
+
+
+def _is_single_comparison(tokens: Sequence[str]) -> bool:
+    """Whether a check compares a column with a number, or with a list of texts."""
+    match list(tokens):
+        case ["(", name, "=", number, ")"]:
+            return _NAME.fullmatch(name) is not None and number.isdigit()
+        case ["(", name, in_, "(", *texts, ")", ")"] if in_.upper() == "IN":
+            literal = all(text.startswith("'") or text == "," for text in texts)
+            return _NAME.fullmatch(name) is not None and literal
+    return False

@@ -21,10 +21,10 @@ from neural_mp.core.quantization_flow import (
     propagate_quantization,
 )
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.runs.stage_noise import StageNoise
 from neural_mp.space import Capability, Reason, TuningSpace
 from neural_mp.util.display import Printed, displays
 from neural_mp.util.json_fields import NOT_STORED, Count, Finite, JsonFields, NonNegative
+from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.text import counted
 from neural_mp.util.validators import invalid, mapping_of, number, validate_at
 
@@ -93,6 +93,43 @@ class RuntimeHint(JsonFields):
             f"{self.framework} runs this model {self.speedup:.1f} times as fast in FP32 "
             f"({self.speedup_low:.1f} to {self.speedup_high:.1f}): set runtime='auto'"
         )
+
+
+class Stage(StringEnum):
+    """Origin of the weights of a plan."""
+
+    NEAREST = "nearest"  #: rounded to nearest, with the corrections that are not learned
+    RECONSTRUCTED = "reconstructed"  #: learned from FP32's results, layer by layer
+    TRAINED = "trained"  #: trained with the rounding of the plan
+
+
+#: Stage → heading.
+STAGE_WORDS: Mapping[Stage, str] = {
+    Stage.NEAREST: "rounded to nearest",
+    Stage.RECONSTRUCTED: "after reconstruction",
+    Stage.TRAINED: "after training",
+}
+
+
+@dataclass(frozen=True)
+class StageNoise(JsonFields):
+    """NSR against FP32 of one plan with the weights of each stage, on calibration samples.
+
+    Attributes:
+        ops: op of the plan → stage → NSR of its result, or of the result of the kernel that the op
+            is fused into.
+        outputs: stage → NSR of the noisiest output.
+        samples: number of calibration samples.
+    """
+
+    ops: Mapping[str, Mapping[str, NonNegative]]
+    outputs: Mapping[str, NonNegative]
+    samples: Count
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that were measured, in order."""
+        return tuple(stage for stage in Stage if stage.value in self.outputs)
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,6 @@ class CostModel:
     """A tuning space as an assignment problem.
 
     Attributes:
-        space: the space.
         levels: its precisions: INT8, then the others, fewest bits first.
         assignment: the tunable ops with their costs.
     """

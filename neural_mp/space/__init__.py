@@ -9,8 +9,13 @@ from neural_mp.space.capability import (
     OpConstraint,
     QuantConstraint,
 )
-from neural_mp.space.effective_ops import EffectiveOp, planned_by_name, planned_ops
-from neural_mp.space.explanations import Reason, counted_reasons, why_int8
+from neural_mp.space.explanations import (
+    EffectiveOp,
+    Reason,
+    counted_reasons,
+    planned_ops,
+    why_int8,
+)
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.rules import ConversionRules, name_matches
 from neural_mp.space.space import TuningSpace
@@ -29,7 +34,6 @@ __all__ = [
     "counted_reasons",
     "name_matches",
     "peak_activation_bytes",
-    "planned_by_name",
     "planned_ops",
     "reached_by",
     "why_int8",

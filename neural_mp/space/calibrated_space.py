@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
-from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import observable_tensors
 from neural_mp.space.space import TuningSpace
 
@@ -31,11 +30,8 @@ def without_non_finite(space: TuningSpace, held: Mapping[str, object]) -> Tuning
     """Return a space in which tensors that held NaN or Inf in calibration stay float.
 
     Ops that read such a tensor in INT8, or can only write INT8, lose the INT8 with calibrated
-    ranges and with those of every run. Ops that move the tensor no longer pass INT8 on.
-
-    Args:
-        space: the space.
-        held: tensor → the value that it held and its batch, as text.
+    ranges and with those of every run. Ops that move the tensor no longer pass INT8 on. The values
+    of `held` tell, as text, the value that the tensor held and its batch.
     """
     moving = {
         op.name: tensor
@@ -64,14 +60,9 @@ def _non_finite_reason(held: Mapping[str, object], tensor: str) -> str:
 def _forbid_int8_moves(space: TuningSpace, reasons: Mapping[str, str]) -> TuningSpace:
     """Return a space in which ops, given with their reasons, compute instead of moving INT8."""
     ops = (replace(op, quantize_agnostic=False) if op.name in reasons else op for op in space.graph)
-    capabilities = dict(space.capabilities)
-    for op, reason in reasons.items():
-        capability = capabilities[op]
-        capabilities[op] = replace(
-            capability, reasons={**capability.reasons, Precision.INT8: reason}
-        )
+    refusing = {op: space.capabilities[op].refusing_int8(reason) for op, reason in reasons.items()}
     graph = OpGraph(ops, space.graph.inputs, space.graph.outputs)
-    return replace(space, graph=graph, capabilities=capabilities)
+    return replace(space, graph=graph, capabilities={**space.capabilities, **refusing})
 
 
 def _ops_needing_int8(

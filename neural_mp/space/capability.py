@@ -59,6 +59,10 @@ class Capability:
         reasons = {**self.reasons, **dict.fromkeys(removed, reason)}
         return replace(self, configs=configs, reasons=reasons)
 
+    def refusing_int8(self, reason: str) -> Capability:
+        """Return the capability with a reason why INT8 is ineligible."""
+        return replace(self, reasons={**self.reasons, Precision.INT8: reason})
+
     def takes(self, config: OpConfig) -> bool:
         """Whether a plan may request a config; corrections are not checked."""
         if config.kernel:
@@ -77,7 +81,7 @@ class Capability:
         low = [config for config in self.configs if config.precision.is_low_bit]
         if not low or any(_satisfies_limits(config, limits) for config in low):
             return self
-        candidates = (weight_only(spec) for spec in self.weights if spec.group_size)
+        candidates = self.offered[len(self.configs) :]
         requested = tuple(config for config in candidates if _satisfies_limits(config, limits))
         return replace(self, configs=(*self.configs[:-1], *requested, self.configs[-1]))
 

@@ -119,7 +119,6 @@ class Resolver:
     """Resolves the plans of a model.
 
     Attributes:
-        graph: the model.
         capabilities: op → its supported configurations.
         lists: 16-bit precision → the four lists that extend a plan's 16-bit ops to other ops.
         named: the ops that a resolved plan always names.

@@ -15,10 +15,7 @@ from neural_mp.core.enums import Approach, Objective
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.quantization_flow import (
-    QuantizedTensor,
-    quantized_tensors,
-)
+from neural_mp.core.quantization_flow import QuantizedTensor, quantized_tensors
 from neural_mp.errors import UnknownOperatorError, did_you_mean, error_path
 from neural_mp.space.capability import Capability, Constraints, OpConstraint
 from neural_mp.space.resolution import ResolvedPlan, Resolver
@@ -27,10 +24,6 @@ from neural_mp.space.resolution import ResolvedPlan, Resolver
 _MAX_CACHED_PLANS = 32
 _EMULATED = "emulated on this machine, and slower than FP32"
 _NO_NATIVE_OP = "no op that it could follow runs natively in this precision"
-
-
-def _is_integer(precision: Precision) -> bool:
-    return precision.is_integer
 
 
 @dataclass(frozen=True)
@@ -105,15 +98,16 @@ class TuningSpace:
     @cached_property
     def int8_ops(self) -> frozenset[str]:
         """The tunable ops that support static INT8: quantized inputs with calibrated ranges."""
-        return frozenset(
-            op for op in self.tunable_ops if Approach.STATIC in self.capabilities[op].approaches
-        )
+        return self._ops_with(Approach.STATIC)
 
     @cached_property
     def dynamic_ops(self) -> frozenset[str]:
         """The tunable ops that support dynamic INT8: quantized inputs with ranges of every run."""
+        return self._ops_with(Approach.DYNAMIC)
+
+    def _ops_with(self, approach: Approach) -> frozenset[str]:
         return frozenset(
-            op for op in self.tunable_ops if Approach.DYNAMIC in self.capabilities[op].approaches
+            op for op in self.tunable_ops if approach in self.capabilities[op].approaches
         )
 
     @cached_property
@@ -209,10 +203,10 @@ class TuningSpace:
         waiting = list(readers)
         while waiting:
             ops = readers[waiting.pop()]
-            in_float = [op for op in ops if not any(map(_is_integer, capabilities[op].precisions))]
+            integers = {op: {p for p in capabilities[op].precisions if p.is_integer} for op in ops}
+            in_float = [op for op in ops if not integers[op]]
             for op in ops if in_float else ():
-                capability = capabilities[op]
-                removed = frozenset(filter(_is_integer, capability.precisions))
+                capability, removed = capabilities[op], integers[op]
                 if removed:
                     reason = f"its weight is also read by {in_float[0]!r} in float: stored twice"
                     capabilities[op] = capability.without(removed, reason)
@@ -230,13 +224,12 @@ class TuningSpace:
         if not ops:
             return self
         space = self._filter_configs(lambda op, c: op not in ops or c.approach not in approaches)
-        capabilities = dict(space.capabilities)
-        for op in ops:
-            capability = capabilities[op]
-            if Precision.INT8 not in capability.precisions:
-                reasons = {**capability.reasons, Precision.INT8: reason}
-                capabilities[op] = replace(capability, reasons=reasons)
-        return replace(space, capabilities=capabilities)
+        refusing = {
+            op: space.capabilities[op].refusing_int8(reason)
+            for op in ops
+            if Precision.INT8 not in space.capabilities[op].precisions
+        }
+        return replace(space, capabilities={**space.capabilities, **refusing})
 
     def constrained(self, constraints: Constraints) -> TuningSpace:
         """Return the space reduced by user constraints; FP32 is always kept.
@@ -287,24 +280,21 @@ class TuningSpace:
             for name, limits in constraints.items()
         }
 
-        def allows_config(name: str, config: OpConfig) -> bool:
-            return all(limit.allows(config) for limit in by_op.get(name, ()))
-
         requests = {
             (name, precision)
             for name, limits in by_op.items()
             for limit in limits
             for precision in limit.asks
         }
-        space = replace(self, capabilities=requested)
-        return replace(space._filter_configs(allows_config), asked=self.asked | requests)
+        space = replace(self, capabilities=requested)._filter_configs(
+            lambda name, config: all(limit.allows(config) for limit in by_op.get(name, ()))
+        )
+        return replace(space, asked=self.asked | requests)
 
     def matching(self, pattern: str, option: str = "op_wise") -> list[str]:
         """Return the ops matched by a name or pattern of an op, or of a layer and its contents.
 
-        Args:
-            pattern: name or regular expression.
-            option: option that holds the name, for messages.
+        `option` holds the name, for messages.
 
         Raises:
             UnknownOperatorError: no op and no layer matches; the message lists the nearest names.
@@ -328,15 +318,10 @@ class TuningSpace:
         return op_names
 
     def _filter_configs(self, keep: Callable[[str, OpConfig], bool]) -> TuningSpace:
-        def filter_capability(name: str, capability: Capability) -> Capability:
-            configs = tuple(
-                config for config in capability.configs if config == FP32 or keep(name, config)
-            )
-            return replace(capability, configs=configs)
-
-        capabilities = {
-            name: filter_capability(name, item) for name, item in self.capabilities.items()
-        }
+        capabilities = {}
+        for name, item in self.capabilities.items():
+            configs = tuple(c for c in item.configs if c == FP32 or keep(name, c))
+            capabilities[name] = replace(item, configs=configs)
         return replace(self, capabilities=capabilities)
 
     def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:

@@ -1,4 +1,4 @@
-"""Search strategies and their registry: one file each; third-party ones by entry point."""
+"""Search strategies and their registry; third-party ones by entry point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def _built_in() -> dict[str, type[Strategy]]:
     # Imported on demand: Optuna is slow to import.
     from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
     from neural_mp.strategies.basic import Basic
-    from neural_mp.strategies.bayesian import Bayesian
     from neural_mp.strategies.bit_allocation import BitAllocation
     from neural_mp.strategies.conservative import Conservative
     from neural_mp.strategies.exhaustive import Exhaustive
@@ -25,8 +24,7 @@ def _built_in() -> dict[str, type[Strategy]]:
     from neural_mp.strategies.mincut import MinimumCut
     from neural_mp.strategies.mse import Mse
     from neural_mp.strategies.mse_v2 import MseV2
-    from neural_mp.strategies.random_search import RandomSearch
-    from neural_mp.strategies.tpe import Tpe
+    from neural_mp.strategies.optuna_search import Bayesian, RandomSearch, Tpe
 
     own: tuple[type[Strategy], ...] = (
         Basic,

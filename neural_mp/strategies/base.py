@@ -9,11 +9,10 @@ from typing import ClassVar
 
 from neural_mp.core.enums import Objective
 from neural_mp.core.observations import Observations
-from neural_mp.core.op_timings import OpTimings
+from neural_mp.core.op_timings import FormTimes, OpTimings, Workload
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
-from neural_mp.core.workload import FormTimes, Workload
 from neural_mp.space import TuningSpace
 
 #: Generator of `Strategy.search`: yields rounds of independent plans and receives their trials.

@@ -145,7 +145,8 @@ def lowered_ops(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
     return [op for op in problem.space.tunable_ops if op in low]
 
 
-def _group_by_type(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]]:
+def group_by_type(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]]:
+    """Return op type → its ops."""
     by_type: dict[str, list[str]] = {}
     for op in ops:
         by_type.setdefault(space.graph[op].type, []).append(op)
@@ -160,7 +161,7 @@ def _by_type(
     Types that only follow others into 16 bits are included.
     """
     space = problem.space
-    by_type = _group_by_type(
+    by_type = group_by_type(
         space, [*lowered_ops(problem, base), *_infer_list_followers(problem, base, target)]
     )
     for ops in sorted(by_type.values(), key=len):
@@ -177,7 +178,7 @@ def _by_several_types(
     problem: TuningProblem, base: PrecisionPlan, target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Fall back all following types at once; if that meets the target, lower each again."""
-    by_type = _group_by_type(problem.space, _infer_list_followers(problem, base, target))
+    by_type = group_by_type(problem.space, _infer_list_followers(problem, base, target))
     if len(by_type) < 2:
         return False
 

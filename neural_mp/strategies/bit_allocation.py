@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, log, sqrt
 
 from neural_mp.core.enums import Approach, Objective
-from neural_mp.core.op_timings import OpTimings
+from neural_mp.core.op_timings import FormTimes, OpTimings, Workload, form_of
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.workload import FormTimes, Workload, form_of
 from neural_mp.search.cost_model import CostInputs
 from neural_mp.search.knapsack import Filling, Form, Knapsack
 from neural_mp.strategies.base import Search, Strategy, TuningProblem

@@ -100,7 +100,7 @@ def _fewest_fallbacks(
     return {count} if count < len(tensors) else set()
 
 
-def halfway(
+def plan_halfway(
     space: TuningSpace,
     model: CostModel,
     trials: Sequence[Trial],

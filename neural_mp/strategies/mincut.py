@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from neural_mp.core.enums import is_latency_only
+from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
@@ -33,21 +33,19 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
-from neural_mp.strategies.first_plans import first_plans
 from neural_mp.strategies.front_gap import (
     first_fallbacks,
     further_fallbacks,
-    halfway,
     has_less_loss,
+    plan_halfway,
     tolerated_noise_ratio,
 )
-from neural_mp.strategies.low_bits import has_met, without, without_slow_low_bits
 from neural_mp.strategies.refinement import (
     fastest_nearby,
     gaining_most,
     low_ops,
-    neighbours,
-    only,
+    lower_only,
+    neighbouring_plans,
     without_a_type,
 )
 
@@ -105,7 +103,7 @@ class MinimumCut(Strategy):
         low = [p for p in problem.space.usable_precisions if p.is_low_bit]
         if low and (yield from has_met(BitAllocation().search(problem))):
             return
-        problem = without(problem, low)
+        problem = exclude_precisions(problem, low)
         has_int8 = Precision.INT8 in problem.space.usable_precisions
         yield from _Run(problem).search() if has_int8 else Basic().search(problem)
 
@@ -246,7 +244,7 @@ class _Run:
         If a trial missed the accuracy target, no further ops move to INT8.
         """
         space, inputs = self.problem.space, replace(self._cost_inputs(), in_place=True)
-        nearby = neighbours(space, plan, inputs, may_lower=self._all_accurate())
+        nearby = neighbouring_plans(space, plan, inputs, may_lower=self._all_accurate())
         resolved = map(self._resolve_plan, [self._solved_within(plan), *nearby])
         visited = {*self.tried, space.resolve(plan)}
         for candidate in resolved:
@@ -260,7 +258,7 @@ class _Run:
         If a trial missed the accuracy target, no further ops move to INT8.
         """
         cut = self._apply_int8_settings(self._cost_model().best_plan(0.0))
-        return cut if self._all_accurate() else only(plan, low_ops(cut))
+        return cut if self._all_accurate() else lower_only(plan, low_ops(cut))
 
     def _all_accurate(self) -> bool:
         return all(trial.meets_accuracy for trial in self.tried.values())
@@ -301,7 +299,7 @@ class _Run:
         """Yield the INT8 ops of a plan that remain at multiples of the measured conversion cost."""
         for factor in _CONVERSION_COST_FACTORS:
             best = self._cost_model(conversion_factor=factor).best_plan(0.0)
-            yield only(plan, [op for op in best if best[op].precision is Precision.INT8])
+            yield lower_only(plan, [op for op in best if best[op].precision is Precision.INT8])
 
     def _try_corrections(self, plan: PrecisionPlan, missed: Trial) -> Steps:
         """Try the calibration algorithm or bias correction with the least noise on few samples."""
@@ -357,7 +355,7 @@ class _Run:
             yield from self._fall_back_by_noise(fastest)
         for _ in range(_GAP_TRIALS):
             trials = list(self.tried.values())
-            plan = halfway(self.problem.space, self.model, trials, self._noisiest_tensors())
+            plan = plan_halfway(self.problem.space, self.model, trials, self._noisiest_tensors())
             if plan is not None:
                 yield from self._try_plan(plan)
 
@@ -373,10 +371,9 @@ class _Run:
 
     def _noisiest_tensors(self) -> list[QuantizedTensor]:
         """Sort all tensors, noisiest first."""
-        return sorted(self.problem.space.tensors, key=self._tensor_nsr, reverse=True)
-
-    def _tensor_nsr(self, tensor: QuantizedTensor) -> float:
-        return self.noise.get(tensor.name, 0.0)
+        return sorted(
+            self.problem.space.tensors, key=lambda t: self.noise.get(t.name, 0.0), reverse=True
+        )
 
     def _may_go_on(self) -> bool:
         return len(self.tried) < (_TRIALS if self._has_met() else _TRIALS_AT_MOST)
@@ -391,10 +388,126 @@ class _Run:
         """Return the output noise due to each of the noisiest tensors."""
         noises = {}
         for tensor in self._noisiest_tensors()[:_MEASURED_EXACTLY]:
-            isolated = only(plan, tensor.quantizing_ops)
+            isolated = lower_only(plan, tensor.quantizing_ops)
             noise = self.problem.probe.output_noise(
                 self._apply_int8_settings(isolated), tensor.name
             )
             if noise is not None:
                 noises[tensor.name] = min(noise, _MAX_OUTPUT_NSR)
         return noises
+
+
+#: A plan counts as faster below this ratio of measured latencies, or of predicted ones, if minimal.
+_FASTER, _PREDICTED_AS_FASTER = 0.97, 0.85
+
+
+@dataclass(frozen=True)
+class FirstPlans:
+    """The plans that come first.
+
+    Attributes:
+        fastest: the plan with the lowest precisions, or one that is clearly faster.
+        as_fast: a plan with less INT8 that was measured as no slower than the lowest precisions.
+    """
+
+    fastest: PrecisionPlan
+    as_fast: PrecisionPlan | None = None
+
+
+def first_plans(
+    problem: TuningProblem, model: CostModel, finished: Callable[[PrecisionPlan], PrecisionPlan]
+) -> FirstPlans:
+    """Return the plans to start from.
+
+    Args:
+        problem: has the space and the probe.
+        model: predicts the time of plans.
+        finished: completes a plan by corrections.
+    """
+    space, low = problem.space, problem.space.fastest_plan()
+    lowest = space.resolve(finished(low))
+    resolved = {plan: space.resolve(finished(plan)) for plan in _faster_by_ops(low, model)}
+    candidates = [p for p, r in resolved.items() if r.has_low_precision and r != lowest]
+    if not candidates:
+        return FirstPlans(low)
+    if Objective.PERFORMANCE not in problem.objectives:
+        return FirstPlans(candidates[0])
+    seconds = problem.probe.latencies([finished(plan) for plan in (low, *candidates)])
+    if seconds is None:
+        baseline, least = (model.cost(plan)[0] for plan in (low, candidates[0]))
+        return FirstPlans(candidates[0] if least < baseline * _PREDICTED_AS_FASTER else low)
+    baseline, *measured = seconds
+    least, best = min(zip(measured, candidates, strict=True), key=lambda pair: pair[0])
+    if least < baseline * _FASTER:
+        return FirstPlans(best)
+    return FirstPlans(low, best if least <= baseline else None)
+
+
+def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPlan]:
+    """Yield the minimum cut, and the lowest precisions except for ops that the cut speeds up.
+
+    Most ops without INT8 take too little time to tell two float precisions apart, while a change
+    from one to the other between two ops costs more than it gains. So these ops take the precisions
+    of the cut first, and then the lowest float precision.
+    """
+    cut = model.best_plan(0.0)
+    yield cut
+
+    def op_time(op: str, plan: PrecisionPlan) -> float:
+        return model.assignment.costs[op][model.levels.index(plan[op].precision)][0]
+
+    in_int8 = [op for op in low if low[op].precision is Precision.INT8 and op in cut]
+    faster = [op for op in in_int8 if op_time(op, cut) < op_time(op, low)]
+    yield low.replacing({op: cut[op] for op in faster})
+    yield low.replacing({op: _lowest_float(op, model) for op in faster})
+
+
+def _lowest_float(op: str, model: CostModel) -> OpConfig:
+    floats = (model.space.choice(op, level) for level in model.levels if not level.is_integer)
+    return next(config for config in floats if config is not None)
+
+
+def without_slow_low_bits(problem: TuningProblem) -> TuningProblem:
+    """Return the problem without INT4 if other precisions compute the same ops in less time.
+
+    Kernels for 4 bits win where weights are read for a few rows, as in decoding, and lose to INT8
+    for many rows. Size counts for the other objectives, so INT4 then stays, as it does without
+    INT8 or without measured times. With a workload, the times of a batch do not decide.
+    """
+    space, usable = problem.space, problem.space.usable_precisions
+    if problem.workload is not None:
+        return problem
+    if not {Precision.INT4, Precision.INT8} <= {*usable} or not is_latency_only(problem.objectives):
+        return problem
+    times = problem.probe.times().ops
+    able = [op for op in space.tunable_ops if space.choice(op, Precision.INT4) is not None]
+    measured = [times[op] for op in able if Precision.INT4 in times.get(op, {})]
+    low = sum(by_precision[Precision.INT4] for by_precision in measured)
+    rest = sum(
+        min((s for p, s in by_precision.items() if p is not Precision.INT4), default=0.0)
+        for by_precision in measured
+    )
+    if not measured or low < rest:
+        return problem
+    return exclude_precisions(problem, [Precision.INT4])
+
+
+def exclude_precisions(problem: TuningProblem, precisions: Collection[Precision]) -> TuningProblem:
+    """Return the problem without some precisions."""
+    if not precisions:
+        return problem
+    remaining = {*problem.space.usable_precisions}.difference(precisions)
+    return replace(problem, space=problem.space.restricted_to(remaining))
+
+
+def has_met(search: Search) -> Generator[list[PrecisionPlan], list[Trial], bool]:
+    """Run a search, and return whether a plan besides FP32 met the accuracy target."""
+    met, fp32 = False, {Precision.FP32}
+    try:
+        plans = next(search)
+        while True:
+            trials = yield plans
+            met = met or any(t.meets_accuracy and {*t.plan.counts()} != fp32 for t in trials)
+            plans = search.send(trials)
+    except StopIteration:
+        return met

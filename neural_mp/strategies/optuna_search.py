@@ -1,18 +1,21 @@
-"""Base of strategies that draw plans with an Optuna sampler."""
+"""`random`, `tpe` and `bayesian`: plans drawn by an Optuna sampler."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from importlib.util import find_spec
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
+from neural_mp.errors import ConfigurationError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.decisions import Combination, combinations, levels, plan_of
+from neural_mp.util.optional_packages import install_command
 from neural_mp.util.optuna_logging import quiet_optuna
 
 if TYPE_CHECKING:
@@ -143,15 +146,95 @@ class _Study:
 def objective_value(problem: TuningProblem, trial: Trial) -> float:
     """Return the objective value of a trial (see `OptunaStrategy`)."""
     if not trial.meets_accuracy:
-        return 1.0 + squashed(trial.ranking_loss)
+        return 1.0 + squash_value(trial.ranking_loss)
     cost = trial.relative_cost(problem.objectives)
     if cost < inf:
-        return squashed(cost)
+        return squash_value(cost)
     chosen = trial.plan.precisions
     bits = [chosen.get(op, Precision.FP32).bits for op in problem.space.tunable_ops]
-    return squashed(sum(bits) / (Precision.FP32.bits * len(bits)))
+    return squash_value(sum(bits) / (Precision.FP32.bits * len(bits)))
 
 
-def squashed(value: float) -> float:
+def squash_value(value: float) -> float:
     """Map 0 … infinity to 0 … 1, monotonically."""
     return 1.0 if value == inf else max(0.0, value) / (1.0 + max(0.0, value))
+
+
+class Bayesian(OptunaStrategy):
+    """Intel Neural Compressor's `bayesian`: Bayesian optimization.
+
+    1. The lowest precisions, then random plans, 10 in total.
+    2. A Gaussian process is fitted to the trials; the next plan has the highest expected
+       improvement over the best one. Uses Optuna's `GPSampler`, which requires torch.
+
+    For the objective and the end of the search, see `OptunaStrategy`. The published strategy
+    chooses among INT8 approaches; this one chooses precisions.
+
+    Source: `tuning_strategies.md`, "Bayesian".
+
+    Raises:
+        ConfigurationError: torch is missing.
+    """
+
+    name = "bayesian"
+    # Without a new trial, the sampler would repeat its draw, and slowly.
+    repeats: ClassVar[int] = 1
+
+    def __init__(self) -> None:
+        # Fail at once instead of after evaluating the baseline.
+        if find_spec("torch") is None:
+            raise ConfigurationError(
+                "strategy 'bayesian' requires torch, which is not installed; run "
+                f"{install_command('torch')}, or use strategy 'tpe', which requires no torch"
+            )
+
+    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See the base class."""
+        import optuna
+
+        return optuna.samplers.GPSampler(seed=seed)
+
+
+class Tpe(OptunaStrategy):
+    """Intel Neural Compressor's `tpe`: a Tree-structured Parzen Estimator.
+
+    1. The lowest precisions, then random plans, 10 in total.
+    2. Trials are split into good and bad ones. The next plan maximizes the ratio of its likelihood
+       among the good to that among the bad, for all decisions jointly. Uses Optuna's `TPESampler`.
+
+    For the objective and the end of the search, see `OptunaStrategy`.
+
+    Sources: Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011;
+    `tuning_strategies.md`, "TPE".
+    """
+
+    name = "tpe"
+
+    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See the base class."""
+        import optuna
+
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True)
+
+
+class RandomSearch(OptunaStrategy):
+    """Intel Neural Compressor's `random`: every decision independently at random.
+
+    1. All ops in their lowest precision.
+    2. Plans in rounds of 8, drawn by Optuna's `RandomSampler`. Draws are independent of earlier
+       trials, so the plans of a round can be tried in parallel.
+
+    For the end of the search, see `OptunaStrategy`. The published strategy draws INT8 approaches;
+    this one draws precisions.
+
+    Source: `tuning_strategies.md`, "Random".
+    """
+
+    name = "random"
+    round_size: ClassVar[int] = 8
+
+    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See the base class."""
+        import optuna
+
+        return optuna.samplers.RandomSampler(seed=seed)

@@ -10,7 +10,7 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.search.cost_model import CostInputs, cost_model, without_int8
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe
-from neural_mp.strategies.basic import at_precision
+from neural_mp.strategies.basic import at_precision, group_by_type
 from neural_mp.strategies.decisions import levels
 
 #: Maximum number of plans measured per round, and of rounds.
@@ -21,7 +21,7 @@ _FEW_NEIGHBOURS = 2
 _FASTER = 0.99
 
 
-def neighbours(
+def neighbouring_plans(
     space: TuningSpace, plan: PrecisionPlan, inputs: CostInputs, may_lower: bool
 ) -> list[PrecisionPlan]:
     """Return the plans that differ from a plan in one decision, fastest by single ops first.
@@ -51,10 +51,8 @@ def without_a_type(
 
     `gains` are the seconds that ops save.
     """
-    by_type: dict[str, list[str]] = {}
-    for op, config in plan.items():
-        if config.precision is Precision.INT8:
-            by_type.setdefault(space.graph[op].type, []).append(op)
+    in_int8 = (op for op, config in plan.items() if config.precision is Precision.INT8)
+    by_type = group_by_type(space, in_int8)
     order = sorted(by_type.values(), key=lambda ops: sum(gains.get(op, 0.0) for op in ops))
     return [without_int8(space, plan, ops) for ops in order]
 
@@ -94,7 +92,7 @@ def _search_faster(
     return None
 
 
-def only(plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
+def lower_only(plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
     """Return a plan with all but these ops in FP32."""
     lowered = set(ops)
     return plan.replacing({op: FP32 for op in plan if op not in lowered})
@@ -112,4 +110,4 @@ def gaining_most(plan: PrecisionPlan, gains: Mapping[str, float]) -> Iterator[Pr
     """
     best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
     for divisor in (1, 2, 4, 8):
-        yield only(plan, best[: len(gains) // divisor])
+        yield lower_only(plan, best[: len(gains) // divisor])

@@ -17,7 +17,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConversionError
-from neural_mp.profiling.audit import Audit, audited
+from neural_mp.profiling.audit import Audit, audit_model
 from neural_mp.space import TuningSpace, planned_ops
 from neural_mp.testing.fixtures import Split, machine, signal_to_noise, uniform
 from neural_mp.testing.on_digits import OnDigits
@@ -125,7 +125,7 @@ class AdaptorContract(OnDigits):
 
         def audit_plan(plan: PrecisionPlan) -> Audit:
             planned = planned_ops(space, space.resolve(plan))
-            return audited(LoadedModel(adaptor, convert(plan)), planned)
+            return audit_model(LoadedModel(adaptor, convert(plan)), planned)
 
         return audit_plan
 
@@ -261,13 +261,13 @@ class AdaptorContract(OnDigits):
         plan = mixed(space, 0)
         adaptor.save(convert(plan), tmp_path)
         restored = LoadedModel(adaptor, adaptor.restore(tmp_path))
-        assert audited(restored, planned_ops(space, space.resolve(plan))).holds
+        assert audit_model(restored, planned_ops(space, space.resolve(plan))).holds
 
     def test_a_plan_that_says_more_than_ran_does_not_hold(self, adaptor, space, convert, audit_of):
         """All ops planned in INT8 are findings if the model is FP32."""
         planned = planned_ops(space, space.resolve(uniform(space, INT8)))
         fp32 = LoadedModel(adaptor, convert(space.fp32_plan()))
-        differing = {op.name for op in audited(fp32, planned).findings}
+        differing = {op.name for op in audit_model(fp32, planned).findings}
         assert differing >= {name for name, op in planned.items() if op.approach is not None}
 
     def test_every_op_that_runs_is_profiled(self, adaptor, model, space, images):

@@ -16,7 +16,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.testing.fixtures import machine, signal_to_noise, uniform
 from neural_mp.testing.on_digits import OnDigits
 from neural_mp.testing.products_contract import whole_numbers
-from neural_mp.tuning.measurement import op_outputs
+from neural_mp.tuning.measurement import comparison
 from neural_mp.tuning.measurement.comparison import Comparison, compare_models
 
 INT8, BF16 = Precision.INT8, Precision.BF16
@@ -159,7 +159,7 @@ class ComparisonContract(OnDigits):
     def test_few_results_are_held_at_once(self, made, images, monkeypatch):
         whole = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
         limit = 1 << 19  # bytes of one result: 32 channels, 64 pixels, 64 images
-        monkeypatch.setattr(op_outputs, "HELD_BYTES", limit)
+        monkeypatch.setattr(comparison, "HELD_BYTES", limit)
         values, sizes = LoadedModel.op_outputs, list[list[int]]()
 
         def watch_sizes(model, ops):

@@ -43,7 +43,6 @@ class Outcome:
     """The end of a conversion.
 
     Attributes:
-        verdict: the end.
         details: noise, or the error.
     """
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors import registry
 
 if TYPE_CHECKING:
-    from neural_mp.adaptors.common.training_choices import OptimizerChoice
+    from neural_mp.adaptors.common.simulation import OptimizerChoice
     from neural_mp.adaptors.pytorch.training.autocast import autocast
     from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
     from neural_mp.adaptors.tensorflow.training.watch import Watch
     from neural_mp.core.loss_scale import LossScale
     from neural_mp.training.advice import advise
-    from neural_mp.training.device_list import devices, is_gpu_available
     from neural_mp.training.loop import TrainingProgress, fit
-    from neural_mp.training.models import apply_plan, first_nonfinite
+    from neural_mp.training.models import apply_plan, devices, first_nonfinite, is_gpu_available
     from neural_mp.training.policies import kept_layers, set_policy, supported_policies
     from neural_mp.training.rewrite_switch import (
         disable_graph_rewrite,
@@ -40,19 +39,19 @@ _LAZY = {
     "Watch": ("tensorflow", f"{_TENSORFLOW}.watch"),
     "advise": (None, "neural_mp.training.advice"),
     "apply_plan": (None, "neural_mp.training.models"),
-    "devices": (None, "neural_mp.training.device_list"),
+    "devices": (None, "neural_mp.training.models"),
     "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
     "disable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "enable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "finish": (None, "neural_mp.api.quantization_aware"),
-    "OptimizerChoice": (None, "neural_mp.adaptors.common.training_choices"),
+    "OptimizerChoice": (None, "neural_mp.adaptors.common.simulation"),
     "TrainingProgress": (None, "neural_mp.training.loop"),
     "fit": (None, "neural_mp.training.loop"),
     "first_nonfinite": (None, "neural_mp.training.models"),
     "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
-    "is_gpu_available": (None, "neural_mp.training.device_list"),
+    "is_gpu_available": (None, "neural_mp.training.models"),
     "kept_layers": (None, "neural_mp.training.policies"),
     "quantization_aware": (None, "neural_mp.api.quantization_aware"),
     "set_policy": (None, "neural_mp.training.policies"),

@@ -17,8 +17,7 @@ from neural_mp.core.hardware import detect
 from neural_mp.core.numerics_trace import first_non_finite
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
-from neural_mp.training.advice_report import Advice, LayerAdvice
-from neural_mp.training.device_list import is_gpu_available
+from neural_mp.training.models import Advice, LayerAdvice, is_gpu_available
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.util.validators import integer_between, positive_float, validate_option
 
@@ -137,11 +136,9 @@ class _Search:
 
     @property
     def low(self) -> set[str]:
-        """The layers that are not kept in float32."""
         return {name for name, layer in self.layers.items() if not layer.keep}
 
     def train(self, batch: object, step: int) -> None:
-        """Train one step in float32."""
         self.passes += 1
         loss = self.trainable.step(batch)
         if not math.isfinite(loss):
@@ -185,9 +182,8 @@ class _Search:
     def _keep_noisy_layers(self, noise_of: Callable[..., float], batch: object, step: int) -> float:
         """Keep layers until the rest is within the limit; return the remaining noise."""
         isolated: dict[str, float] = {}
-        self._measure_isolated(
-            noise_of, [name for name in self.layers if name in self.low], isolated
-        )
+        low = self.low
+        self._measure_isolated(noise_of, [name for name in self.layers if name in low], isolated)
         for name, noise in isolated.items():
             previous = self.layers[name]
             if not noise <= previous.noise:
@@ -269,7 +265,6 @@ class _Search:
         return message if noise > self.limit else f"{message}; all layers together exceed the limit"
 
     def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
-        """Return the final advice."""
         layers = {
             name: layer if layer.reason else replace(layer, reason=self._why_low(layer))
             for name, layer in self.layers.items()

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from neural_mp.adaptors.common.optional import needed
-from neural_mp.adaptors.common.simulation import Trainer, TrainingSchedule
-from neural_mp.adaptors.common.training_choices import EPOCHS, OptimizerChoice
+from neural_mp.adaptors.common.simulation import EPOCHS, OptimizerChoice, Trainer, TrainingSchedule
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.io.files import write_atomic
@@ -154,7 +153,7 @@ def fit(
     return progress
 
 
-def _evaluate_score(evaluate: Callable[[Any], float], model: Any) -> float:
+def _evaluate_score(evaluate: Callable[[Any], float], model: object) -> float:
     return validate_option("the result of evaluate", finite, evaluate(model))
 
 
@@ -201,10 +200,9 @@ class _Checkpoints:
         progress = read_json(self.folder / _PROGRESS, read, ConfigurationError, _OTHER_FOLDER)
         states = []
         for epoch in (progress.epochs, progress.best):
-            with file_context(
-                repr(str(self._state_file(epoch))), ConfigurationError, _OTHER_FOLDER
-            ):
-                states.append(bytes_of(self._state_file(epoch), _MAX_STATE_BYTES))
+            file = self._state_file(epoch)
+            with file_context(repr(str(file)), ConfigurationError, _OTHER_FOLDER):
+                states.append(bytes_of(file, _MAX_STATE_BYTES))
         trainer.load(states[0], resume=True)
         self.best = states[1]
         return progress

@@ -15,7 +15,7 @@ from neural_mp.errors import (
     UnsupportedPrecisionError,
     did_you_mean,
 )
-from neural_mp.training.device_list import devices
+from neural_mp.training.models import devices
 
 FLOAT32 = "float32"
 #: Policies with float32 weights and 16-bit computation.

@@ -64,7 +64,7 @@ def graph_rewrite(
     from neural_mp.adaptors.tensorflow import amp_pass
 
     chosen, settings = requested("the rewrite", precision, amp, users_environment())
-    with amp_pass.enabled(chosen, settings):
+    with amp_pass.enable_pass(chosen, settings):
         yield chosen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
-from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError
 from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
@@ -20,12 +21,16 @@ from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record_schema import BASELINE_FIGURES
 from neural_mp.space import reached_by
+from neural_mp.tuning.evaluation.accuracy_bounds import (
+    AccuracySpread,
+    TextLosses,
+    is_random,
+    metric_of_texts,
+    repeat_baseline,
+)
 from neural_mp.tuning.evaluation.calibration_batches import Calibration, sample_words
 from neural_mp.tuning.evaluation.early_stopping import RunningValues
-from neural_mp.tuning.evaluation.metric_values import is_usable
-from neural_mp.tuning.evaluation.paired_losses import TextLosses, metric_of_texts
 from neural_mp.tuning.evaluation.pass_contents import PassContents
-from neural_mp.tuning.evaluation.random_accuracy import AccuracySpread, is_random, repeat_baseline
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog, target_words
 from neural_mp.util.digest import DigestingIterator
@@ -173,7 +178,7 @@ def _measure_baseline(
         accuracy = _evaluate_model(job, deadline)
         cpu_seconds = time.process_time() - started
     digesting, evaluator.digesting = evaluator.digesting, None
-    if not is_usable(accuracy):
+    if not math.isfinite(accuracy):
         values = ", ".join(f"{name} {value}" for name, value in job.evaluator.values.items())
         raise MetricError(
             f"the accuracy of the {job.source_name} model is {accuracy}"
@@ -236,7 +241,7 @@ def _evaluate_model(job: TuningJob, deadline: Deadline) -> float:
         return job.evaluator(job.model, deadline)
 
 
-def calibrated(
+def calibrate_model(
     job: TuningJob,
     log: RunLog,
     deadline: Deadline,

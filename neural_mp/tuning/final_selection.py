@@ -10,7 +10,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import Ratio, ratio, uncontended
+from neural_mp.profiling import Ratio, latency_ratio, uncontended_latency
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measurement.objectives import best_trial, finalists, latency_figures
@@ -50,7 +50,6 @@ class Selection:
     """The result of a run.
 
     Attributes:
-        model: the model.
         plan: its resolved plan.
         speed: its latency measurement.
         trial: the trial of the plan; None for the FP32 model.
@@ -69,14 +68,16 @@ class Selection:
 def compare_latency(baseline: Sequence[float], result: Sequence[float]) -> LatencyComparison:
     """Return the latency comparison of two models timed in interleaved rounds."""
     return LatencyComparison(
-        uncontended(baseline), uncontended(result), ratio(result, baseline).inverse
+        uncontended_latency(baseline),
+        uncontended_latency(result),
+        latency_ratio(result, baseline).inverse,
     )
 
 
 def select_fp32(job: TuningJob, slower: Sequence[Trial] = ()) -> Selection:
     """Return the FP32 model as the result, with the trials measured as slower."""
     (seconds,) = job.measurement.rounds([job.model])
-    speed = LatencyComparison(uncontended(seconds), uncontended(seconds))
+    speed = LatencyComparison(uncontended_latency(seconds), uncontended_latency(seconds))
     slow = tuple(slower)
     return Selection(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
 
@@ -103,7 +104,7 @@ def select(
         first, plan = chosen[0], plans[chosen[0].plan]
         if len(chosen) == 1 and first.number in measured_alone and job.rated(first, plan).met:
             slow = tuple(slower)
-            selection = unmeasured(first, plan, model)
+            selection = with_figures(first, plan, model.converted(plan))
             return replace(selection, slower_than_fp32=slow, remeasured=(*slow, first))
         models = [job.model, *(model.converted(plans[trial.plan]) for trial in chosen)]
         baseline, *candidates = job.measurement.rounds(models, longer=_LONGER)
@@ -116,8 +117,8 @@ def select(
         if best is not None:
             index = measured.index(best)
             speed = LatencyComparison(
-                uncontended(baseline),
-                uncontended(candidates[index]),
+                uncontended_latency(baseline),
+                uncontended_latency(candidates[index]),
                 _relative_latency(best).inverse,
             )
             return Selection(
@@ -157,11 +158,6 @@ def _with_latency(
     return job.rated(replace(trial, objectives=figures), plan)
 
 
-def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Selection:
-    """Return a selection with the figures of the trial."""
-    return with_figures(trial, plan, model.converted(plan))
-
-
 def with_figures(trial: Trial, plan: ResolvedPlan, converted: AnyModel) -> Selection:
     """Return the selection of a converted model with the figures of its trial."""
     relative, seconds = _relative_latency(trial), trial.objectives["performance"]
@@ -175,7 +171,7 @@ def best_slow(trials: Sequence[Trial], objectives: Mapping[Objective, float]) ->
     return min(accurate, key=lambda trial: trial.relative_cost(objectives), default=None)
 
 
-def closest(trials: Sequence[Trial]) -> Trial | None:
+def closest_trial(trials: Sequence[Trial]) -> Trial | None:
     """Return the trial with the least loss, preferably one that was evaluated completely."""
     usable = [trial for trial in trials if trial.loss is not None]
     return min(usable, key=lambda t: (t.outcome is Outcome.PRUNED, t.ranking_loss), default=None)
@@ -183,7 +179,7 @@ def closest(trials: Sequence[Trial]) -> Trial | None:
 
 def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) -> str:
     """Return the reason for the FP32 model as the result, as text."""
-    slow, nearest = best_slow(trials, job.objectives), closest(trials)
+    slow, nearest = best_slow(trials, job.objectives), closest_trial(trials)
     if slow is not None:
         return f"no plan that meets the target is {too_slow(job, slow)}"
     if nearest is None or nearest.accuracy is None or baseline is None:

@@ -1,7 +1,9 @@
-"""The inputs of a tuning run."""
+"""The inputs of a tuning run, and of its strategy."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,16 +12,17 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Objective
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.report import RuntimeFigures, RuntimeHint, Setting
 from neural_mp.space import ResolvedPlan, TuningSpace
-from neural_mp.strategies.base import Strategy
+from neural_mp.strategies.base import Probe, Strategy, TuningProblem
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.evaluation.evaluator import Evaluator
-from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.executors.contract import Workers
 from neural_mp.tuning.measurement.objectives import (
     Footprints,
     Measurement,
@@ -173,3 +176,28 @@ class TuningJob:
         slow = gains_too_little(self.objectives, trial.objectives, self.measurement.min_speedup)
         slow = slow and self.claims_speed(plan)
         return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)
+
+
+def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningProblem:
+    """Return the input of a strategy for a calibrated model."""
+    settings = job.settings
+    return TuningProblem(
+        job.space,
+        model.observations,
+        settings.precisions,
+        settings.seed,
+        job.objectives,
+        probe,
+        settings.criterion.tolerance,
+        job.measurement.workload,
+    )
+
+
+def cache_of_probes(job: TuningJob, observations: Observations) -> MeasurementCache:
+    """Return the cache of earlier runs of the model with the same observations."""
+    content = json.dumps(observations.to_dict(), sort_keys=True)
+    return job.cache.scoped(
+        space=job.space.digest,
+        observations=hashlib.sha256(content.encode()).hexdigest(),
+        **job.measurement.conditions,
+    )

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.trial import Trial
-from neural_mp.runs.report import Report
-from neural_mp.runs.stage_noise import StageNoise
+from neural_mp.runs.report import Report, StageNoise
 from neural_mp.util.user_calls import call_user
 
 

@@ -1,4 +1,4 @@
-"""Records of a run at its start and end."""
+"""The result of a run, its report, and the records of its start and end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
+from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import (
     FULL_PROFILE,
     SHOWN_PROFILE,
@@ -22,11 +24,21 @@ from neural_mp.core.op_timings import (
 )
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.runs.report import Machine, Report, RunEnd, RunStart
+from neural_mp.profiling import Ratio
+from neural_mp.runs.report import (
+    Machine,
+    Report,
+    RunEnd,
+    RunRecord,
+    RunStart,
+    count_ops,
+    emulated_precisions,
+)
 from neural_mp.search.corrections import best_corrections, corrected_nsr
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.space import Capability, ResolvedPlan, TuningSpace, counted_reasons
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.op_timing import conversions_of
 from neural_mp.util.environment import versions_of
 
@@ -50,12 +62,7 @@ def setup_of(job: TuningJob) -> RunStart:
         started=now(),
         model=job.description.model,
         framework=job.model.adaptor.framework,
-        graph=space.graph,
-        capabilities={
-            op: _bare_capability(capability) for op, capability in space.capabilities.items()
-        },
-        tunable_ops=space.tunable_ops,
-        tensors=space.tensors,
+        **_space_fields(space),
         fan_in=_fan_in_by_op(job.model),
         settings=job.description.settings,
         batch_size=job.measurement.batch_size,
@@ -67,20 +74,23 @@ def setup_of(job: TuningJob) -> RunStart:
 
 def setup_in_space(setup: RunStart, space: TuningSpace) -> RunStart:
     """Return the record of a start with the space that calibration left."""
-    return replace(
-        setup,
-        graph=space.graph,
-        capabilities={
-            op: _bare_capability(capability) for op, capability in space.capabilities.items()
-        },
-        tunable_ops=space.tunable_ops,
-        tensors=space.tensors,
-    )
+    return replace(setup, **_space_fields(space))
 
 
-def _bare_capability(capability: Capability) -> Capability:
-    configs = tuple(OpConfig(precision) for precision in capability.precisions)
-    return Capability(configs, capability.reasons, capability.emulated)
+def _space_fields(space: TuningSpace) -> dict[str, Any]:
+    """Return the fields of a `RunStart` for a space, without details of configurations."""
+    capabilities = {
+        op: Capability(
+            tuple(map(OpConfig, capability.precisions)), capability.reasons, capability.emulated
+        )
+        for op, capability in space.capabilities.items()
+    }
+    return {
+        "graph": space.graph,
+        "capabilities": capabilities,
+        "tunable_ops": space.tunable_ops,
+        "tensors": space.tensors,
+    }
 
 
 def _fan_in_by_op(model: AnyTunableModel) -> dict[str, int]:
@@ -131,8 +141,7 @@ def ending_of(
     if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
     runs, samples = _choose_sampling(seconds, seconds_allowed, job.measurement.batch_size)
-    fp32_profile = _profile_ops(job, job.model, runs, samples)
-    profile = fp32_profile
+    profile = fp32_profile = _profile_ops(job, job.model, runs, samples)
     if selection.model is not job.model:
         profile = _profile_ops(job, selection.model, runs, samples)
     return RunEnd(
@@ -190,3 +199,69 @@ def _predict_latencies(
     figures = CostInputs(noise, times=times, weights=weights, values=observations.elements)
     predicted = {t.number: predicted_time(job.space, figures, t.plan) for t in trials}
     return {number: fraction for number, fraction in predicted.items() if fraction is not None}
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The result of a run, always with a usable model.
+
+    Attributes:
+        model: the best model that met the target; the FP32 model if none did.
+        plan: its resolved plan.
+        fp32: the FP32 model in the runtime of the result.
+        met: whether the target was met; None without a check.
+        trials: every trial of the run, resumed ones included, oldest first.
+        observations: result of calibration.
+        record: the stored record of the run.
+    """
+
+    model: AnyModel
+    plan: ResolvedPlan
+    fp32: AnyTunableModel
+    met: bool | None
+    trials: tuple[Trial, ...]
+    observations: Observations
+    report: Report
+    record: RunRecord
+
+
+def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
+    """Return the figures of a result except its accuracy, and end the log of the run."""
+    speed, effective = selection.speed.ratio, selection.plan.effective
+    if speed is not None and speed.high < 1:
+        log.warn(_slowdown_warning(job, speed))
+    return Report(
+        metric=job.evaluator.label,
+        higher_is_better=job.settings.criterion.prefers_higher,
+        **selection.speed.figures,
+        batch_size=job.measurement.batch_size,
+        streams=job.measurement.streams,
+        baseline_size=job.model.size,
+        size=selection.model.size,
+        baseline_footprint=job.footprints.baseline,
+        footprint=job.footprints(selection.model, selection.plan),
+        evaluations=job.evaluator.evaluations,
+        seconds=dict(log.seconds),
+        source_precisions=tuple(p.value for p in job.space.graph.source_precisions),
+        op_counts=count_ops(job.space.graph, effective),
+        emulated=emulated_precisions(job.space, effective),
+        conversions=selection.model.conversions,
+        ineligible=counted_reasons(job.space, job.space.contractions, job.settings.precisions),
+        amp=job.amp,
+        warnings=tuple(log.warnings),
+        cache_hits=tuple(log.cache_hits),
+        stage_noise=log.stage_noise,
+        runtimes=job.runtimes,
+        hint=None if job.hint is None else job.hint(log.seconds, selection.speed.baseline),
+    )
+
+
+def _slowdown_warning(job: TuningJob, speed: Ratio) -> str:
+    message = f"the result runs at {speed} the speed of {job.source_name} on this machine"
+    if job.evaluates:
+        return message
+    return (
+        f"{message}, and its accuracy was not checked: every eligible op is converted, "
+        f"even if that saves no time. Set a metric and evaluation data to convert only ops that "
+        f"become faster, or use the {job.source_name} model"
+    )

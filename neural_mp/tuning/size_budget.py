@@ -10,10 +10,9 @@ from neural_mp.io.measurement_cache import RunCache
 from neural_mp.search.knapsack import Filling
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.bit_allocation import weights_by_bytes
-from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.job import TuningJob, problem_of
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe
-from neural_mp.tuning.problem import problem_of
 from neural_mp.tuning.size_limit import SizeLimit
 
 #: Maximum number of conversions: predicted sizes leave out biases and the factors of inputs.

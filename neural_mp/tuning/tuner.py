@@ -8,38 +8,35 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
-from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.runs.history import History
 from neural_mp.runs.report import ELEMENTS, LAYER_ERRORS
 from neural_mp.strategies.base import Search
-from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
+from neural_mp.tuning.baseline import Baseline, calibrate_model, measured_baseline
 from neural_mp.tuning.evaluation.early_stopping import RunningValues
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluator
 from neural_mp.tuning.evaluation.sharding import ShardingPolicy
 from neural_mp.tuning.final_selection import (
     Selection,
     best_slow,
-    closest,
+    closest_trial,
     select,
     select_fp32,
-    unmeasured,
     why_fp32,
+    with_figures,
 )
-from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.job import TuningJob, cache_of_probes, problem_of
 from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.measurement.comparison import stage_noise
 from neural_mp.tuning.measurement.float_kernels import latest, with_faster_kernels
 from neural_mp.tuning.measurement.objectives import best_trial
-from neural_mp.tuning.measurement.other_runtimes import Settlement, settled
+from neural_mp.tuning.measurement.other_runtimes import Settlement, settle_runtime
 from neural_mp.tuning.measurement.probe import LEAST_ALLOWANCE, MeasuringProbe
-from neural_mp.tuning.measurement.stage_noise import stage_noise
-from neural_mp.tuning.problem import cache_of_probes, problem_of
-from neural_mp.tuning.recording import ending_of, setup_in_space, setup_of
-from neural_mp.tuning.result import TuningResult, report_of
-from neural_mp.tuning.trained_plan import trained_selection
-from neural_mp.tuning.trial_runner import TrialRunner
+from neural_mp.tuning.recording import TuningResult, ending_of, report_of, setup_in_space, setup_of
+from neural_mp.tuning.trial_runner import TrialRunner, trained_selection
 from neural_mp.tuning.unchecked import converted_unchecked
 from neural_mp.util.user_calls import ReraiseUserErrors
 from neural_mp.util.validators import mapping_of, non_negative_float
@@ -74,7 +71,7 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
     baseline: Baseline | None = None
     try:
         baseline = measured_baseline(job, history, log, deadline)
-        model = calibrated(job, log, deadline, history)
+        model = calibrate_model(job, log, deadline, history)
     except DeadlineExceededError:
         log.warn("the time limit passed before the search; the model stays FP32")
         with log.phase("measure"):
@@ -114,7 +111,7 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
     if trained is None:
         log.stage_noise = stage_noise(job, model, selection.plan, log)
     trials = latest(trials, selection)
-    settlement = settled(job, selection, baseline.accuracy, log, deadline)
+    settlement = settle_runtime(job, selection, baseline.accuracy, log, deadline)
     return _checked_result(job, log, history, settlement, baseline, trials)
 
 
@@ -240,7 +237,8 @@ def _select_result(
         best = best_trial(measured, job.objectives)
         if best is None:
             return select_fp32(job), measured
-        return unmeasured(best, job.space.resolve(best.plan), model), measured
+        plan = job.space.resolve(best.plan)
+        return with_figures(best, plan, model.converted(plan)), measured
     latest = {trial.number: trial for trial in selection.slower_than_fp32}
     return selection, [latest.get(trial.number, trial) for trial in measured]
 
@@ -276,7 +274,7 @@ def _checked_result(
         target=job.settings.criterion.target(reference) if reference is not None else None,
         best_rejected=None
         if trial
-        else rejected or best_slow(trials, job.objectives) or closest(trials),
+        else rejected or best_slow(trials, job.objectives) or closest_trial(trials),
     )
     if rejected is not None:
         trials = [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.kept_outputs import KeptOutputs
@@ -20,8 +20,8 @@ from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.report import ProbeMeasurements, Report, RunRecord, RunStart
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.baseline import calibrated
-from neural_mp.tuning.evaluation.plan_evaluator import described
+from neural_mp.tuning.baseline import calibrate_model
+from neural_mp.tuning.evaluation.plan_evaluator import describe_error
 from neural_mp.tuning.final_selection import (
     LatencyComparison,
     Selection,
@@ -29,17 +29,19 @@ from neural_mp.tuning.final_selection import (
     select_fp32,
     too_slow,
 )
-from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.job import TuningJob, problem_of
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.float_kernels import with_faster_kernels
 from neural_mp.tuning.measurement.objectives import latency_figures
 from neural_mp.tuning.measurement.op_timing import loses_in_int8
-from neural_mp.tuning.measurement.other_runtimes import Settlement, settled, speeds_over_runtimes
+from neural_mp.tuning.measurement.other_runtimes import (
+    Settlement,
+    settle_runtime,
+    speeds_over_runtimes,
+)
 from neural_mp.tuning.measurement.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.measurement.sqnr import Fidelity, TimedRun, compared_with_fp32, warn_of_noise
-from neural_mp.tuning.problem import problem_of
-from neural_mp.tuning.recording import ending_of, setup_in_space, setup_of
-from neural_mp.tuning.result import TuningResult, report_of
+from neural_mp.tuning.recording import TuningResult, ending_of, report_of, setup_in_space, setup_of
 from neural_mp.util.user_calls import UserCodeError
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,6 @@ class _Choice:
     """The plan of a run without accuracy check.
 
     Attributes:
-        plan: the plan.
         model: its model.
         times: times of single ops; empty if not measured.
         fp32_run: the run of the FP32 model that showed that these take too long.
@@ -97,7 +98,7 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     deadline, fp32_outputs = Deadline(job.settings.exit_policy.timeout), KeptOutputs()
     started = time.process_time()
     try:
-        model = calibrated(job, log, deadline, kept=fp32_outputs)
+        model = calibrate_model(job, log, deadline, kept=fp32_outputs)
     except DeadlineExceededError:
         log.warn("the time limit passed during calibration; the model stays FP32")
         with log.phase("measure"):
@@ -135,7 +136,7 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         selection = with_faster_kernels(job, model, selection, log, deadline)
     measured = selection.model
     if is_timed:
-        settlement = settled(job, selection, None, log, deadline)
+        settlement = settle_runtime(job, selection, None, log, deadline)
     else:
         settlement = Settlement(speeds_over_runtimes(job, selection, log), selection)
     settled_job, selection = settlement.job, settlement.selection
@@ -190,7 +191,7 @@ def _convert_and_run(
     except Exception as error:
         # Frameworks raise arbitrary errors, and a failed plan must not end the run.
         logger.debug("A plan does not run", exc_info=True)
-        reason = described(error)
+        reason = describe_error(error)
         log.warn(f"a plan failed: {plan.plan!r}: {reason}")
         return Trial(plan.plan, Outcome.FAILED, error=reason)
     return converted

@@ -111,7 +111,9 @@ class _MemoryBudget:
         self._limit, self._taken, self._count = free_memory() * _MAX_MEMORY_FRACTION, 0, 0
 
     def take(self, value: object) -> None:
-        self._taken += _batch_bytes(value)
+        self._taken += sum(
+            int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in tree_leaves(value)
+        )
         self._count += 1
         if self._taken > self._limit:
             raise DataError(
@@ -119,12 +121,6 @@ class _MemoryBudget:
                 f"{self._count} items take {self._taken >> 20} MiB and exceed the limit of "
                 f"{int(self._limit) >> 20} MiB, half of the free memory; {self.fix}"
             )
-
-
-def _batch_bytes(value: object) -> int:
-    return sum(
-        int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in tree_leaves(value)
-    )
 
 
 def _copy_batch(value: Any) -> Any:

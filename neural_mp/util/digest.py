@@ -31,7 +31,7 @@ class DataDigest:
         """Return the current digest as 64 hexadecimal digits."""
         return self._digest.hexdigest()
 
-    def feed(self, value: Any) -> None:
+    def feed(self, value: object) -> None:
         """Hash arrays, tensors, numbers, strings, and mappings and sequences of these."""
         if isinstance(value, Mapping):
             for key in value:
@@ -80,7 +80,7 @@ class DigestingIterator:
         return self._running.hexdigest() if self._ended and self._running.complete else None
 
 
-def digest_of(value: Any) -> str | None:
+def digest_of(value: object) -> str | None:
     """Return the digest of data; None if any part is neither numbers, strings nor bytes."""
     digest = DataDigest()
     digest.feed(value)

@@ -63,7 +63,7 @@ class CodeFingerprint:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def object_fingerprint(value: Any) -> str | None:
+def object_fingerprint(value: object) -> str | None:
     """Hash an object: its code, and its state with all referenced objects.
 
     Returns:
@@ -73,7 +73,7 @@ def object_fingerprint(value: Any) -> str | None:
     return None if hasher is None else hasher.digest.hexdigest()
 
 
-def code_fingerprint(value: Any) -> CodeFingerprint | None:
+def code_fingerprint(value: object) -> CodeFingerprint | None:
     """Hash the code and constructor options of a metric, a function or a list of these.
 
     Of user-defined functions and classes, the bytecode is hashed with constants, defaults, and the
@@ -88,7 +88,7 @@ def code_fingerprint(value: Any) -> CodeFingerprint | None:
     return None if hasher is None else CodeFingerprint(hasher.digest.hexdigest(), hasher.options)
 
 
-def _hash_value(value: Any, include_state: bool) -> _ObjectHasher | None:
+def _hash_value(value: object, include_state: bool) -> _ObjectHasher | None:
     hasher = _ObjectHasher(include_state)
     try:
         hasher.update(value, opened=True)
@@ -114,7 +114,7 @@ class _ObjectHasher:
         #: id → order and object, kept alive because ids of freed objects are reused.
         self._seen: dict[int, tuple[int, Any]] = {}
 
-    def update(self, value: Any, opened: bool = False) -> None:
+    def update(self, value: object, opened: bool = False) -> None:
         """Hash a value.
 
         Raises:
@@ -170,7 +170,7 @@ class _ObjectHasher:
         self.digest, self._seen = outer
         self._feed_tokens("set", *sorted(digests))
 
-    def _feed_new(self, value: Any, opened: bool) -> None:
+    def _feed_new(self, value: object, opened: bool) -> None:
         match value:
             case tuple():
                 self._feed_sequence("tuple", value, opened)
@@ -215,7 +215,7 @@ class _ObjectHasher:
             case _:
                 self._feed_object(value, opened)
 
-    def _feed_data(self, value: Any) -> None:
+    def _feed_data(self, value: object) -> None:
         digest = digest_of(value)
         if digest is None:
             raise ValueError(f"data of {type(value)} cannot be read")
@@ -292,7 +292,7 @@ class _ObjectHasher:
                 self.update(member)
         self._feed_sequence("bases", kind.__bases__)
 
-    def _feed_object(self, value: Any, opened: bool) -> None:
+    def _feed_object(self, value: object, opened: bool) -> None:
         self.update(type(value))
         # From `__dict__`, since some objects return a value for any attribute.
         inner = getattr(value, "__dict__", {}).get("__wrapped__")
@@ -377,7 +377,7 @@ def is_library_module(module: str | None) -> bool:
     return any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)
 
 
-def is_stable(value: Any) -> bool:
+def is_stable(value: object) -> bool:
     """Whether a scalar probably is equal in the next process if the user changes nothing."""
     if isinstance(value, bool | enum.Enum | type(None) | type(...)):
         return True
@@ -388,7 +388,7 @@ def is_stable(value: Any) -> bool:
     return False
 
 
-def is_metric(value: Any) -> bool:
+def is_metric(value: object) -> bool:
     """Whether an object is a metric, judged by its methods."""
 
     def has_any(*names: str) -> bool:
@@ -397,7 +397,7 @@ def is_metric(value: Any) -> bool:
     return has_any("result", "compute") and has_any(*_UPDATE_METHODS)
 
 
-def is_own_metric(value: Any) -> bool:
+def is_own_metric(value: object) -> bool:
     """Whether an object's package uses lists and dicts as options."""
     return type(value).__module__.startswith(_METRIC_PACKAGES)
 
@@ -432,7 +432,7 @@ def options_of(value: Any) -> dict[str, Any]:
     }
 
 
-def _without_names(config: Any) -> Any:
+def _without_names(config: object) -> Any:
     if isinstance(config, dict):
         return {key: _without_names(value) for key, value in config.items() if key != "name"}
     return config
@@ -472,7 +472,7 @@ def mutated_attributes(kind: type) -> set[str]:
     }
 
 
-def _member_functions(member: Any) -> Iterator[types.FunctionType]:
+def _member_functions(member: object) -> Iterator[types.FunctionType]:
     if isinstance(member, staticmethod | classmethod):
         member = member.__func__
     if isinstance(member, property):

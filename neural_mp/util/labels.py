@@ -37,14 +37,14 @@ def split_at(key: str, batch: Any) -> Any:
     return {name: value for name, value in batch.items() if name != key}, batch[key]
 
 
-def without_key(key: str | None, batch: Any) -> Any:
+def without_key(key: str | None, batch: object) -> Any:
     """Return a dict without a key; other batches, and any batch if the key is None, unchanged."""
     if key is None or not _has_key(key, batch):
         return batch
     return split_at(key, batch)[0]
 
 
-def _has_key(key: str, batch: Any) -> bool:
+def _has_key(key: str, batch: object) -> bool:
     return isinstance(batch, Mapping) and key in batch
 
 

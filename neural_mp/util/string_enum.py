@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean
 
@@ -22,7 +22,7 @@ class StringEnum(str, Enum):
     @classmethod
     def parse(
         cls: type[W],
-        value: Any,
+        value: object,
         what: str,
         error: Callable[[str], NeuralMPError] = ConfigurationError,
     ) -> W:

@@ -13,6 +13,7 @@ import math
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
@@ -58,7 +59,7 @@ class InvalidValueError(NeuralMPError):
     requirement: str = ""
 
 
-def invalid(expected: str, actual: Any, hint: str = "") -> InvalidValueError:
+def invalid(expected: str, actual: object, hint: str = "") -> InvalidValueError:
     """Return the error for a value, shown truncated; a hint starts with `; `."""
     value = preview(actual)
     error = InvalidValueError(f"expected {expected}, found {value}{hint}")
@@ -80,7 +81,7 @@ class _Preview(reprlib.Repr):
 _PREVIEW = _Preview()
 
 
-def preview(value: Any) -> str:
+def preview(value: object) -> str:
     """Return a value as truncated text, however large or deeply nested."""
     if isinstance(value, str | bytes):
         return _truncate_text(repr(value[: _MAX_PREVIEW_CHARS + 1]))
@@ -103,7 +104,7 @@ def located(error: Exception) -> str:
     return (f"{where}: {error}" if where else str(error))[:_MAX_MESSAGE_CHARS]
 
 
-def validate_at(key: str | int, validator: Validator[T], value: Any) -> T:
+def validate_at(key: str | int, validator: Validator[T], value: object) -> T:
     """Return a validated value; errors get the key prepended.
 
     Raises:
@@ -119,7 +120,7 @@ def validate_at(key: str | int, validator: Validator[T], value: Any) -> T:
 def validate_option(
     name: str,
     validator: Validator[T],
-    value: Any,
+    value: object,
     error: Callable[[str], NeuralMPError] = ConfigurationError,
 ) -> T:
     """Return the validated value of an option, in Python or YAML.
@@ -136,12 +137,12 @@ def validate_option(
         ) from None
 
 
-def anything(value: Any) -> Any:
+def anything(value: object) -> Any:
     """Accept any value; its consumer validates."""
     return value
 
 
-def string(value: Any) -> str:
+def string(value: object) -> str:
     """Validate a string; unpaired surrogates are refused."""
     if not isinstance(value, str):
         raise invalid("a string", value)
@@ -153,7 +154,7 @@ def string(value: Any) -> str:
     return value
 
 
-def short_string(value: Any) -> str:
+def short_string(value: object) -> str:
     """Validate a short string, which errors may show untruncated."""
     if len(string(value)) > _MAX_SHORT_STRING_CHARS:
         raise invalid(f"a string of at most {_MAX_SHORT_STRING_CHARS} characters", value)
@@ -167,7 +168,7 @@ def without_nul(value: T) -> T:
     return value
 
 
-def file_path(value: Any) -> Path:
+def file_path(value: object) -> Path:
     """Validate a path that can exist."""
     if not isinstance(value, str | Path):
         raise invalid("a path", value)
@@ -181,7 +182,7 @@ def file_path(value: Any) -> Path:
     return Path(value)
 
 
-def described(validator: Validator[T], **keywords: Any) -> Validator[T]:
+def described(validator: Validator[T], **keywords: object) -> Validator[T]:
     """Return the validator with keywords of JSON Schema, which `json_schema` returns."""
     vars(validator)["json_schema"] = keywords
     return validator
@@ -197,14 +198,14 @@ def matching(
     expected: str,
     test: Callable[[Any], Any],
     convert: Callable[[Any], Any] = anything,
-    **keywords: Any,
+    **keywords: object,
 ) -> Validator[Any]:
     """Return a validator for values that pass a test, named by `expected`, and are converted.
 
     The keywords are those of JSON Schema.
     """
 
-    def read_matching(value: Any) -> Any:
+    def read_matching(value: object) -> Any:
         if not test(value):
             raise invalid(expected, value)
         return convert(value)
@@ -212,12 +213,12 @@ def matching(
     return described(read_matching, **keywords, description=expected)
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: object) -> bool:
     """Whether a value is an integer, including numpy's."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: object) -> bool:
     """Whether a value is a finite number that fits in a float."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
@@ -225,7 +226,7 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def _is_counted(value: Any) -> bool:
+def _is_counted(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_INTEGER
 
 
@@ -262,7 +263,7 @@ positive_float: Validator[float] = matching(
 )
 
 
-def nested_numbers(value: Any) -> Any:
+def nested_numbers(value: object) -> Any:
     """Return a number, boolean, or list of these of any depth."""
     if isinstance(value, list):
         return [nested_numbers(item) for item in value]
@@ -289,7 +290,7 @@ def one_of(names: Iterable[str], expected: str = "") -> Validator[str]:
     choices = tuple(names)
     expected = expected or f"one of {', '.join(choices)}"
 
-    def read_choice(value: Any) -> str:
+    def read_choice(value: object) -> str:
         if isinstance(value, str) and value in choices:
             return str(value)
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""
@@ -310,7 +311,7 @@ def optional(validator: Validator[T]) -> Validator[T | None]:
     return lambda value: None if value is None else validator(value)
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: object) -> bool:
     """Whether a value is a sequence, but neither string nor bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
@@ -342,7 +343,7 @@ def tuple_of(*validators: Validator[Any]) -> Validator[tuple[Any, ...]]:
 def mapping_of(validator: Validator[T], key: Validator[str] = string) -> Validator[dict[str, T]]:
     """Return a validator for mappings of strings to valid values."""
 
-    def read_mapping(value: Any) -> dict[str, T]:
+    def read_mapping(value: object) -> dict[str, T]:
         if not isinstance(value, Mapping):
             raise invalid("a mapping", value)
         return {
@@ -369,7 +370,7 @@ def record(
     """
     schema = {**needed, **extra}
 
-    def read_record(value: Any) -> dict[str, Any]:
+    def read_record(value: object) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise invalid(f"a mapping with the keys {', '.join(schema)}", value)
         for key in needed:
@@ -387,8 +388,20 @@ def record(
 def checked(validator: Validator[Any]) -> Validator[Any]:
     """Return a validator that returns the original value, not the converted one."""
 
-    def read_checked(value: Any) -> Any:
+    def read_checked(value: object) -> Any:
         validator(value)
         return value
 
     return described(read_checked, **json_schema(validator))
+
+
+class StrictOptions:
+    """Base of dataclasses of options: an unknown attribute is an error, not a new attribute."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        names = [item.name for item in fields(self)]  # type: ignore[arg-type]
+        if name not in names:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no option {name!r}{did_you_mean(name, names)}"
+            )
+        super().__setattr__(name, value)

@@ -41,19 +41,18 @@ def _outcomes(options: argparse.Namespace) -> dict[int, tuple[Any, Outcome]]:
     """Return seed → graph and outcome of its conversion."""
     seeds = range(options.seed, options.seed + options.count)
     if options.framework == "onnx":
-        from neural_mp.testing.onnx_graph_check import checked, compare_ops_of
-        from neural_mp.testing.onnx_graphs import drawn_graph
+        from neural_mp.testing.onnx_graphs import check_graph, compare_ops_of, drawn_graph
 
         graphs = {seed: drawn_graph(seed, options.kind) for seed in track(seeds, "Drawing")}
         compare_ops_of(track(list(graphs.values()), "Loading"))
         converting = track(graphs.items(), "Converting")
-        return {seed: (graph, checked(graph)) for seed, graph in converting}
-    from neural_mp.testing import tensorflow_graph_check, tensorflow_graphs
+        return {seed: (graph, check_graph(graph)) for seed, graph in converting}
+    from neural_mp.testing import tensorflow_graphs
 
     outcomes = {}
     for seed in track(seeds, "Converting"):
         drawn = tensorflow_graphs.drawn_graph(seed, options.kind)
-        outcomes[seed] = drawn, tensorflow_graph_check.checked(drawn)
+        outcomes[seed] = drawn, tensorflow_graphs.check_graph(drawn)
     return outcomes
 
 

@@ -146,7 +146,7 @@ def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         converter(model, folder, objective="performance").sensitivity()
 
     def benchmark() -> None:
-        from neural_mp.api.benchmark import benchmark_models
+        from neural_mp.api.named_models import benchmark_models
 
         benchmark_models([str(folder / "saved")], warmup=1, iterations=2)
 

@@ -28,7 +28,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError
-from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audit_ops, audited
+from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audit_model, audit_ops
 from neural_mp.reporting import audit_words
 from neural_mp.runs.report import Report
 from neural_mp.space import EffectiveOp, TuningSpace, planned_ops
@@ -110,7 +110,7 @@ def _with_a_float_dense_layer(case: Case, model: Any) -> Any:
 
 def _swap_torch(dense: str, model: Any) -> Any:
     from neural_mp.adaptors.pytorch.graph import graph_edit
-    from neural_mp.adaptors.pytorch.kernels.lowering import rewritten
+    from neural_mp.adaptors.pytorch.kernels.lowering import rewrite_graphs
 
     def with_float_weight(module: torch.fx.GraphModule) -> None:
         layer = graph_edit.op_nodes(module)[dense]
@@ -119,7 +119,7 @@ def _swap_torch(dense: str, model: Any) -> Any:
         added = graph_edit.add_constant(module, "float_weight", weight, layer)
         graph_edit.set_arguments(layer, weight=added)
 
-    return rewritten(model, with_float_weight)
+    return rewrite_graphs(model, with_float_weight)
 
 
 def _swap_onnx(dense: str, model: Any) -> Any:
@@ -254,7 +254,7 @@ def test_a_slice_that_the_runtime_runs_on_integers_is_not_called_as_planned(tmp_
     space = adaptor.space(model, machine())
     resolved = space.resolve(uniform(space, INT8))
     converted = adaptor.convert(model, resolved, adaptor.observe(model, [data], space), space)
-    audit = audited(LoadedModel(adaptor, converted), planned_ops(space, resolved))
+    audit = audit_model(LoadedModel(adaptor, converted), planned_ops(space, resolved))
     sliced = next(op for op in audit.ops if op.planned.type == "Slice")
     assert sliced.ran_in is INT8
     stored = sliced.planned.precision is INT8
@@ -360,7 +360,7 @@ def test_an_excluded_op_in_an_integer_kernel_of_equal_numbers_contradicts_nothin
     resolved = space.resolve(uniform(space, INT8).replacing({sigmoid: FP32}))
     observed = adaptor.observe(model, [data], space)
     converted = adaptor.convert(model, resolved, observed, space)
-    audit = audited(LoadedModel(adaptor, converted), planned_ops(space, resolved))
+    audit = audit_model(LoadedModel(adaptor, converted), planned_ops(space, resolved))
     (finding,) = audit.findings
     assert (finding.name, finding.planned.precision) == (sigmoid, Precision.FP32)
     assert (finding.ran_in, finding.kernels) == (INT8, ("QLinearSigmoid",))

@@ -8,7 +8,7 @@ from torch import nn
 
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.pytorch import adaptor as pytorch
-from neural_mp.adaptors.pytorch.converted_module import CompiledModule, missing_compiler
+from neural_mp.adaptors.pytorch.converted_module import CompiledModule, explain_missing_compiler
 from neural_mp.errors import ConfigurationError
 
 
@@ -38,7 +38,7 @@ def converter(net, digits, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(missing_compiler()), reason="no C++ compiler")
+@pytest.mark.skipif(bool(explain_missing_compiler()), reason="no C++ compiler")
 def test_a_compiled_result_is_verified_timed_saved_and_loaded_compiled(
     net, digits, calls, tmp_path
 ):
@@ -72,5 +72,5 @@ def test_a_compiler_that_does_not_exist_is_missing():
 
     # Undone by pytest, the setting would be deleted for all tests that follow.
     with config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        assert "requires a C++ compiler" in missing_compiler()
+        assert "requires a C++ compiler" in explain_missing_compiler()
     assert config.cpp.cxx

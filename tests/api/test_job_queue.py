@@ -8,7 +8,7 @@ from neural_mp.errors import TuningError
 from neural_mp.jobs import worker_pool
 from neural_mp.jobs.worker_pool import WorkerLostError, WorkerPool
 from neural_mp.reporting.jobs import JobsListener
-from neural_mp.tuning.executors.options import RUNS_AGAIN
+from neural_mp.tuning.executors.contract import RUNS_AGAIN
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 
 

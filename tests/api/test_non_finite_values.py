@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api.explain import explained
+from neural_mp.api.explain import explain_op
 from neural_mp.api.loading import load_source
 from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.hardware import detect
@@ -187,7 +187,7 @@ def test_record_explanation_and_replay_give_the_reason(tmp_path):
     assert setup.followed(result.plan).effective["pool"] is Precision.FP32
     result.save(tmp_path / "saved")
     plan = tmp_path / "saved" / "plan.yaml"
-    _, decisions = explained(load_source(model, None, None), "pool", (Precision.INT8,), plan)
+    _, decisions = explain_op(load_source(model, None, None), "pool", (Precision.INT8,), plan)
     assert reason in decisions[Precision.INT8].reason
     replayed = convert_with_plan(model, plan)
     np.testing.assert_array_equal(replayed(IMAGES), result(IMAGES))

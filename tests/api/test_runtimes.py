@@ -15,9 +15,9 @@ from torch import nn
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_named
-from neural_mp.adaptors.transfer import transfer_file, transferred
+from neural_mp.adaptors.transfer import transfer_file, transfer_model
 from neural_mp.api import runtimes
-from neural_mp.api.runtime_comparison import compared
+from neural_mp.api.runtime_comparison import compare_outputs
 from neural_mp.config import settings_from
 from neural_mp.errors import ConfigurationError, ConversionError, MissingFrameworkError
 from neural_mp.runs.report import RuntimeFigures
@@ -42,10 +42,10 @@ def transferred_once(quick_runs, monkeypatch):
     def once(source, runtime, *rest):
         key = id(source.held), runtime
         if key not in _transferred:
-            _transferred[key] = source.held, transferred(source, runtime, *rest)
+            _transferred[key] = source.held, transfer_model(source, runtime, *rest)
         return _transferred[key][1]
 
-    monkeypatch.setattr(runtimes, "transferred", once)
+    monkeypatch.setattr(runtimes, "transfer_model", once)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batche
 def test_inputs_and_outputs_keep_names_and_containers(runtime):
     example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}
     source = torch_model(Named(), example)
-    converted = transferred(source, runtime)
+    converted = transfer_model(source, runtime)
     for inputs in (example, (example["a"], example["b"])):
         expected, outputs = source(inputs), converted(inputs)
         assert list(outputs) == list(expected)
@@ -169,12 +169,14 @@ def test_a_traced_branch_is_found_by_its_sqnr(batches):
     images = [inputs for inputs, _ in batches]
     linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     source = torch_model(linear, images[0])
-    converted = transferred(torch_model(nn.Sequential(linear, nn.Softsign()), images[0]), "onnxrt")
-    sqnr_db, reason = compared(source, converted, iter(images))
+    converted = transfer_model(
+        torch_model(nn.Sequential(linear, nn.Softsign()), images[0]), "onnxrt"
+    )
+    sqnr_db, reason = compare_outputs(source, converted, iter(images))
     assert sqnr_db < 90
     assert f"{sqnr_db:.1f} dB" in reason
-    same = transferred(source, "onnxrt")
-    assert compared(source, same, iter(images))[1] == ""
+    same = transfer_model(source, "onnxrt")
+    assert compare_outputs(source, same, iter(images))[1] == ""
 
 
 def _hooked(net: nn.Module) -> nn.Module:
@@ -207,7 +209,7 @@ def test_models_with_state_or_hooks_stay(make, reason, batches):
     module = make(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     source = LoadedModel(adaptor, adaptor.load(module, example=batches[0][0]))
     with pytest.raises(ConversionError, match=reason):
-        transferred(source, "onnxrt")
+        transfer_model(source, "onnxrt")
 
 
 def test_unknown_names_are_refused_with_a_suggestion(net, batches):

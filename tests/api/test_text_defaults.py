@@ -8,7 +8,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from neural_mp import MixedPrecision
-from neural_mp.cli.search_options import SearchOptions
+from neural_mp.cli.options import SearchOptions
 from neural_mp.core.precision import Precision
 
 INT4, INT8, BF16 = Precision.INT4, Precision.INT8, Precision.BF16

@@ -22,7 +22,7 @@ import neural_mp
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.jobs.driver import job_digest
 from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
-from neural_mp.reporting.page.jobs import jobs_page
+from neural_mp.reporting.page.document import jobs_page
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 
 #: Evaluations of a job that has one trial: that of FP32 and that of the trial.

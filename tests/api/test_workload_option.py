@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from neural_mp import MixedPrecision
-from neural_mp.cli.search_options import SearchOptions
+from neural_mp.cli.options import SearchOptions
 from neural_mp.config import settings_from
 from neural_mp.config.writer import settings_to_yaml
-from neural_mp.core.workload import Workload
+from neural_mp.core.op_timings import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.yaml_reader import load_yaml
 from neural_mp.tuning.measurement.objectives import with_tokens

@@ -9,7 +9,8 @@ from torch import nn
 
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.v3 import torch_quantization as quantization
-from neural_mp.compat.inc.v3.conversion import ALGORITHMS, parsed_config
+from neural_mp.compat.inc.v3.conversion import parsed_config
+from neural_mp.compat.inc.v3.torch_configs import CONFIGS
 from neural_mp.compat.inc.v3.torch_quantization import (
     AutoRoundConfig,
     ComposableConfig,
@@ -24,9 +25,9 @@ from neural_mp.compat.inc.v3.torch_quantization import (
 from neural_mp.errors import ConfigurationError
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_a_configuration_survives_dict_and_json(name, tmp_path):
-    kind = ALGORITHMS[name]
+    kind = CONFIGS[name]
     config = kind().set_local("fc1", kind()).set_local("fc2", kind())
     assert kind.from_dict(config.to_dict()) == config
     config.to_json_file(tmp_path / "config.json")
@@ -119,6 +120,6 @@ def test_schemes_of_autoround_name_bits_and_groups():
 
 def test_the_set_of_all_algorithms_can_be_expanded():
     configs = [config for kind in get_all_config_set() for config in kind.expand()]
-    assert len(configs) > len(ALGORITHMS)
+    assert len(configs) > len(CONFIGS)
     for config in configs:
         config.constraint()

@@ -7,13 +7,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from neural_mp.compat.inc.v3.flow import result_of
-from neural_mp.compat.inc.v3.lm_eval import LMEvalParser, evaluate
 from neural_mp.compat.inc.v3.torch_quantization import RTNConfig, load_empty_model, quantize
 from neural_mp.compat.inc.v3.transformers_names import (
     AutoModelForCausalLM,
     AwqConfig,
     GPTQConfig,
+    LMEvalParser,
     RtnConfig,
+    evaluate,
 )
 from neural_mp.errors import DataError, MissingFrameworkError
 

@@ -9,7 +9,7 @@ from inc_datasets import dataset, pixels
 from neural_mp.api.config_objects import ACCURACY, loader
 from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.components.dummy import SAMPLES
-from neural_mp.compat.inc.components.imagenet import DatasetWarning
+from neural_mp.compat.inc.components.image_datasets import DatasetWarning
 from neural_mp.config import parse_settings
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS, build_dataloader, build_dataset

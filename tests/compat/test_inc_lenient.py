@@ -9,9 +9,9 @@ import pytest
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import config_objects
-from neural_mp.api.constraints import constrained
+from neural_mp.api.constraints import apply_constraints
 from neural_mp.api.user_metrics import gather_metrics
-from neural_mp.compat.inc.op_types import matching_op_types
+from neural_mp.compat.inc.constraints import matching_op_types
 from neural_mp.config import (
     IgnoredSettingWarning,
     Options,
@@ -275,7 +275,7 @@ def test_a_limit_on_their_op_types_holds(net, digits, all_machine):
     model = adaptor.load(net, example=digits[1].images[:2])
     space = adaptor.space(model, all_machine)
     text = f"quantization: {{optype_wise: {{Conv2d: {FP32}, LSTM: {FP32}}}}}"
-    limited, notes = constrained(space, theirs(text)[0])
+    limited, notes = apply_constraints(space, theirs(text)[0])
     convolutions = {op.name for op in space.graph if op.type == "conv2d"}
     assert convolutions
     for op in space.tunable_ops:

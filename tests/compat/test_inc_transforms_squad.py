@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neural_mp.compat.inc.components import vocabulary
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.data import build_transforms
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.evaluation.batches import Batches

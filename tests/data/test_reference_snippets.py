@@ -10,7 +10,7 @@ import yaml
 from sklearn.datasets import load_digits
 
 from neural_mp import MixedPrecision
-from neural_mp.api.user_metrics import given_metrics
+from neural_mp.api.user_metrics import parse_metrics
 from neural_mp.config import settings_from
 from neural_mp.data import DATASETS, TRANSFORMS, build_dataloader
 from neural_mp.metrics import METRICS, build_metric
@@ -71,7 +71,7 @@ def test_python_runs(snippet):
     names = {"converter": MixedPrecision(), "my_function": lambda predictions, labels: 0.5}
     exec(snippet, names)
     if names["converter"].metric is not None:
-        assert len(given_metrics(names["converter"].metric)) > 0
+        assert len(parse_metrics(names["converter"].metric)) > 0
 
 
 @pytest.mark.parametrize("name", [*DATASETS, *TRANSFORMS, *METRICS])

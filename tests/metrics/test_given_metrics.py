@@ -11,11 +11,11 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from neural_mp.api.user_metrics import (
-    directed,
     gather_metrics,
-    given_metrics,
     metric_label,
     metric_words,
+    parse_metrics,
+    resolve_direction,
 )
 from neural_mp.config import load_settings
 from neural_mp.core.criterion import AccuracyCriterion
@@ -42,7 +42,7 @@ def measured(spec, preds, labels, batch=100):
 
 
 def higher_is_better(spec):
-    return directed(AccuracyCriterion(), given_metrics(spec), None, ()).prefers_higher
+    return resolve_direction(AccuracyCriterion(), parse_metrics(spec), None, ()).prefers_higher
 
 
 class StreamedAccuracy:
@@ -69,7 +69,7 @@ def test_a_metric_goes_by_its_name_whatever_its_case(given, digits):
     logits, labels = digits
     expected = sklearn.metrics.accuracy_score(labels, logits.argmax(1))
     assert measured(given, *digits) == pytest.approx(expected)
-    assert metric_label(given_metrics(given), None) == "Accuracy"
+    assert metric_label(parse_metrics(given), None) == "Accuracy"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_metric_goes_by_its_name_whatever_its_case(given, digits):
 )
 def test_a_name_comes_with_its_options(given, digits):
     logits, labels = digits
-    ((metric, weight),) = given_metrics(given)
+    ((metric, weight),) = parse_metrics(given)
     metric.update(logits, labels)
     assert weight == 1
     expected = sklearn.metrics.top_k_accuracy_score(labels, logits, k=3)
@@ -99,7 +99,7 @@ def test_a_name_comes_with_its_options(given, digits):
 )
 def test_a_mistake_names_the_nearest_word(given, words):
     with pytest.raises(ConfigurationError, match=words):
-        given_metrics(given)
+        parse_metrics(given)
 
 
 def test_a_function_sees_all_predictions_and_labels_at_once(digits):
@@ -112,7 +112,7 @@ def test_a_function_sees_all_predictions_and_labels_at_once(digits):
     logits, labels = digits
     assert measured(share, *digits) == (logits.argmax(1) == labels).mean()
     assert calls == [len(labels)]
-    assert metric_label(given_metrics(share), None) == "share"
+    assert metric_label(parse_metrics(share), None) == "share"
 
 
 def truth_first(y_true, y_pred):
@@ -175,7 +175,7 @@ def test_else_predictions_come_first(function):
 )
 def test_what_is_no_metric_is_said(given, words):
     with pytest.raises(MetricError, match=words):
-        given_metrics(given)
+        parse_metrics(given)
 
 
 @pytest.mark.parametrize(
@@ -254,21 +254,21 @@ def test_a_function_that_may_be_an_error_has_to_say_its_direction():
 
 
 def test_a_list_is_a_mean_and_a_dict_is_met_one_by_one():
-    mean = given_metrics(["accuracy", "F1"])
+    mean = parse_metrics(["accuracy", "F1"])
     assert [weight for _, weight in mean] == [0.5, 0.5]
     assert not mean.every
-    separate = given_metrics(
+    separate = parse_metrics(
         {"share": StreamedAccuracy(), "MSE": {}, "higher_is_better": [True, False]}
     )
     assert separate.every
     assert (separate.names, separate.said) == (("share", "MSE"), (True, False))
-    weighted = given_metrics({"accuracy": {}, "F1": {}, "weight": [0.7, 0.3]})
+    weighted = parse_metrics({"accuracy": {}, "F1": {}, "weight": [0.7, 0.3]})
     assert not weighted.every
     assert [weight for _, weight in weighted] == [0.7, 0.3]
 
 
 def test_a_history_knows_one_metric_from_another():
-    texts = {metric_words(given_metrics(name), None) for name in ("f1_macro", "f1_micro", "F1")}
+    texts = {metric_words(parse_metrics(name), None) for name in ("f1_macro", "f1_micro", "F1")}
     assert len(texts) == 3
 
 
@@ -298,4 +298,4 @@ def test_a_file_names_what_python_does(tmp_path, name):
     path = tmp_path / "conf.yaml"
     path.write_text(f"evaluation:\n  accuracy:\n    metric: {name}\n")
     metrics = gather_metrics(None, load_settings(path), None, eval_func=lambda model: 1.0)
-    assert metric_words(metrics, None) == metric_words(given_metrics(name), None)
+    assert metric_words(metrics, None) == metric_words(parse_metrics(name), None)

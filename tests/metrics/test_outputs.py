@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from neural_mp.api.loading import load_source
-from neural_mp.api.user_metrics import given_metrics
-from neural_mp.core.deadline import Deadline
+from neural_mp.api.user_metrics import parse_metrics
+from neural_mp.core.criterion import Deadline
 from neural_mp.errors import MetricError
 from neural_mp.metrics import build_metric
 from neural_mp.tuning.evaluation.batches import Batches
@@ -87,7 +87,7 @@ def model(request):
 
 def value(model, metric, labels=MASKS):
     batches = Batches([(IMAGES[:4], labels[:4]), (IMAGES[4:], labels[4:])], "eval_dataloader")
-    return Evaluator(batches, given_metrics(metric))(model, Deadline())
+    return Evaluator(batches, parse_metrics(metric))(model, Deadline())
 
 
 def test_a_named_metric_is_given_the_output_it_asks_for(model):

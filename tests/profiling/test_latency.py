@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from neural_mp.profiling import Ratio, bound_ratio, interleaved_rounds, measurement, ratio
+from neural_mp.profiling import Ratio, bound_ratio, interleaved_rounds, latency_ratio, measurement
 
 
 class Clock:
@@ -78,7 +78,7 @@ def test_the_spread_holds_the_truth_where_disturbances_last_several_rounds():
             draw.uniform(1, 1.05, 200) * np.repeat(draw.choice([1.0, 2.0], 20), 10)
             for _ in range(2)
         )
-        estimate = ratio(first, second)
+        estimate = latency_ratio(first, second)
         covered += estimate.low <= 1 <= estimate.high
     assert covered >= 97
 
@@ -102,7 +102,7 @@ def test_the_spread_holds_the_truth_where_rounds_share_the_state_of_the_machine(
             seconds * np.exp(states(draw, rounds, length, 0.02) + draw.normal(0, 0.01, rounds))
             for seconds in (1.2, 1.0)
         )
-        estimate = ratio(first, second)
+        estimate = latency_ratio(first, second)
         covered += estimate.low <= 1.2 <= estimate.high
     assert covered >= 0.9 * runs
 
@@ -111,7 +111,7 @@ def test_independent_rounds_leave_a_narrow_spread():
     widths = []
     for seed in range(20):
         first, second = np.exp(np.random.default_rng(seed).normal(0, 0.01, (2, 60)))
-        estimate = ratio(first, second)
+        estimate = latency_ratio(first, second)
         widths.append(estimate.high - estimate.low)
     assert np.median(widths) < 0.03
 
@@ -128,7 +128,7 @@ def test_a_model_that_by_chance_had_more_of_the_rare_undisturbed_rounds_is_no_fa
     draw = np.random.default_rng(0)
     first, second = draw.uniform(10, 12, (2, 20))
     first[::3] = 1.0
-    estimate = ratio(first, second)
+    estimate = latency_ratio(first, second)
     assert estimate.value < 0.2
     assert estimate.high > 0.9
 
@@ -180,7 +180,7 @@ def test_runs_bound_a_ratio_if_noise_that_favours_one_model_is_improbable(one, o
 
 
 def test_runs_that_are_not_in_pairs_bound_their_ratio():
-    estimate = ratio([1.0, 1.1] + [1.0] * 5, [4.0, 5.0])
+    estimate = latency_ratio([1.0, 1.1] + [1.0] * 5, [4.0, 5.0])
     assert (estimate.low, estimate.high) == (1.0 / 5.0, 1.1 / 4.0)
     assert estimate.low < estimate.value < estimate.high
 
@@ -189,6 +189,6 @@ def test_runs_that_are_not_in_pairs_bound_their_ratio():
 def test_a_clear_difference_in_few_rounds_stays_clear(rounds):
     draw = np.random.default_rng(rounds)
     fast, slow = draw.uniform(1, 1.2, rounds), draw.uniform(5, 6, rounds)
-    estimate = ratio(fast, slow)
+    estimate = latency_ratio(fast, slow)
     assert estimate.low >= 1 / 6
     assert estimate.low <= estimate.value <= estimate.high <= 1.2 / 5

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from neural_mp.reporting.jobs import describe_outcome, jobs_table
-from neural_mp.reporting.page.jobs import jobs_page
+from neural_mp.reporting.page.document import jobs_page
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 
 

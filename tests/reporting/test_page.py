@@ -17,7 +17,7 @@ from neural_mp.core.trial import Outcome
 from neural_mp.errors import NeuralMPError
 from neural_mp.reporting.page import cell_of, page_of, write_page
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.page.trials_chart import trials_chart
+from neural_mp.reporting.page.trials_section import trials_chart
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",

@@ -16,7 +16,7 @@ import pytest
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32
 from neural_mp.reporting.page import cell_of, comparison_page, page_of
-from neural_mp.reporting.page.jobs import jobs_page
+from neural_mp.reporting.page.document import jobs_page
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)

@@ -6,20 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neural_mp.reporting.page.charts import Part, Row, bars, points
-from neural_mp.reporting.page.labels import shortened
+from neural_mp.reporting.page.charts import Part, Row, bars, points, shorten_names
 from neural_mp.util.html import markup
 
 
 def test_a_name_that_fits_is_left_alone_and_a_long_one_keeps_its_end():
-    labels = shortened(["head", "encoder.layer.11.attention.output"], 16)
+    labels = shorten_names(["head", "encoder.layer.11.attention.output"], 16)
     assert labels["head"] == "head"
     assert labels["encoder.layer.11.attention.output"] == "…ttention.output"
 
 
 def test_names_with_the_same_end_show_the_start_that_differs():
     names = [f"encoder.layer.{i}.attention.self.query.dense" for i in range(12)]
-    labels = shortened(names, 20)
+    labels = shorten_names(names, 20)
     assert len(set(labels.values())) == 12
     assert all(len(label) <= 20 for label in labels.values())
     for i, name in enumerate(names):
@@ -28,14 +27,14 @@ def test_names_with_the_same_end_show_the_start_that_differs():
 
 def test_names_that_differ_in_the_middle_show_that_part_and_their_end():
     names = [f"encoder.layer.{i}.attention.{end}" for i in (0, 7, 9) for end in ("norm", "context")]
-    labels = shortened(names, 16)
+    labels = shorten_names(names, 16)
     assert labels["encoder.layer.7.attention.context"] == "…7…ntion.context"
     assert labels["encoder.layer.7.attention.norm"] == "…7…ttention.norm"
 
 
 @given(st.lists(st.text("ab./", max_size=24), max_size=60), st.integers(8, 14))
 def test_labels_of_different_names_differ_and_fit(names, room):
-    labels = shortened(names, room)
+    labels = shorten_names(names, room)
     assert set(labels) == set(names)
     assert len(set(labels.values())) == len(labels)
     assert all(len(label) <= room for label in labels.values())

@@ -11,10 +11,10 @@ from neural_mp.reporting.page.map_layout import (
     BOX_HEIGHT,
     BOX_WIDTH,
     Kernels,
-    apart,
-    folded,
-    laid_out,
-    ranked,
+    fold_columns,
+    lay_out_graph,
+    rank_boxes,
+    separate_intervals,
 )
 
 
@@ -28,7 +28,7 @@ def random_edges(count: int, seed: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_no_two_boxes_overlap(seed):
     count = 80
-    boxes = laid_out(count, random_edges(count, seed)).boxes
+    boxes = lay_out_graph(count, random_edges(count, seed)).boxes
     for index, (x, y) in enumerate(boxes):
         for other_x, other_y in boxes[:index]:
             assert abs(x - other_x) >= BOX_WIDTH or abs(y - other_y) >= BOX_HEIGHT
@@ -37,7 +37,7 @@ def test_no_two_boxes_overlap(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_every_edge_begins_and_ends_at_its_boxes(seed):
     edges = random_edges(60, seed)
-    layout = laid_out(60, edges)
+    layout = lay_out_graph(60, edges)
     assert [(edge.source, edge.reader) for edge in layout.edges] == edges
     for edge in layout.edges:
         for box, (x, y) in ((edge.source, edge.points[0]), (edge.reader, edge.points[-1])):
@@ -48,19 +48,19 @@ def test_every_edge_begins_and_ends_at_its_boxes(seed):
 
 def test_a_box_stands_below_all_that_it_reads():
     edges = random_edges(100, 1)
-    ranks = ranked(100, edges)
+    ranks = rank_boxes(100, edges)
     assert all(ranks[source] < ranks[reader] for source, reader in edges)
 
 
 def test_a_loop_has_a_place_too():
-    layout = laid_out(4, [(0, 1), (1, 2), (2, 1), (2, 3)])
+    layout = lay_out_graph(4, [(0, 1), (1, 2), (2, 1), (2, 3)])
     assert len(set(layout.boxes)) == 4
     assert len(layout.edges) == 4
 
 
 def test_a_long_chain_is_folded_into_columns_that_fill_a_screen():
     count = 500
-    layout = laid_out(count, [(i, i + 1) for i in range(count - 1)])
+    layout = lay_out_graph(count, [(i, i + 1) for i in range(count - 1)])
     assert len({x for x, _ in layout.boxes}) > 5
     assert 1 < layout.size[0] / layout.size[1] < 4
 
@@ -68,16 +68,20 @@ def test_a_long_chain_is_folded_into_columns_that_fill_a_screen():
 def test_a_strip_is_cut_where_fewest_edges_cross():
     skipping = [(i, i + 2) for i in range(38) if i not in (15, 16)]  # none passes layer 17's top
     edges = [*((i, i + 1) for i in range(39)), *skipping]
-    assert folded(list(range(40)), edges, 20) == [0, 17]
+    assert fold_columns(list(range(40)), edges, 20) == [0, 17]
 
 
 def test_things_that_want_one_place_are_pushed_apart_evenly():
-    assert apart([0.0, 0.0, 0.0], [10.0, 10.0, 10.0], [1.0, 1.0, 1.0]) == [-10.0, 0.0, 10.0]
-    assert apart([0.0, 50.0], [10.0, 10.0], [1.0, 1.0]) == [0.0, 50.0]
+    assert separate_intervals([0.0, 0.0, 0.0], [10.0, 10.0, 10.0], [1.0, 1.0, 1.0]) == [
+        -10.0,
+        0.0,
+        10.0,
+    ]
+    assert separate_intervals([0.0, 50.0], [10.0, 10.0], [1.0, 1.0]) == [0.0, 50.0]
 
 
 def test_nothing_has_an_empty_map():
-    assert laid_out(0, []).boxes == ()
+    assert lay_out_graph(0, []).boxes == ()
 
 
 def test_an_op_whose_result_others_read_too_ends_its_box():

@@ -3,7 +3,7 @@
 import page_records
 
 from neural_mp.core.graph import Layer, Op, OpGraph
-from neural_mp.reporting.page.map_levels import map_levels
+from neural_mp.reporting.page.map_layout import map_levels
 
 
 def test_every_level_holds_every_op_once_and_is_coarser_than_the_one_before():

@@ -12,10 +12,9 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import NeuralMPError
 from neural_mp.reporting import result_tables
 from neural_mp.reporting.page import page_of
-from neural_mp.reporting.stage_noise import stage_noise_table, stage_words
+from neural_mp.reporting.tables import stage_noise_table, stage_words
 from neural_mp.runs.record_schema import record_from_dict, record_to_dict, write_record
-from neural_mp.runs.report import Report
-from neural_mp.runs.stage_noise import Stage, StageNoise
+from neural_mp.runs.report import Report, Stage, StageNoise
 
 NOISE = StageNoise(
     {

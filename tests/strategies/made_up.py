@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import Workload
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.core.workload import Workload
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.base import Probe, TuningProblem

@@ -13,7 +13,7 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.search.cost_model import CostInputs, cost_model
 from neural_mp.strategies.base import TuningProblem
-from neural_mp.strategies.front_gap import first_fallbacks, halfway
+from neural_mp.strategies.front_gap import first_fallbacks, plan_halfway
 
 LENGTH = 40
 
@@ -82,7 +82,7 @@ def test_a_plan_within_a_jump_is_returned_only_if_its_ops_gain_time(int8_seconds
     missed = PrecisionPlan({op.name: INT8[0] for op in space.graph})
     met = missed.replacing({f"op{i}": FP32 for i in range(2, 6)})
     trials = [Trial(missed, Outcome.MISSED, 0.9, 0.1), Trial(met, Outcome.MET, 1.0, 0.0)]
-    plan = halfway(space, model, trials, space.tensors)
+    plan = plan_halfway(space, model, trials, space.tensors)
     assert (plan and len(int8_ops(plan))) == expected
 
 

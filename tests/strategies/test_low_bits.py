@@ -16,7 +16,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision, weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies.base import Probe, TuningProblem
-from neural_mp.strategies.low_bits import without_slow_low_bits
+from neural_mp.strategies.mincut import without_slow_low_bits
 
 DYNAMIC = OpConfig(
     Precision.INT8,

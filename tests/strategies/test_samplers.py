@@ -25,7 +25,7 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.decisions import combinations
-from neural_mp.strategies.optuna_search import objective_value, squashed
+from neural_mp.strategies.optuna_search import objective_value, squash_value
 
 pytestmark = pytest.mark.slow
 
@@ -213,7 +213,7 @@ def test_precisions_that_an_op_of_a_decision_lacks_are_the_next_higher():
 
 
 def test_without_torch_bayesian_says_what_to_do(monkeypatch):
-    monkeypatch.setattr("neural_mp.strategies.bayesian.find_spec", lambda name: None)
+    monkeypatch.setattr("neural_mp.strategies.optuna_search.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="torch.*'tpe'"):
         strategy_named("bayesian")
 
@@ -257,13 +257,13 @@ def test_accurate_plans_are_ordered_by_weighted_objectives():
     mostly_faster = scored(lambda plan: 0.0, figures, {"performance": 0.9, "modelsize": 0.1})
     assert faster[4] < faster[2] < faster[1]
     assert smaller[1] < smaller[2] < smaller[4]
-    assert mostly_faster[4] == pytest.approx(squashed(0.9 * 0.6 + 0.1 * 0.4))
+    assert mostly_faster[4] == pytest.approx(squash_value(0.9 * 0.6 + 0.1 * 0.4))
 
 
 def test_without_figures_bits_take_their_place():
     scores = scored(lambda plan: 0.0, lambda plan: {}, {"performance": 1.0})
-    assert scores[4] == pytest.approx(squashed(8 / 32))
-    assert scores[2] == pytest.approx(squashed((8 + 8 + 32 + 32) / 128))
+    assert scores[4] == pytest.approx(squash_value(8 / 32))
+    assert scores[2] == pytest.approx(squash_value((8 + 8 + 32 + 32) / 128))
 
 
 def test_failures_are_worst_and_finite():

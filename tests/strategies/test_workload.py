@@ -11,9 +11,9 @@ import pytest
 from neural_mp.amp import FourLists
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import FormTimes, Workload, form_of
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.core.workload import FormTimes, Workload, form_of
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies.base import Probe, TuningProblem

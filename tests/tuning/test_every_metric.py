@@ -12,7 +12,7 @@ from rich.console import Console
 
 import neural_mp
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
-from neural_mp.api.user_metrics import given_metrics
+from neural_mp.api.user_metrics import parse_metrics
 from neural_mp.config import parse_settings
 from neural_mp.errors import ConfigurationError, HistoryError, MetricError
 from neural_mp.reporting import LiveListener, result_tables
@@ -139,7 +139,7 @@ def test_a_value_whose_direction_is_not_known_is_asked_about(converter):
 
 
 def test_a_dict_names_metrics_or_names_what_is_given():
-    metrics = given_metrics(
+    metrics = parse_metrics(
         {"topk": {"k": 5}, "top3": ("topk", {"k": 3}), "F1": None, "mine": lambda a, b: 1.0}
     )
     assert metrics.names == ("topk", "top3", "F1", "mine")
@@ -148,7 +148,7 @@ def test_a_dict_names_metrics_or_names_what_is_given():
 
 
 def test_a_dict_of_one_is_that_metric():
-    metrics = given_metrics({"topk": {"k": 5}})
+    metrics = parse_metrics({"topk": {"k": 5}})
     assert (metrics.every, metrics.names, metrics[0][0].k) == (False, ("topk",), 5)
 
 
@@ -174,7 +174,7 @@ def test_with_weights_a_dict_is_a_sum(converter):
 )
 def test_a_wrong_dict_is_refused(given, words):
     with pytest.raises(ConfigurationError) as caught:
-        given_metrics(given)
+        parse_metrics(given)
     assert words in str(caught.value)
 
 

@@ -8,7 +8,7 @@ import pytest
 from onnx_nets import convolutions
 
 from neural_mp import ExitPolicy, MixedPrecision
-from neural_mp.core import deadline
+from neural_mp.core import criterion
 from neural_mp.core.precision import Precision
 from neural_mp.strategies import strategy_classes
 from neural_mp.testing import Split
@@ -78,8 +78,8 @@ def test_the_timeout_ends_it_within_a_batch(converter, accuracy, monkeypatch):
         update(preds, labels)
 
     accuracy.update = timed
-    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
-    monkeypatch.setattr(tuner, "Deadline", lambda limit: deadline.Deadline(limit, started=0))
+    monkeypatch.setattr(criterion, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    monkeypatch.setattr(tuner, "Deadline", lambda limit: criterion.Deadline(limit, started=0))
     converter.exit_policy = ExitPolicy(timeout=6.5, max_trials=100)
     result = converter()
     assert clock.seconds == 7

@@ -17,15 +17,14 @@ import torch
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.core.deadline import DeadlineExceededError
+from neural_mp.core.criterion import DeadlineExceededError
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, MissingFrameworkError
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation
 from neural_mp.tuning.executors import WorkerPayload, read_workers
-from neural_mp.tuning.executors.contract import DIED, _Package
+from neural_mp.tuning.executors.contract import DIED, Workers, _Package
 from neural_mp.tuning.executors.local import LocalExecutor, max_processes
-from neural_mp.tuning.executors.options import Workers
 
 # A worker that imported this file would import PyTorch for seconds.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

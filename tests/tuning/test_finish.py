@@ -10,7 +10,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import ratio
+from neural_mp.profiling import latency_ratio
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.tuning.final_selection import select, why_fp32
 from neural_mp.tuning.job import SearchSettings, TuningJob
@@ -148,7 +148,7 @@ def noisy_rounds(share, count=30, spread=0.05, seed=2):
 def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
     run = job({})
     baseline, candidate = noisy_rounds(0.94)
-    spread = ratio(candidate, baseline)
+    spread = latency_ratio(candidate, baseline)
     assert spread.value < 0.97
     assert spread.low < 0.95 < 0.97 < spread.high
     run.measurement.rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
@@ -210,7 +210,7 @@ def test_int8_beside_an_emulated_precision_claims_speed():
 
 
 def test_the_spread_holds_the_ratio_and_shrinks_with_more_rounds():
-    few, many = (ratio(*reversed(noisy_rounds(0.5, count))) for count in (8, 400))
+    few, many = (latency_ratio(*reversed(noisy_rounds(0.5, count))) for count in (8, 400))
     for spread in (few, many):
         assert spread.low <= spread.value <= spread.high
         assert spread.inverse.low == pytest.approx(1 / spread.high)
@@ -228,7 +228,7 @@ def test_what_others_take_from_a_busy_machine_is_not_held_against_a_model():
             * np.where(draw.random(30) < 0.5, 1, draw.uniform(3, 9, 30))
             for base in (1.6, 1.0)
         ]
-        spread = ratio(*times)
+        spread = latency_ratio(*times)
         wrong += spread.value < 1
         assert 1.3 < spread.value < 2.0
     assert wrong == 0

@@ -13,8 +13,8 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.profiler import layer_run
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import detect
+from neural_mp.core.op_timings import Workload, form_of
 from neural_mp.core.precision import Precision
-from neural_mp.core.workload import Workload, form_of
 from neural_mp.tuning.measurement import op_timing
 from neural_mp.tuning.measurement.op_timing import form_times
 

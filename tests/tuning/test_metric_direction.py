@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neural_mp import AccuracyCriterion
-from neural_mp.api.user_metrics import directed, metric_label
+from neural_mp.api.user_metrics import metric_label, resolve_direction
 from neural_mp.errors import ConfigurationError
 
 
@@ -43,7 +43,7 @@ def weighted(*metrics):
 @pytest.mark.parametrize("criterion", [(0.01, True), (0.02, False)])
 def test_the_direction_is_that_of_the_metric_else_the_users(metrics, said, expected, criterion):
     undirected = AccuracyCriterion(*criterion, higher_is_better=said)
-    result = directed(undirected, weighted(*metrics), None)
+    result = resolve_direction(undirected, weighted(*metrics), None)
     assert result == AccuracyCriterion(*criterion, higher_is_better=expected)
 
 
@@ -77,22 +77,26 @@ def test_what_may_be_an_error_and_does_not_say_so_is_asked_about(name):
     function.__name__ = name
     for eval_func, metrics in ((function, []), (partial(function), []), (None, [named(name)])):
         with pytest.raises(ConfigurationError, match=NOT_KNOWN.format(name, name)):
-            directed(AccuracyCriterion(0.02, relative=False), weighted(*metrics), eval_func)
+            resolve_direction(
+                AccuracyCriterion(0.02, relative=False), weighted(*metrics), eval_func
+            )
         criterion = AccuracyCriterion(0.02, relative=False, higher_is_better=False)
-        assert directed(criterion, weighted(*metrics), eval_func) == criterion
+        assert resolve_direction(criterion, weighted(*metrics), eval_func) == criterion
 
 
 @pytest.mark.parametrize(
     "name", ["Accuracy", "evaluate", "Answer", "power", "lossless", "terms", "Officer", "R2"]
 )
 def test_other_names_are_no_errors(name):
-    assert directed(AccuracyCriterion(), weighted(named(name)), None).higher_is_better is True
+    assert (
+        resolve_direction(AccuracyCriterion(), weighted(named(name)), None).higher_is_better is True
+    )
 
 
 def test_a_class_that_is_derived_from_an_error_is_asked_about():
     mine = type("Mine", (RootMeanSquaredError,), {})()
     with pytest.raises(ConfigurationError, match=NOT_KNOWN.format("Mine", "RootMeanSquaredError")):
-        directed(AccuracyCriterion(), weighted(mine), None)
+        resolve_direction(AccuracyCriterion(), weighted(mine), None)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +120,12 @@ def test_a_class_that_is_derived_from_an_error_is_asked_about():
 )
 def test_what_contradicts_itself_is_an_error(metrics, said, message):
     with pytest.raises(ConfigurationError, match=message):
-        directed(AccuracyCriterion(higher_is_better=said), weighted(*metrics), None)
+        resolve_direction(AccuracyCriterion(higher_is_better=said), weighted(*metrics), None)
 
 
 def test_a_metric_that_weighs_nothing_does_not_count():
     metrics = [(named("F1", True), 1.0), (named("RMSE", False), 0.0)]
-    assert directed(AccuracyCriterion(), metrics, None).higher_is_better is True
+    assert resolve_direction(AccuracyCriterion(), metrics, None).higher_is_better is True
 
 
 def test_an_evaluation_function_counts_in_place_of_the_metric():
@@ -129,7 +133,7 @@ def test_an_evaluation_function_counts_in_place_of_the_metric():
         return 0.0
 
     metrics = weighted(named("RMSE", False))
-    assert directed(AccuracyCriterion(), metrics, score).higher_is_better is True
+    assert resolve_direction(AccuracyCriterion(), metrics, score).higher_is_better is True
     assert metric_label(metrics, score) == "score"
     assert metric_label(metrics, lambda model: 0.0) == "eval_func"
     assert metric_label(metrics, None) == "RMSE"

@@ -12,8 +12,7 @@ from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.errors import MetricError
 from neural_mp.metrics import Accuracy
 from neural_mp.metrics.coercion import as_metric
-from neural_mp.tuning.evaluation.metric_reset import ResetWatch, check_reset
-from neural_mp.tuning.evaluation.metric_values import MetricBatch
+from neural_mp.tuning.evaluation.metric_values import MetricBatch, ResetWatch, check_reset
 
 LABELS = np.arange(8) % 4
 RIGHT = np.eye(4, dtype=np.float32)[LABELS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.errors import MetricError
 from neural_mp.metrics import Accuracy
 from neural_mp.tuning.evaluation.batches import Batches

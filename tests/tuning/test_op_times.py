@@ -22,8 +22,8 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.search.cost_model import CostInputs, predicted_time
 from neural_mp.tuning.measurement.op_timing import (
     loses_in_int8,
-    scaled,
-    timed,
+    scale_runs,
+    time_ops,
     times_of,
     weights_in_int8,
     with_conversions,
@@ -54,7 +54,7 @@ class Profiled:
 
 def found(fp32, int8, wholes, passes=2):
     models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
-    baseline, *candidates = timed(
+    baseline, *candidates = time_ops(
         models, lambda model: model.profile(), lambda models: wholes, passes
     )
     return times_of(SPACE, baseline, candidates, 0.0, {})
@@ -88,7 +88,9 @@ def test_what_takes_longer_beside_int8_counts_as_conversion():
         plan_in(Precision.FP32): Profiled(FLOAT, [1.0]),
         mixed: Profiled({**LOW, "op1": 3.0}, [1.0]),
     }
-    baseline, candidate = timed(models, lambda model: model.profile(), lambda models: [8.0, 6.0], 1)
+    baseline, candidate = time_ops(
+        models, lambda model: model.profile(), lambda models: [8.0, 6.0], 1
+    )
     assert times_of(space, baseline, [candidate], 0.0, {}).conversion == pytest.approx(1.0 / 2)
     in_place = times_of(space, baseline, [candidate], 0.0, {}, in_place=True)
     assert in_place.conversion == pytest.approx((1.0 + 1.0) / 2)
@@ -127,7 +129,9 @@ def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
     """Conversions count with their measured time, however long a loop over the memory takes."""
     fp32, int8 = Profiled(FLOAT, [1.0]), Profiled(LOW, [1.0])
     models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
-    baseline, candidate = timed(models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1)
+    baseline, candidate = time_ops(
+        models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1
+    )
     elements = dict.fromkeys(["x", "op0", "op1", "op2"], 1000.0)
     for per_element in (0.0, 1e-4, 1.0):
         times = times_of(SPACE, baseline, [candidate], per_element, elements)
@@ -150,7 +154,9 @@ def test_conversions_never_take_less_than_nothing(seconds, counts):
         plan_in(Precision.FP32): Profiled(FLOAT, [1.0]),
         plan_in(Precision.INT8): Profiled(low, [1.0]),
     }
-    baseline, candidate = timed(models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1)
+    baseline, candidate = time_ops(
+        models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1
+    )
     elements = dict(zip(["x", "op0", "op1", "op2"], map(float, counts), strict=True))
     times = times_of(SPACE, baseline, [candidate], 1.0, elements)
     assert times.conversion is not None
@@ -159,7 +165,7 @@ def test_conversions_never_take_less_than_nothing(seconds, counts):
 
 
 def test_a_profile_of_nothing_stays_as_it_is():
-    assert scaled({"a": (0.0, 0.0)}, 3.0) == {"a": (0.0, 0.0)}
+    assert scale_runs({"a": (0.0, 0.0)}, 3.0) == {"a": (0.0, 0.0)}
 
 
 def test_times_are_read_back_as_they_were_written():
@@ -188,7 +194,7 @@ def test_conversions_take_what_ops_take_longer_in_a_plan_that_has_many():
     plan = weights_in_int8(space)
     assert plan.effective == {"op0": Precision.INT8, "op1": Precision.FP32, "op2": Precision.INT8}
     mixed = {"op0": 1.25, "op1": 2.5, "op2": 2.0}
-    (timing,) = timed(
+    (timing,) = time_ops(
         {plan: Profiled(mixed, [1.0])}, lambda model: model.profile(), lambda models: [5.75], 1
     )
     elements = {"x": 10.0, "op1": 30.0}

@@ -26,7 +26,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.tuning.executors import WorkerPayload
 from neural_mp.tuning.executors.contract import _Package
 from neural_mp.tuning.executors.local import LocalExecutor
-from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.executors.contract import Workers
 
 @dataclass
 class Stuck:

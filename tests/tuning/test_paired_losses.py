@@ -13,7 +13,7 @@ from neural_mp import MixedPrecision
 from neural_mp.core.trial import Outcome
 from neural_mp.metrics import KLDivergence, Perplexity
 from neural_mp.reporting.tables import trial_table
-from neural_mp.tuning.evaluation.paired_losses import TextLosses, metric_of_texts
+from neural_mp.tuning.evaluation.accuracy_bounds import TextLosses, metric_of_texts
 
 
 def _texts(random: np.random.Generator, number: int) -> tuple[TextLosses, TextLosses]:

@@ -9,7 +9,7 @@ from onnx_nets import dense_net
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.common import DataLoader
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.errors import DataError
 from neural_mp.metrics import Accuracy
 from neural_mp.tuning.evaluation.batches import Batches

@@ -7,7 +7,7 @@ import pytest
 from onnx_nets import dense_net
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
-from neural_mp.tuning.evaluation.random_accuracy import AccuracySpread, is_random, repeat_baseline
+from neural_mp.tuning.evaluation.accuracy_bounds import AccuracySpread, is_random, repeat_baseline
 
 HIGHER = AccuracyCriterion(0.02, relative=False)
 LOWER = AccuracyCriterion(0.02, relative=False, higher_is_better=False)

@@ -19,8 +19,8 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, RunInUseError
 from neural_mp.runs import lease
 from neural_mp.runs.history import History, read_record, storage_url
+from neural_mp.runs.lease import RunRow
 from neural_mp.runs.registry import run_names
-from neural_mp.runs.run_table import RunRow
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.processes import ProcessIdentity
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.metrics import Accuracy
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.evaluator import Evaluator, NotShardableError, UserCodeError

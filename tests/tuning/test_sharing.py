@@ -11,7 +11,7 @@ import torch
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.common import DataLoader
-from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import Accuracy, build_metric
@@ -20,7 +20,7 @@ from neural_mp.tuning import executors, trial_runner
 from neural_mp.tuning.evaluation import sharding
 from neural_mp.tuning.evaluation.evaluator import NotShardableError
 from neural_mp.tuning.executors import Executor, WorkerPayload
-from neural_mp.tuning.executors.contract import crashed
+from neural_mp.tuning.executors.contract import crashed_evaluation
 from neural_mp.tuning.listener import Listener
 
 WIDTH = 3
@@ -255,7 +255,7 @@ def test_what_cannot_be_shared_runs_whole_and_it_is_said_once(
 
 @pytest.mark.slow
 def test_a_plan_fails_with_the_share_whose_process_died(converter, here, always, monkeypatch):
-    answers = {4: crashed("node 1")}
+    answers = {4: crashed_evaluation("node 1")}
     monkeypatch.setattr(here, "answer", staticmethod(answers.get))
     first, second = converter().trials
     assert (second.outcome, second.node) == (Outcome.FAILED, "node 1")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from neural_mp import MixedPrecision, load
+from neural_mp.core.criterion import is_throughput, parse_objectives
 from neural_mp.core.enums import Objective
-from neural_mp.core.objectives import is_throughput, parse_objectives
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling.measurement import interleaved_rounds
 from neural_mp.reporting import formatting

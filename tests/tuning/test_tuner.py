@@ -7,7 +7,7 @@ import pytest
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import MetricError, TuningError
 from neural_mp.metrics import build_metric

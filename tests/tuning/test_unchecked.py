@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from neural_mp import MixedPrecision
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome

@@ -10,14 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.calibration import Observer, summarize
-from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
+from neural_mp.adaptors.common.calibration import CalibrationInputs, Observer, summarize
 from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.common.weights.corrections import apply_corrections
-from neural_mp.adaptors.common.weights.factor_folding import fold_factors
-from neural_mp.adaptors.common.weights.reconstruction import ModelToRound, reconstructed
+from neural_mp.adaptors.common.weights.corrections import apply_corrections, fold_factors
+from neural_mp.adaptors.common.weights.reconstruction import Reconstruction
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import ChannelRange, Observations, Range
@@ -65,10 +63,9 @@ def quantized_ranges(
         if config is None and root in graph:
             config = plan.plan.get(graph[root].fusion_group or root)
         algorithm = config.activation.algorithm if config and config.activation else "minmax"
-        ranges = [
-            _observed_range(tensor, algorithm, observations) for tensor in flow.scale_members[root]
-        ]
-        tensor_ranges[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
+        members = flow.scale_members[root]
+        ranges = [_observed_range(tensor, algorithm, observations) for tensor in members]
+        tensor_ranges[root] = min(low for low, _ in ranges), max(high for _, high in ranges)
     for tensor in tensors_with_channel_scales(graph, flow) & observations.channels.keys():
         span, channels = tensor_ranges[tensor], observations.channels[tensor]
         low, high = np.clip([channels.low, channels.high], *span).tolist()
@@ -129,8 +126,9 @@ def prepare(
     rescaled, updated = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, updated)
     corrected = corrected or CorrectedWeights(adaptor, model)
-    to_round = ModelToRound(adaptor, rescaled, plan, ranges, space.graph)
-    rescaled = reconstructed(to_round, observations.samples, corrected)
+    samples = observations.samples
+    run = Reconstruction(rescaled, plan, ranges, space.graph, samples, corrected)
+    rescaled = run.rounded_model()
     weights = corrected.of_plan(plan.plan)
     if any(weight.input_factors is not None for weight in weights.values()):
         quantized = plan.flow.scale_owner.keys()
@@ -151,9 +149,7 @@ def observe(
     """Observe every tensor that may be quantized in one pass over calibration inputs.
 
     Tensors without calibrated ranges, which only dynamic INT8 quantizes, are checked for NaN and
-    Inf.
-
-    The outputs are `retained` if the adaptor offers it.
+    Inf. The outputs are `retained` if the adaptor offers it.
 
     Raises:
         ConversionError: no output holds a finite value.

@@ -20,7 +20,6 @@ class KnownKinds:
     """Graph with the kind of each op.
 
     Attributes:
-        graph: the graph.
         kinds: kind of op (see `neural_mp.amp.KINDS`) → op types of the framework.
     """
 
@@ -87,7 +86,7 @@ class _Pairing:
         return None, None
 
 
-def counterparts(source: KnownKinds, target: KnownKinds) -> dict[str, str]:
+def match_ops(source: KnownKinds, target: KnownKinds) -> dict[str, str]:
     """Return op of the target → op of the source, for ops whose name the source does not have.
 
     From outputs and ops with equal names, both graphs are read backwards: ops of one kind whose

@@ -73,11 +73,11 @@ class Framework(ABC, Generic[M]):
     @abstractmethod
     def load(
         self,
-        source: Any,
+        source: object,
         *,
-        inputs: Any = None,
-        outputs: Any = None,
-        example: Any = None,
+        inputs: object = None,
+        outputs: object = None,
+        example: object = None,
         capture: Capture = Capture.WHOLE,
     ) -> M:
         """Load a model from a path or from an object of the framework, which stays unchanged.
@@ -164,7 +164,7 @@ class Framework(ABC, Generic[M]):
     # Methods with a default
 
     @classmethod
-    def accepts(cls, source: Any) -> bool:
+    def accepts(cls, source: object) -> bool:
         """Whether `source` (object or path) looks like a model of this framework.
 
         Called on third-party adaptors only; must not import the framework.
@@ -178,7 +178,9 @@ class Framework(ABC, Generic[M]):
         """
         return None
 
-    def element_counts(self, model: M, inputs: Any, tensors: Collection[str]) -> dict[str, float]:
+    def element_counts(
+        self, model: M, inputs: object, tensors: Collection[str]
+    ) -> dict[str, float]:
         """Return tensor → its number of elements in a run of one batch, over all iterations.
 
         Tensors that are not floating-point, or empty, are omitted. By default from
@@ -221,14 +223,14 @@ class Framework(ABC, Generic[M]):
         """Whether the adaptor overrides an optional method, such as `export_onnx`."""
         return getattr(type(self), method) is not getattr(Framework, method)
 
-    def time_ops(self, model: M, inputs: Any, runs: int) -> Mapping[str, Sequence[float]]:
+    def time_ops(self, model: M, inputs: object, runs: int) -> Mapping[str, Sequence[float]]:
         """Return op, or conversion under its own name → seconds of each run, in order.
 
         Fused ops count towards the op that they are fused into.
         """
         raise optional.not_offered(self.framework, "times of single ops")
 
-    def trace_kernels(self, model: M, inputs: Any) -> Mapping[str, OpTrace]:
+    def trace_kernels(self, model: M, inputs: object) -> Mapping[str, OpTrace]:
         """Return op → its kernels in one run, from the runtime's own trace.
 
         An op without an entry is fused into another or needs no kernel; an op that was not reached
@@ -259,7 +261,7 @@ class Framework(ABC, Generic[M]):
         raise optional.not_offered(self.framework, "dump of a graph")
 
     def record_calls(
-        self, model: Any, record: Callable[[Any], None]
+        self, model: object, record: Callable[[Any], None]
     ) -> AbstractContextManager[None]:
         """Pass the inputs of the calls that the user's code makes in this context to `record`.
 
@@ -291,7 +293,9 @@ class Framework(ABC, Generic[M]):
         """
         return model
 
-    def faster_kernels(self, model: M, inputs: Any, op_names: Collection[str]) -> Mapping[str, str]:
+    def faster_kernels(
+        self, model: M, inputs: object, op_names: Collection[str]
+    ) -> Mapping[str, str]:
         """Return op → an FP32 kernel (`OpConfig.kernel`) faster than the framework's own.
 
         Times are those on the inputs, in interleaved runs with the current number of threads. Empty

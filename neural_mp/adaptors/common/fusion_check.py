@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,7 +26,7 @@ M = TypeVar("M")
 _MAX_RATIO, _NEGLIGIBLE_NSR = 3.0, 1e-4
 
 
-def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: Any) -> None:
+def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: object) -> None:
     """Check a converted model on one batch, if the runtime also runs without optimizations.
 
     Raises:
@@ -81,14 +81,8 @@ def first_different(
     ops: Iterable[str], unfused: Mapping[str, OpOutput], fused: Mapping[str, OpOutput]
 ) -> str | None:
     """Return the first op whose results differ by more than negligible noise; None if unknown."""
-    return next(
-        (
-            op
-            for op in ops
-            if op in unfused and op in fused and not is_close([unfused[op].real], [fused[op].real])
-        ),
-        None,
-    )
+    compared = (op for op in ops if op in unfused and op in fused)
+    return next((op for op in compared if not is_close([unfused[op].real], [fused[op].real])), None)
 
 
 def exceeds_rounding(
@@ -96,10 +90,8 @@ def exceeds_rounding(
 ) -> bool:
     """Whether outputs of a fused model deviate by more than rounding explains.
 
-    Args:
-        reference: the floating-point outputs of the FP32 model.
-        unfused: those of the converted model without optimizations.
-        fused: those of the converted model as it runs.
+    From the floating-point outputs of the FP32 model, as `reference`, and of the converted model
+    without and with optimizations.
     """
     return any(map(_exceeds_rounding, reference, unfused, fused))
 

@@ -82,14 +82,10 @@ def accumulation_of_cases(results: Iterable[str], cases: Iterable[str]) -> Kerne
 
     The name of a case is the kind of kernel, a space and a label.
     """
-    exact = frozenset(results)
-    kinds: dict[KernelKind, bool] = dict.fromkeys(KernelKind, True)
-    for case in cases:
-        kind = KernelKind(case.split()[0])
-        kinds[kind] = kinds[kind] and case in exact
+    failed = {case.split()[0] for case in set(cases).difference(results)}
     return {
-        kind: Int8Accumulation.EXACT if right else Int8Accumulation.SATURATING
-        for kind, right in kinds.items()
+        kind: Int8Accumulation.SATURATING if kind in failed else Int8Accumulation.EXACT
+        for kind in KernelKind
     }
 
 

@@ -6,16 +6,6 @@ from collections.abc import Container
 from itertools import chain, count
 
 
-def in_camel_case(kinds: str) -> dict[str, tuple[str, ...]]:
-    """Return kind → op type (`log_softmax` → `LogSoftmax`) for kinds separated by spaces."""
-    return {kind: ("".join(map(str.capitalize, kind.split("_"))),) for kind in kinds.split()}
-
-
-def same_name(kinds: str) -> dict[str, tuple[str, ...]]:
-    """Return kind → op type of the same name, for kinds separated by spaces."""
-    return {kind: (kind,) for kind in kinds.split()}
-
-
 def unique_name(name: str, used: Container[str], first: int = 1) -> str:
     """Return the name, or its first numbered variant from `first` on, that is not taken."""
     variants = chain([name], (f"{name}_{number}" for number in count(first)))

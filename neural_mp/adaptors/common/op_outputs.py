@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,6 @@ class OutputLocation:
     """The location of an op's result in a converted model.
 
     Attributes:
-        tensor: the name of the tensor.
         type: the type of the op in the unconverted model.
         encoding: the quantization parameters of a uint8 tensor; None for a float tensor.
     """
@@ -49,7 +47,7 @@ class OutputLocation:
     type: str
     encoding: QuantParams | None = None
 
-    def to_list(self) -> list[Any]:
+    def to_list(self) -> list[str | float]:
         """Return strings and numbers for JSON."""
         stored = self.encoding
         return [self.tensor, self.type, *([stored.scale, stored.zero_point] if stored else ())]
@@ -57,14 +55,10 @@ class OutputLocation:
     @classmethod
     def from_list(cls, data: object) -> OutputLocation:
         """Read back the result of `to_list`; raise `NeuralMPError` if the data is malformed."""
-        bare = isinstance(data, list) and len(data) == len(_BARE)
-        tensor, kind, *stored = tuple_of(*_BARE, *(() if bare else (non_negative_float, integer)))(
-            data
-        )
+        bare = isinstance(data, list) and len(data) == 2
+        numbers = () if bare else (non_negative_float, integer)
+        tensor, kind, *stored = tuple_of(string, string, *numbers)(data)
         return cls(tensor, kind, QuantParams(*stored) if stored else None)
-
-
-_BARE = (string, string)
 
 
 def op_value(array: Array, encoding: QuantParams | None) -> OpOutput | None:
@@ -98,11 +92,9 @@ def results_graph(
 def first_with_non_finite(
     ops: Sequence[str], fetch: Callable[[Sequence[str]], Iterable[Sequence[Array]]]
 ) -> str | None:
-    """Return the first op whose floating-point results hold NaN or Inf.
+    """Return the first op, in execution order, whose floating-point results hold NaN or Inf.
 
-    Args:
-        ops: the ops in execution order.
-        fetch: some of the ops → the results of each in one run.
+    `fetch` returns the results of each of some ops in one run.
     """
     for start in range(0, len(ops), _SEARCHED_PER_RUN):
         part = ops[start : start + _SEARCHED_PER_RUN]

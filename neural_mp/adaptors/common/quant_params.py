@@ -89,18 +89,13 @@ def round_to_int8(weight: Array, scales: Array, limit: int) -> NDArray[np.int8]:
     return np.clip(steps, -limit, limit, out=steps).astype(np.int8)
 
 
+#: A framework's op.
 L = TypeVar("L")
 
 
 @dataclass(frozen=True)
 class IntegerWeight(Generic[L]):
-    """An int8 weight of an integer kernel.
-
-    Attributes:
-        layer: the framework's op that reads the weight.
-        kernel: the kind of the kernel.
-        integers: the weight.
-    """
+    """An int8 weight of an integer kernel, and the layer that reads it."""
 
     layer: L
     kernel: KernelKind
@@ -112,7 +107,7 @@ def wide_kinds(weights: Iterable[IntegerWeight[L]]) -> frozenset[KernelKind]:
     return frozenset(weight.kernel for weight in weights if exceeds_reduced_range(weight.integers))
 
 
-def saturating(weights: Iterable[IntegerWeight[L]]) -> list[L]:
+def find_saturating_layers(weights: Iterable[IntegerWeight[L]]) -> list[L]:
     """Return the layers with weights beyond ±63 and a kernel not exact on every CPU."""
     candidates = (weight for weight in weights if weight.kernel not in EXACT_EVERYWHERE)
     return [weight.layer for weight in candidates if exceeds_reduced_range(weight.integers)]

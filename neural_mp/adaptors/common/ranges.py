@@ -19,6 +19,8 @@ MIN_RANGE_WIDTH = 1e-30
 _CLIP_FRACTIONS = np.linspace(1.0, 0.05, 96)
 #: Stride of the coarse search over these fractions; a full search costs too much time.
 _COARSE_STEP = 8
+#: Percentage of values that is clipped at either end.
+_TAIL_PERCENT = 0.01
 _KL_BINS = 2048
 #: Floor against the infinite logarithm of an empty level.
 _MIN_LEVEL_FRACTION = 1e-12
@@ -41,10 +43,7 @@ def affine_parameters(low: float, high: float) -> tuple[float, int]:
 def chosen_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
     """Return calibration algorithm → the range that it chooses, with 0 within.
 
-    Args:
-        sample: values of the tensor, all finite.
-        low: its minimum, or 0 if that is less.
-        high: its maximum, or 0 if that is more.
+    From a finite sample of the tensor's values, and its minimum and maximum, widened to include 0.
     """
     if high - low <= MIN_RANGE_WIDTH:
         return dict.fromkeys(RANGE_ALGORITHMS, (low, high))
@@ -66,10 +65,10 @@ def chosen_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
     }
 
 
-def _percentile_range(sample: Floats, full: Range, tail: float = 0.01) -> Range:
+def _percentile_range(sample: Floats, full: Range) -> Range:
     if not sample.size:
         return full
-    low, high = np.percentile(sample, [tail, 100 - tail])
+    low, high = np.percentile(sample, [_TAIL_PERCENT, 100 - _TAIL_PERCENT])
     return min(float(low), 0.0), max(float(high), 0.0)
 
 
@@ -126,9 +125,7 @@ def _kl_divergences(
     """Return, for each cut [start, stop) of a histogram, the divergence from its 256 levels.
 
     Clipped values count in the first and last kept bin. A level is the average of its non-empty
-    bins, computed from the kept bins only.
-
-    At least 256 bins must be kept. The divergence is Σ p·ln(p / q) over the kept bins.
+    bins, computed from the kept bins only, at least 256. The divergence is Σ p·ln(p / q) over them.
     """
     counts = counts.astype(np.float64)
     first, last = counts[start], counts[stop - 1]

@@ -90,8 +90,8 @@ def probe_results(module: str, version: str, onednn_limit: str | None = None) ->
     return frozenset(results)
 
 
-#: Module, version and case → its result, in this process.
-_RESULTS: dict[tuple[str, str, str], str] = {}
+#: Module and version → case → its result, in this process.
+_RESULTS: dict[tuple[str, str], dict[str, str]] = {}
 
 
 def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[str, str]:
@@ -101,10 +101,11 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
     its first argument. A result is a case, a space and some words. A case that ends the process
     has words that say so, and one without a result is missing.
     """
-    if not all((module, version, case) in _RESULTS for case in cases):
+    known = _RESULTS.setdefault((module, version), {})
+    if not known.keys() >= cases.keys():
         cache = _result_cache(version, os.environ)
         cached = cache.get(module, mapping_of(string))[1] or {}
-        _RESULTS.update({(module, version, case): outcome for case, outcome in cached.items()})
+        known.update(cached)
         unknown = [case for case in cases if case not in cached]
         if unknown:
             with tempfile.TemporaryDirectory() as folder:
@@ -115,23 +116,16 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
             results.update(
                 {case: outcome for case, _, outcome in (f.partition(" ") for f in lines)}
             )
-            _RESULTS.update({(module, version, case): outcome for case, outcome in results.items()})
-            entries = [*cached.items(), *results.items()][-_MAX_CASES:]
-            cache.put(module, dict(entries))
-    return {
-        case: _RESULTS[module, version, case]
-        for case in cases
-        if (module, version, case) in _RESULTS
-    }
+            known.update(results)
+            cache.put(module, dict([*cached.items(), *results.items()][-_MAX_CASES:]))
+    return {case: known[case] for case in cases if case in known}
 
 
-def deviations(module: str, version: str, cases: Mapping[str, bytes]) -> dict[str, str]:
+def find_deviations(module: str, version: str, cases: Mapping[str, bytes]) -> dict[str, str]:
     """Return op → the deviation that a module found, for the ops whose cases deviate.
 
-    Args:
-        module: runs as a child process with `try_each_file`.
-        version: as for `probe_results`.
-        cases: op → the content of its case.
+    The module runs as a child process with `try_each_file`; `cases` are op → the content of its
+    case, and `version` is as for `probe_results`.
     """
     digests = {op: hashlib.sha256(content).hexdigest()[:32] for op, content in cases.items()}
     results = case_results(module, version, {digests[op]: cases[op] for op in cases})
@@ -154,16 +148,12 @@ def _result_cache(version: str, environment: Mapping[str, str]) -> FileCache:
 def _run_probe(
     module: str, environment: dict[str, str], *arguments: str
 ) -> tuple[set[str], set[str]]:
-    """Run the child; after a crash, again without the cases already started.
-
-    Return the results, and the cases that were started.
-    """
+    """Run the child, again after a crash; return the results, and the cases that were started."""
     results: set[str] = set()
     tried: set[str] = set()
     while True:
-        output, failure = _child_output(
-            python_command(module, *arguments, *sorted(tried)), environment
-        )
+        command = python_command(module, *arguments, *sorted(tried))
+        output, failure = _child_output(command, environment)
         lines = output.splitlines()
         started = {line.removeprefix(STARTS) for line in lines if line.startswith(STARTS)}
         results |= {line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)}

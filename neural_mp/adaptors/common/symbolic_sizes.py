@@ -167,14 +167,14 @@ def broadcast(lhs: Size, rhs: Size) -> Size:
         raise ValueError(f"sizes must be equal or 1, got {lhs} and {rhs}")
     if isinstance(lhs, int) or isinstance(rhs, int):
         return lhs if isinstance(lhs, int) else rhs
-    operands = {*_function_operands("broadcast", lhs), *_function_operands("broadcast", rhs)}
+    operands = {*_broadcast_operands(lhs), *_broadcast_operands(rhs)}
     return _apply_function("broadcast", sorted(operands, key=str), nonnegative=True)
 
 
-def _function_operands(function: str, size: Expression) -> tuple[Size, ...]:
-    """Return the operands of a size that is a function, else the size itself."""
+def _broadcast_operands(size: Expression) -> tuple[Size, ...]:
+    """Return the operands of a size that is a broadcast, else the size itself."""
     atom = _single_atom(size.terms)
-    return atom.operands if atom is not None and atom.function == function else (size,)
+    return atom.operands if atom is not None and atom.function == "broadcast" else (size,)
 
 
 def _single_atom(terms: Iterable[tuple[Monomial, int]]) -> Atom | None:

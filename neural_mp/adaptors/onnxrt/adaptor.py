@@ -8,20 +8,12 @@ from pathlib import Path
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.named_graphs.graph_adaptor import GraphAdaptor
-from neural_mp.adaptors.common.named_graphs.graph_model import with_weights
+from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor, with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
-from neural_mp.adaptors.onnxrt import (
-    layer_params,
-    loading,
-    observe,
-    profiler,
-    reduce_range,
-    storage,
-)
+from neural_mp.adaptors.onnxrt import layer_params, loading, observe, profiler, storage
 from neural_mp.adaptors.onnxrt.capabilities import kernels
-from neural_mp.adaptors.onnxrt.convert import write
+from neural_mp.adaptors.onnxrt.convert import convert_graph
 from neural_mp.adaptors.onnxrt.graph.edit import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.int8_accumulation import int8_accumulation
@@ -50,25 +42,27 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
-    unoptimized_run = optional.UnoptimizedRun(observe.unoptimized_outputs, observe.first_deviating)
+    unoptimized_run = optional.UnoptimizedRun(
+        observe.unoptimized_outputs, observe.first_deviating_op
+    )
     corrections = optional.Corrections(
         layer_params.layer_params, layer_params.with_layer_params, values=observe.values
     )
     layer_inputs = optional.LayerInputs(layer_params.stored_layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
-        reduce_range.full_range_kernels, reduce_range.with_unsigned_weights
+        layer_params.full_range_kernels, layer_params.with_unsigned_weights
     )
     single_file = optional.SingleFile((".onnx",), storage.save_file)
     transfer = optional.Transfer("onnx", storage.boundary, storage.transfer_file)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
-    observe_tensors = staticmethod(observe.watch)
-    observe_and_keep = staticmethod(observe.watch)
+    observe_tensors = staticmethod(observe.observe_tensors)
+    observe_and_keep = staticmethod(observe.observe_tensors)
     element_counts = staticmethod(observe.element_counts)
-    convert_graph = staticmethod(write)
-    native = staticmethod(storage.whole)
+    convert_graph = staticmethod(convert_graph)
+    native = staticmethod(storage.to_message)
     save = staticmethod(storage.save)
     fingerprint = staticmethod(storage.fingerprint)
     time_ops = staticmethod(profiler.time_ops)

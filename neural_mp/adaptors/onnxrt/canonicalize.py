@@ -311,8 +311,7 @@ def _replace_convolution(node: ir.Node, framing: _Framing, names: GraphNames) ->
     assert signal is not None
     writer = _Writer(node, names)
     frames = _slice_frames(writer, signal, framing)
-    kernels = np.ascontiguousarray(framing.weight[:, 0].T)
-    weight = writer.constant("weight_framed", kernels)
+    weight = writer.constant("weight_framed", np.ascontiguousarray(framing.weight[:, 0].T))
     result = writer.put("MatMul", frames, weight, name=str(node.name))
     if bias is not None:
         result = writer.put("Add", result, bias)

@@ -12,7 +12,7 @@ from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.onnxrt.fusion import is_table, kernel_operands
 from neural_mp.adaptors.onnxrt.graph import edit
-from neural_mp.adaptors.onnxrt.graph.opset import is_function, takes, typed_inputs
+from neural_mp.adaptors.onnxrt.graph.opset import is_function, supports_dtype, typed_inputs
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
 from neural_mp.adaptors.onnxrt.kernels import n_bits, ops
@@ -23,8 +23,7 @@ from neural_mp.adaptors.onnxrt.kernels.registry import (
     runs_natively,
 )
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.reduce_range import kernel_of
-from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType, Scheme
+from neural_mp.core.enums import CalibrationAlgorithm, Granularity, KernelInputs, QuantDType, Scheme
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
@@ -81,7 +80,7 @@ class _KernelFinder:
             )
         if not ops.has_role(node, ops.Role.LAYER):
             return IntegerKernel(algorithms=algorithms)
-        weight = weight_quant_spec(self.accumulation[kernel_of(node, node.inputs[1])])
+        weight = weight_quant_spec(self.accumulation[ops.kernel_of(node, node.inputs[1])])
         alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
         if not ops.is_product(node):
             return IntegerKernel(weight, algorithms, other_weights=alternatives)
@@ -91,7 +90,8 @@ class _KernelFinder:
         low_bits = self.grouped_specs(n_bits.PRODUCT, inputs)
         corrections = reasons.ZERO_POINT_CORRECTIONS
         if not isinstance(low_bits, str):
-            alternatives += (*reasons.corrected_specs(n_bits.float_specs(inputs), corrections),)
+            floats = n_bits.working_specs(n_bits.PRODUCT, inputs, KernelInputs.FLOAT)
+            alternatives += (*reasons.corrected_specs(floats, corrections),)
             alternatives += (*reasons.corrected_specs(low_bits, corrections, most_bits=8),)
         return IntegerKernel(
             weight,
@@ -122,7 +122,7 @@ class _KernelFinder:
             return _RUNS_GRAPHS
         if node.op_type in ops.SCATTERS and "reduction" in node.attributes:
             return "its reduction has FP32 kernels only"
-        if precision is Precision.FP16 and not takes(node, opset, "float16"):
+        if precision is Precision.FP16 and not supports_dtype(node, opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {opset}"
         if precision is Precision.FP16 and self._loses_cast(node):
             return "ONNX Runtime drops casts of outer tensors that a nested graph reads"

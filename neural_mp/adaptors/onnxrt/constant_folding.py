@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.affine import Affine
+from neural_mp.adaptors.common.fusion import Affine
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, bytes_of
@@ -35,20 +35,11 @@ _CONSTANT = "neural_mp.constant"
 #: Repetitions of constant folding.
 _MOST_ROUNDS = 3
 #: The types of folded constants.
-_NUMBERS = (
-    ir.DataType.FLOAT,
-    ir.DataType.DOUBLE,
-    ir.DataType.FLOAT16,
-    ir.DataType.BFLOAT16,
-    ir.DataType.INT8,
-    ir.DataType.INT16,
-    ir.DataType.INT32,
-    ir.DataType.INT64,
-    ir.DataType.BOOL,
-    ir.DataType.UINT8,
-    ir.DataType.UINT16,
-    ir.DataType.UINT32,
-    ir.DataType.UINT64,
+_NUMBERS = tuple(
+    ir.DataType[name]
+    for name in str.split(
+        "FLOAT DOUBLE FLOAT16 BFLOAT16 BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64"
+    )
 )
 
 
@@ -99,8 +90,11 @@ def _fold_sized_nodes(program: ir.Model, names: edit.GraphNames, folder: Path | 
     nodes = _find_foldable_nodes(program)
     room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
     inferred = _infer_results(program, nodes)
-    byte_sizes = {value: _bytes_of_result(copy) for value, copy in inferred.items()}
-    sizes = {value: size for value, size in byte_sizes.items() if size is not None}
+    sizes = {
+        value: math.prod(copy.shape.numpy()) * math.ceil(copy.dtype.itemsize)
+        for value, copy in inferred.items()
+        if copy.shape is not None and copy.dtype is not None and copy.shape.is_static()
+    }
     most = max(_MOST_GROWTH * room, _MAX_RESULT_BYTES)
     unsafe = {
         node for node in nodes if sum(sizes.get(v, math.inf) for v in node.outputs if v.name) > most
@@ -124,7 +118,7 @@ def _fold_sized_nodes(program: ir.Model, names: edit.GraphNames, folder: Path | 
     for value in results:
         if value.uses():
             _attach_lazy_value(program, value, inferred[value], chains, folder)
-    return None in byte_sizes.values()
+    return len(sizes) < len(inferred)
 
 
 def _fold_values(
@@ -240,19 +234,11 @@ def _infer_results(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value
     return dict(zip(results, isolated.graph.outputs, strict=True))
 
 
-def _bytes_of_result(value: ir.Value) -> int | None:
-    """Return the size of a computed tensor in bytes; None if unknown."""
-    if value.shape is None or value.dtype is None or not value.shape.is_static():
-        return None
-    return math.prod(value.shape.numpy()) * math.ceil(value.dtype.itemsize)
-
-
 def fold_branch(node: ir.Node, names: edit.GraphNames) -> None:
     """Replace an If with a constant condition by the chosen branch."""
-    condition = (
-        edit.array_of(edit.input_of(node, 0)) if node.op_type == "If" and not node.domain else None
-    )
-    graph = node.graph
+    if node.op_type != "If" or node.domain:
+        return
+    condition, graph = edit.array_of(edit.input_of(node, 0)), node.graph
     if condition is None or graph is None:
         return
     branch = node.attributes["then_branch" if condition.any() else "else_branch"].as_graph()
@@ -298,7 +284,10 @@ def _find_foldable_nodes(program: ir.Model, without: Collection[ir.Node] = ()) -
             and node not in without
             and constants.issuperset(inputs)
             and not node.op_type.startswith(RANDOM)
-            and all(_is_number(value) for value in (*inputs, *node.outputs))
+            and all(
+                isinstance(value.type, ir.TensorType) and value.dtype in _NUMBERS
+                for value in (*inputs, *node.outputs)
+            )
             and _has_cpu_kernel(node, opset)
             and not list(bodies_of(node))
         ):
@@ -344,10 +333,6 @@ def _has_cpu_kernel(node: ir.Node, opset: int) -> bool:
     return node.op_type == "Cast" or runs_natively(CPU, node, opset, "bfloat16")
 
 
-def _is_number(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.TensorType) and value.dtype in _NUMBERS
-
-
 def fold_batch_norm(node: ir.Node, names: edit.GraphNames) -> None:
     """Fold a batch norm into a convolution with no other consumer."""
     if node.op_type != "BatchNormalization" or node.domain or len(node.inputs) != 5:
@@ -363,9 +348,9 @@ def fold_batch_norm(node: ir.Node, names: edit.GraphNames) -> None:
         return
     parameters = [edit.array_of(value) for value in node.inputs[1:]]
     weight, bias = edit.array_of(conv.inputs[1]), edit.array_of(shift)
-    if weight is None or any(p is None for p in parameters) or (shift is not None and bias is None):
+    if any(p is None for p in parameters) or (shift is not None and bias is None):
         return
-    if weight.dtype != np.float32:
+    if weight is None or weight.dtype != np.float32:
         return
     affine = Affine.identity(len(weight))
     if bias is not None:

@@ -31,11 +31,10 @@ from neural_mp.adaptors.onnxrt.kernels.writers import (
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
-from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import ResolvedPlan
 
 
-def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
+def convert_graph(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
     """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
     graph = structure(program, model.rejected)
@@ -93,9 +92,10 @@ class _Writer:
             return
         self.variants.place, self.variants.owner = node, name
         precision = self.plan.effective.get(name, Precision.FP32)
-        weight = self._grouped_weight_spec(name)
+        config = self.plan.plan.get(name)
+        weight = None if config is None else config.weight
         fusion_group = self.structure.fusion_groups.get(name)
-        if weight is not None:
+        if weight is not None and weight.group_size is not None:
             write_low_bits = write_low_bit_table if is_table(node) else write_low_bit_product
             write_low_bits(self.variants, node, weight, self.model.grouped.get(name))
         elif precision is Precision.INT8 and name in self.structure.alone:
@@ -109,12 +109,7 @@ class _Writer:
         else:
             for value in dict.fromkeys(edit.read_by(node)):
                 if value in self.structure.names:
-                    edit.redirect(node, value, self._fp32_input(node, value))
-
-    def _grouped_weight_spec(self, name: str) -> QuantSpec | None:
-        config = self.plan.plan.get(name)
-        weight = None if config is None else config.weight
-        return weight if weight is not None and weight.group_size is not None else None
+                    edit.redirect_reads(node, value, self._fp32_input(node, value))
 
     def _fp32_input(self, node: ir.Node, value: ir.Value) -> ir.Value:
         if str(node.name) in self.model.rejected and edit.is_float32(value):
@@ -171,10 +166,7 @@ class _Writer:
         final: dict[ir.Value, ir.Value] = {}
         for index, value in enumerate(list(graph.outputs)):
             if value not in final:
-                output = self.variants.real(value)
-                final[value] = (
-                    value if output is value else self._restore_output_name(value, output)
-                )
+                final[value] = self._restore_output_name(value, self.variants.real(value))
             graph.outputs[index] = final[value]
         common.RemoveUnusedNodesPass()(self.program)
         sink_constants(self.program)
@@ -200,6 +192,8 @@ class _Writer:
         return by_op
 
     def _restore_output_name(self, value: ir.Value, output: ir.Value) -> ir.Value:
+        if output is value:
+            return value
         if output.is_graph_output() or output.is_graph_input():
             copied = ir.val(None)
             self.variants.insert(

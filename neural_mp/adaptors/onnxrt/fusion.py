@@ -16,7 +16,7 @@ from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.subgraphs import body_inputs, in_order
 from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, row_of
 from neural_mp.adaptors.onnxrt.kernels.registry import moves_bytes
-from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, limits
+from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, clamp_limits
 
 Step = fusion.Step[ir.Node, ir.Value]
 
@@ -134,7 +134,7 @@ class _Kernels(FusionRules[ir.Node, ir.Value]):
 
     def activation(self, group: FusionGroup) -> Step | None:
         step = _only_reader(group.tail.outputs[0])
-        if step is None or not row_of(group.head).fuses_activation or limits(step) is None:
+        if step is None or not row_of(group.head).fuses_activation or clamp_limits(step) is None:
             return None
         if step.name in self._rejected:
             return None

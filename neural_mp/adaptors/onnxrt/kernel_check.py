@@ -9,6 +9,7 @@ every combination of op, attributes and reduced shapes once per machine and vers
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from functools import cached_property
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.runtime_probe import deviations, version_of
+from neural_mp.adaptors.common.runtime_probe import find_deviations, version_of
 from neural_mp.adaptors.onnxrt.fusion import structure
 from neural_mp.adaptors.onnxrt.graph.edit import is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
@@ -83,7 +84,7 @@ def compare_ahead(checks: Iterable[KernelCheck]) -> None:
 
 def _find_deviations(cases: Mapping[str, bytes]) -> dict[str, str]:
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-    return deviations(_PROBE, f"{_VERSION} {version}", cases)
+    return find_deviations(_PROBE, f"{_VERSION} {version}", cases)
 
 
 _IR_VERSION = 8
@@ -202,20 +203,11 @@ def _candidate_shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:
             for shape in whole
         ]
         alternatives = [reduced, whole] if whole != reduced else [whole]
-        yield [
-            shapes for shapes in alternatives if max(map(_count_elements, shapes)) <= _MAX_ELEMENTS
-        ]
+        yield [shapes for shapes in alternatives if max(map(math.prod, shapes)) <= _MAX_ELEMENTS]
 
 
 def _reduce_size(size: int) -> int:
     return size if size <= _MAX_SIZE else _REMAINDER_OF + size % _REMAINDER_OF
-
-
-def _count_elements(shape: Shape) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _convolution_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:

@@ -8,6 +8,7 @@ without optimizations, but for rounding.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -142,9 +143,7 @@ class _Builder:
         options = ort.SessionOptions()
         options.log_severity_level, options.graph_optimization_level = _FATAL, level
         options.intra_op_num_threads = 1
-        return ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        return ort.InferenceSession(model.SerializeToString(), options, providers=[_CPU])
 
     def run(self, level: ort.GraphOptimizationLevel) -> list[Array]:
         """Return the outputs of the model."""
@@ -173,11 +172,9 @@ def _compare_results(case: onnx.ModelProto, shapes: list[list[int]]) -> str | No
     except Exception as error:  # noqa: BLE001 (as above)
         return f"fails to run it: {one_line(error)}"
     steps = max(map(_greatest_difference, expected, actual))
-    return (
-        ""
-        if steps <= _ROUNDING
-        else f"computes other results, by up to {steps} of {_UINT8_MAX} steps"
-    )
+    if steps <= _ROUNDING:
+        return ""
+    return f"computes other results, by up to {steps} of {_UINT8_MAX} steps"
 
 
 def _greatest_difference(expected: Array, actual: Array) -> int:
@@ -204,11 +201,9 @@ def _build_float_model(case: onnx.ModelProto, shapes: list[list[int]]) -> _Build
         stored = built.convolve(name, built.inputs[name].shape, by)
         renamed[name] = built.dequantize(stored, by)
     if _case_role(case) == LAYER:
-        weight = built.node.input[1]
-        first = built.node.input[0]
-        built.quantized_weight(
-            weight, built.constants[weight].shape, _Parameters(f"{first}.scale", f"{first}.zero")
-        )
+        first, weight, *_ = built.node.input
+        by = _Parameters(f"{first}.scale", f"{first}.zero")
+        built.quantized_weight(weight, built.constants[weight].shape, by)
     for position, name in enumerate(built.node.input):
         built.node.input[position] = renamed.get(name, name)
     built.nodes.append(built.node)
@@ -218,17 +213,15 @@ def _build_float_model(case: onnx.ModelProto, shapes: list[list[int]]) -> _Build
 
 def _start_builder(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
     """Return a builder with the inputs, stored if of floats, and the constants of a case."""
-    built = _Builder(_copy_case(case))
+    built = _Builder(copy.deepcopy(case))
     random, generated = np.random.default_rng(0), _case_details(case)[GENERATED]
     for tensor in case.graph.initializer:
         built.constants[tensor.name] = numpy_helper.to_array(tensor)
     for index, (value, shape) in enumerate(zip(case.graph.input, shapes, strict=True)):
         kind = value.type.tensor_type.elem_type
         if value.name in generated:
-            size = int(np.prod(shape))
-            built.constants[value.name] = (
-                np.linspace(0.5, 1.5, size).astype(np.float32).reshape(shape)
-            )
+            numbers = np.linspace(0.5, 1.5, int(np.prod(shape))).astype(np.float32)
+            built.constants[value.name] = numbers.reshape(shape)
         elif kind == TensorProto.FLOAT:
             built.inputs[value.name] = random.integers(0, _UINT8_MAX + 1, shape, np.uint8)
             built.parameters(value.name, 0.02 + 0.005 * (index % 3), 100 + 7 * (index % 8))
@@ -237,12 +230,6 @@ def _start_builder(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
         else:
             built.inputs[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind))
     return built
-
-
-def _copy_case(case: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(case)
-    return copy
 
 
 def _store_results(built: _Builder, results: list[Array]) -> _Builder:

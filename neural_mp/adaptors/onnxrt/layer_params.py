@@ -1,24 +1,37 @@
-"""Constants of layers: for rescaling by channel, and with the tensors that they multiply."""
+"""Constants of layers: for rescaling by channel, with what they read, and in a reduced range."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.optional import StoredLayer
-from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.common.weights.layer_windows import Window
+from neural_mp.adaptors.common.quant_params import IntegerWeight, find_saturating_layers, wide_kinds
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, is_table, structure
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.edit import known_array
-from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, is_product, row_of, weight_axes
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import (
+    KERNEL_WEIGHTS,
+    Role,
+    dequantizes,
+    has_role,
+    is_product,
+    kernel_of,
+    row_of,
+    weight_axes,
+)
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import unsigned
 from neural_mp.adaptors.onnxrt.kernels.writers import matrix_and_bias
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.util.pytree import Array
 
 
@@ -165,3 +178,70 @@ def stored_layers(model: OnnxModel) -> dict[str, StoredLayer]:
 
 def _transposed_weight(node: ir.Node) -> Array:
     return np.ascontiguousarray(matrix_and_bias(node)[0].T)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A node that reads a weight, with the positions of the weight and its zero point."""
+
+    node: ir.Node
+    weight: int
+    zero_point: int
+
+
+def full_range_kernels(model: OnnxModel) -> frozenset[KernelKind]:
+    """Return the kinds of integer kernels with a signed weight beyond ±63."""
+    return wide_kinds(_integer_weights(model.runs.graph))
+
+
+def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
+    """Return the model with unsigned weights in kernels that may saturate: equal results."""
+    program = model.runs.clone()
+    names = edit.GraphNames(program.graph)
+    for usage in find_saturating_layers(_integer_weights(program.graph)):
+        node, weight = usage.node, usage.node.inputs[usage.weight]
+        integers = edit.known_array(weight)
+        assert weight is not None
+        zeros = _read_zero_points(usage, integers)
+        for index, value, suffix in (
+            (usage.weight, integers, "uint8"),
+            (usage.zero_point, zeros, "middle"),
+        ):
+            edit.put_input(node, index, names.constant(f"{weight.name}/{suffix}", unsigned(value)))
+    common.RemoveUnusedNodesPass()(program)
+    original = None if model.given is None else program
+    return replace(model, program=program, given=original, _runners={})
+
+
+def _read_zero_points(usage: _Read, integers: Array) -> Array:
+    """Return the zero points; if there are none, zeros of the shape of the scales."""
+    node = usage.node
+    array = edit.array_of(edit.input_of(node, usage.zero_point))
+    if array is not None:
+        return array
+    scales = edit.array_of(node.inputs[1]) if dequantizes(node) else None
+    return np.zeros(scales.shape if scales is not None else (), integers.dtype)
+
+
+def _integer_weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
+    """Yield the signed weights of INT8 products, once per node that reads them."""
+    for node in in_order(graph):
+        multiplying: ir.Node | None = node
+        positions = KERNEL_WEIGHTS.get(node.op_type, ())
+        if dequantizes(node):
+            users = (user for user, position in node.outputs[0].uses() if position == 1)
+            fused = (user for user in users if has_role(user, Role.LAYER) and _reads_bytes(user))
+            positions, multiplying = ((0, 2),), next(fused, None)
+        if multiplying is None:
+            continue
+        for weight, zero_point in positions:
+            value = edit.input_of(node, weight)
+            integers = edit.array_of(value)
+            if integers is not None and integers.dtype == np.int8:
+                usage = _Read(node, weight, zero_point)
+                yield IntegerWeight(usage, kernel_of(multiplying, value), integers)
+
+
+def _reads_bytes(node: ir.Node) -> bool:
+    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return source is not None and dequantizes(source)

@@ -18,8 +18,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.signatures.example_inputs import in_parts
-from neural_mp.adaptors.common.signatures.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec, in_parts
 from neural_mp.adaptors.common.signatures.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.graph.edit import (
@@ -77,7 +76,7 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
                 value.shape = ir.Shape(output.shape)
 
 
-def left_alone(program: ir.Model) -> list[str]:
+def note_float_recurrent(program: ir.Model) -> list[str]:
     """Return a note about recurrent layers without an integer kernel, in any graph."""
     nodes = (node for node in in_order(program.graph) if not node.domain)
     slow = (node.op_type for node in nodes if node.op_type in FLOAT_RECURRENT)
@@ -128,7 +127,7 @@ def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
     obstacle = quantized = None
     try:
         warnings = _canonicalize_graph(program, reference, folder, provider)
-        warnings += left_alone(program)
+        warnings += note_float_recurrent(program)
         program, quantized, notes = _read_quantization(program, reference, folder, provider)
         warnings += notes
         if opset_of(program) < LEAST_OPSET:
@@ -399,18 +398,22 @@ class Reference:
 
         Random ops never do, and a sorted or thresholded output may not.
         """
-        nudged = {name: _nudge_last_bits(array) for name, array in self.feeds.items()}
+        nudged = {
+            name: array * array.dtype.type(1 + _NUDGE_RATIO)
+            if isinstance(array, np.ndarray) and array.dtype.kind == "f"
+            else array
+            for name, array in self.feeds.items()
+        }
         optimized = Runner(self.given, folder, provider)
         return self.results is not None and _are_outputs_close(
             optimized(nudged, self.outputs), self.results
         )
 
 
-def _are_outputs_close(actual: Any, expected: Any) -> bool:
+def _are_outputs_close(actual: list[Any], expected: list[Any]) -> bool:
     """Whether outputs agree, including the tensors within sequences and maps."""
-    pairs = list(zip(tree_leaves(actual), tree_leaves(expected), strict=False))
-    is_complete = len(pairs) == len(tree_leaves(actual)) == len(tree_leaves(expected))
-    return is_complete and all(_are_arrays_close(np.asarray(a), np.asarray(b)) for a, b in pairs)
+    lhs, rhs = (list(map(np.asarray, tree_leaves(outputs))) for outputs in (actual, expected))
+    return len(lhs) == len(rhs) and all(map(_are_arrays_close, lhs, rhs))
 
 
 def _are_arrays_close(actual: Array, expected: Array) -> bool:
@@ -422,8 +425,3 @@ def _are_arrays_close(actual: Array, expected: Array) -> bool:
     output, target = actual.astype(np.float64), expected.astype(np.float64)
     largest = np.abs(target, where=np.isfinite(target), out=np.zeros_like(target)).max(initial=0.0)
     return np.allclose(output, target, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
-
-
-def _nudge_last_bits(value: Any) -> Any:
-    is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
-    return value * value.dtype.type(1 + _NUDGE_RATIO) if is_float else value

@@ -178,15 +178,12 @@ def build_graph(model: OnnxModel) -> OpGraph:
 def _large_constant_names(node: ir.Node) -> tuple[str, ...]:
     """Return the names of the large stored constants that a node reads, also through others."""
     stored = (constant for value in node.inputs if value for constant in stored_constants(value))
-    return tuple(
-        sorted(
-            {
-                str(value.name)
-                for value in stored
-                if value.const_value is not None and value.const_value.size >= MIN_CONSTANT_ELEMENTS
-            }
-        )
-    )
+    large = {
+        str(value.name)
+        for value in stored
+        if value.const_value is not None and value.const_value.size >= MIN_CONSTANT_ELEMENTS
+    }
+    return tuple(sorted(large))
 
 
 def _writes_int8_only(model: OnnxModel, name: str) -> bool:

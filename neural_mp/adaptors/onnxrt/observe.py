@@ -22,7 +22,7 @@ from neural_mp.adaptors.common.op_outputs import (
     op_value,
     results_graph,
 )
-from neural_mp.adaptors.common.signatures.example_inputs import in_parts
+from neural_mp.adaptors.common.signatures.input_spec import in_parts
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt import subgraph_outputs
 from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
@@ -47,7 +47,7 @@ _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _SEPARABLE: WeakKeyDictionary[OnnxModel, bool] = WeakKeyDictionary()
 
 
-def watch(
+def observe_tensors(
     model: OnnxModel,
     batches: Iterable[Any],
     tensors: Collection[str],
@@ -99,7 +99,7 @@ def _observe_values(
         collected.end_batch(batch)
 
 
-def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> dict[str, float]:
+def element_counts(model: OnnxModel, inputs: object, tensors: Collection[str]) -> dict[str, float]:
     """Return tensor → its number of elements in a run; see `Adaptor.element_counts`.
 
     Only a graph with bodies, or with sizes that depend on values, is run; of independent samples,
@@ -170,12 +170,12 @@ class _Fetch:
     @classmethod
     def of(cls, model: OnnxModel, tensors: Collection[str]) -> _Fetch:
         """Fetch the floating-point tensors among `tensors`."""
-        program = subgraph_outputs.typed(model.program)
+        program = subgraph_outputs.with_body_types(model.program)
         named = subgraph_outputs.values_in(program)
         targets = {name: named[str(model.structure.values[name].name)] for name in sorted(tensors)}
         watched = {
             name: value
-            for name, value in subgraph_outputs.visible(program, targets).items()
+            for name, value in subgraph_outputs.select_visible(program, targets).items()
             if is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
         }
         outputs, fed = model.signature.output_tensors, model.signature.input_tensors
@@ -250,10 +250,10 @@ def _are_close(lhs: Array, rhs: Array) -> bool:
     return np.allclose(lhs, rhs, 1e-3, 1e-4, equal_nan=True)
 
 
-def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
+def first_non_finite(model: OnnxModel, inputs: object) -> str | None:
     """Return the first op whose result holds NaN or Inf."""
-    program, feeds = subgraph_outputs.typed(model.program), model.signature.bind(inputs)
-    can_be_had = subgraph_outputs.visible(program, subgraph_outputs.values_in(program))
+    program, feeds = subgraph_outputs.with_body_types(model.program), model.signature.bind(inputs)
+    can_be_had = subgraph_outputs.select_visible(program, subgraph_outputs.values_in(program))
     floating = {
         name: str(value.name)
         for name, value in model.structure.values.items()
@@ -284,8 +284,8 @@ def op_outputs(
     model: OnnxModel, ops: Collection[str], level: ort.GraphOptimizationLevel = ALL
 ) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of ops."""
-    program = subgraph_outputs.typed(model.program)
-    can_be_had = subgraph_outputs.visible(program, subgraph_outputs.values_in(program))
+    program = subgraph_outputs.with_body_types(model.program)
+    can_be_had = subgraph_outputs.select_visible(program, subgraph_outputs.values_in(program))
     named = {op: str(model.structure.values[op].name) for op in ops if op not in model.results}
     outputs = {op: model.results.get(op) or OutputLocation(named[op], "") for op in ops}
     outputs = {op: output for op, output in outputs.items() if output.tensor in can_be_had}
@@ -294,7 +294,7 @@ def op_outputs(
     extended = subgraph_outputs.with_outputs(program, fetched)
     runner = model.session(extended, lean=True, level=level)
 
-    def run_batch(inputs: Any) -> dict[str, OpOutput]:
+    def run_batch(inputs: object) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
         results = dict(zip(fetched, runner(feeds, fetched), strict=True))
         arrays = {
@@ -316,13 +316,13 @@ def _in_own_type(array: Array, value: ir.Value) -> Array:
     return array if value.dtype is None else array.astype(value.dtype.numpy(), copy=False)
 
 
-def unoptimized_outputs(model: OnnxModel, inputs: Any) -> list[Any]:
+def unoptimized_outputs(model: OnnxModel, inputs: object) -> list[Any]:
     """Return the outputs of a run without optimizations."""
     feeds = model.signature.bind(inputs)
     return model.session(model.runs, level=PLAIN)(feeds, model.signature.output_tensors)
 
 
-def first_deviating(model: OnnxModel, inputs: Any) -> str | None:
+def first_deviating_op(model: OnnxModel, inputs: object) -> str | None:
     """Return the first op whose result depends on the optimizations.
 
     A kernel that runs several ops has one result, that of the last.

@@ -45,7 +45,7 @@ _DECORATION = re.compile(
 )
 
 
-def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]:
+def time_ops(model: OnnxModel, inputs: object, runs: int) -> dict[str, list[float]]:
     """Return op → seconds of every run; fused ops count towards their fusion group.
 
     Conversions and layout changes that ONNX Runtime inserts count towards the op that writes the
@@ -74,7 +74,7 @@ def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]
 
 
 def _events_and_nodes(
-    model: OnnxModel, inputs: Any, runs: int
+    model: OnnxModel, inputs: object, runs: int
 ) -> tuple[list[dict[str, Any]], list[onnx.NodeProto]]:
     """Return the profiler's events, and the nodes of the optimized graph if it can be written."""
     if sum(map(tensor_bytes, tensors_in(model.program))) <= _MAX_WRITTEN_BYTES:
@@ -108,15 +108,14 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
 
 
 def events(
-    model: OnnxModel, inputs: Any, runs: int, optimized: Path | None = None
+    model: OnnxModel, inputs: object, runs: int, optimized: Path | None = None
 ) -> list[dict[str, Any]]:
     """Return the profiler's events of `runs` runs, in order; write the optimized graph."""
     runner = model.session(model.program, profiled=True, optimized=optimized)
     feeds = model.signature.bind(inputs)
     for _ in range(runs):
         runner(feeds, model.signature.output_tensors)
-    recorded = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
-    return list(recorded)
+    return list(json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8")))
 
 
 def is_kernel(event: Mapping[str, Any]) -> bool:
@@ -156,7 +155,7 @@ _PRECISIONS = {
 _BYTES = ("uint8", "int8")
 
 
-def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
+def trace(model: OnnxModel, inputs: object) -> dict[str, OpTrace]:
     """Return op → its executed kernels, excluding inserted conversions and layout changes.
 
     A run may not reach a body at all, e.g. a branch that is not taken.
@@ -172,7 +171,7 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
         if op is not None:
             executed.setdefault(op, []).append(_traced_kernel(event["args"], op in integer))
     requested = _requested_precisions(model)
-    graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
+    graphs = {model.ops.get(op, op): node.graph for op, node in nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in executed)}
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
     # Without a weight, an integer kernel rounds nothing that is not quantized already.
@@ -248,21 +247,17 @@ def fused_owners(
 
     A kernel counts towards the op that writes its result, or else towards the next op after it: a
     fused kernel writes the result of its last op, and an inlined function that of its op.
-
-    Args:
-        kernels: the profiler's events of the kernels of unknown ops, in one run.
-        nodes: the nodes of the optimized graph.
-        owners: name of a tensor → its op.
+    `kernels` are events of unknown ops in one run, `nodes` those of the optimized graph, and
+    `owners` the ops of tensors by name.
     """
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    unnamed: dict[str, list[onnx.NodeProto]] = defaultdict(list)
     for node in nodes:
         for value in node.input:
             readers[value].append(node)
-    named = {node.name: node for node in nodes if node.name}
-    unnamed: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-    for node in nodes:
         if not node.name:
             unnamed[node.op_type].append(node)
+    named = {node.name: node for node in nodes if node.name}
     ops = {}
     for name, node in _match_kernel_nodes(kernels, named, unnamed):
         op = _find_owner(node, readers, owners)
@@ -279,7 +274,7 @@ def _match_kernel_nodes(
     """Yield name of a kernel and its node; kernels of nodes without a name have a number."""
     numbered: dict[str, dict[int, str]] = defaultdict(dict)
     for kernel in kernels:
-        name, details = str(kernel["name"]).removesuffix("_kernel_time"), kernel["args"]
+        name, details = str(kernel["name"]).removesuffix(_SUFFIX), kernel["args"]
         if name in named:
             yield name, named[name]
         elif name == f"{details['op_name']}_{details.get('node_index')}":

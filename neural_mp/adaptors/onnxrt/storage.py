@@ -139,7 +139,7 @@ def _write_program(program: ir.Model, path: Path) -> None:
         raise ConversionError(f"ONNX's checker rejects the model: {one_line(error)}") from error
 
 
-def whole(model: OnnxModel) -> onnx.ModelProto:
+def to_message(model: OnnxModel) -> onnx.ModelProto:
     """Return the model as a message, including all weights."""
     message = message_of(model.runs)
     for tensor in message.graph.initializer:
@@ -160,12 +160,8 @@ def fingerprint(model: OnnxModel) -> str:
     running = hashlib.sha256(bare.SerializeToString(deterministic=True))
     for name, value in sorted(program.graph.initializers.items()):
         running.update(name.encode())
-        if value.const_value is not None:
-            running.update(_tensor_bytes(value.const_value))
+        tensor = value.const_value
+        if tensor is not None:
+            is_text = tensor.dtype is ir.DataType.STRING
+            running.update(repr(tensor.numpy().tolist()).encode() if is_text else raw_bytes(tensor))
     return running.hexdigest()
-
-
-def _tensor_bytes(tensor: ir.TensorProtocol) -> bytes:
-    if tensor.dtype is ir.DataType.STRING:
-        return repr(tensor.numpy().tolist()).encode()
-    return raw_bytes(tensor)

@@ -36,7 +36,7 @@ def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
     return ir.Model(part, ir_version=program.ir_version, functions=list(functions))
 
 
-def typed(program: ir.Model) -> ir.Model:
+def with_body_types(program: ir.Model) -> ir.Model:
     """Return a model with types in its bodies; the model itself if it has no bodies.
 
     Conversion removes these types.
@@ -57,7 +57,7 @@ def values_in(program: ir.Model) -> dict[str, ir.Value]:
     }
 
 
-def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+def select_visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
     """Return the values that a run can return, at any depth of bodies.
 
     A Scan returns values of its own body whose number of axes is known, but no sequences from
@@ -136,8 +136,7 @@ class _Recorder:
                 around[-1].insert_after(producer, cast)
             value = cast.outputs[0]
         empty = self._make_node("SequenceEmpty", [], {"dtype": int(ir.DataType.FLOAT)})
-        first = self._graph[0]
-        self._graph.insert_before(first, empty)
+        self._graph.insert_before(self._graph[0], empty)
         self._collect_values(around, parents, value, empty.outputs[0]).name = name
 
     def _collect_values(

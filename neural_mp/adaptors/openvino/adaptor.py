@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.named_graphs.graph_adaptor import GraphAdaptor
-from neural_mp.adaptors.common.named_graphs.graph_model import with_weights
+from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor, with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
-from neural_mp.adaptors.openvino import (
-    layer_params,
-    loading,
-    observe,
-    profiler,
-    reduce_range,
-    storage,
-)
+from neural_mp.adaptors.openvino import layer_params, loading, observe, profiler, storage
 from neural_mp.adaptors.openvino.capabilities import kernels
 from neural_mp.adaptors.openvino.convert import convert_graph
-from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import graphs_in
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
-from neural_mp.adaptors.openvino.model import OpenVinoModel, renamed, with_streams
+from neural_mp.adaptors.openvino.model import OpenVinoModel, build_graph, rename_ops, with_streams
 from neural_mp.adaptors.openvino.ops import Role, has_role, types_by_kind
+from neural_mp.adaptors.openvino.runtime import ov
 from neural_mp.core.hardware import Hardware
 
 
@@ -46,7 +37,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     layer_inputs = optional.LayerInputs(layer_params.stored_layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
-        reduce_range.full_range_kernels, reduce_range.with_reduced_range
+        layer_params.full_range_kernels, layer_params.with_reduced_range
     )
     single_file = optional.SingleFile((".xml",), storage.save_file)
     unoptimized_run = optional.UnoptimizedRun(
@@ -56,14 +47,14 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     read = staticmethod(loading.load)
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
-    observe_tensors = staticmethod(observe.watch)
+    observe_tensors = staticmethod(observe.observe_tensors)
     convert_graph = staticmethod(convert_graph)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)
     time_ops = staticmethod(profiler.time_ops)
     trace_kernels = staticmethod(profiler.trace)
     dump_graph = staticmethod(storage.dump_graph)
-    with_op_names = staticmethod(renamed)
+    with_op_names = staticmethod(rename_ops)
     with_streams = staticmethod(with_streams)
 
     def kernels(self, model: OpenVinoModel, hardware: Hardware) -> Mapping[str, OpKernels]:
@@ -75,13 +66,13 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
         return model
 
     def element_counts(
-        self, model: OpenVinoModel, inputs: Any, tensors: Collection[str]
+        self, model: OpenVinoModel, inputs: object, tensors: Collection[str]
     ) -> dict[str, float]:
         """Return the sizes that OpenVINO infers, or those of a run if they depend on values."""
         counts = observe.inferred_counts(model, inputs, tensors)
         return super().element_counts(model, inputs, tensors) if counts is None else counts
 
-    def native(self, model: OpenVinoModel) -> Any:
+    def native(self, model: OpenVinoModel) -> ov.Model:
         """Return the `openvino.Model`."""
         return model.runs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from neural_mp.adaptors.common.capabilities import (
     table_obstacle,
 )
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.openvino.fusion import has_one_position, is_product
+from neural_mp.adaptors.openvino.fusion import has_one_position, is_product, kernel_of
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
@@ -46,12 +45,12 @@ from neural_mp.adaptors.openvino.integer_weights import (
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.recurrent import (
-    obstacle,
+    kernel_obstacle,
     resets_product,
     stepwise_inputs,
     stepwise_obstacle,
 )
-from neural_mp.adaptors.openvino.reduce_range import kernel_of
+from neural_mp.adaptors.openvino.runtime import ov
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
@@ -80,7 +79,7 @@ def kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str,
 
 
 def _integer_kernel(
-    model: OpenVinoModel, name: str, node: Any, accumulation: KernelAccumulation
+    model: OpenVinoModel, name: str, node: ov.Node, accumulation: KernelAccumulation
 ) -> IntegerKernel | str:
     structure = model.structure
     if is_table(node):
@@ -123,7 +122,7 @@ def _integer_kernel(
     )
 
 
-def _obstacle_of_layer(node: Any) -> str | None:
+def _obstacle_of_layer(node: ov.Node) -> str | None:
     """Return the reason why a layer has no integer kernel; None if it has one."""
     weight = array_of(weight_of(node))
     if weight is None or not is_usable(weight):
@@ -143,21 +142,21 @@ def _obstacle_of_layer(node: Any) -> str | None:
     return None
 
 
-def _is_scaled_by_constant(node: Any) -> bool:
+def _is_scaled_by_constant(node: ov.Node) -> bool:
     return any(
         has_role(reader, Role.SCALING) and any(map(is_constant, reader.input_values()))
         for reader in readers_of(node.output(0))
     )
 
 
-def _kernel_of_table(node: Any) -> IntegerKernel | str:
+def _kernel_of_table(node: ov.Node) -> IntegerKernel | str:
     """Return the kernel that reads rows in bytes, and in groups that the rows fill."""
     table = np.asarray(array_of(weight_of(node)))
     reason = table_obstacle(table)
     return reason or replace(table_in_bytes(), low_bits=low_bit_specs(Role.TABLE, *table.shape))
 
 
-def _kernel_of_steps(node: Any) -> IntegerKernel | str:
+def _kernel_of_steps(node: ov.Node) -> IntegerKernel | str:
     """Return the kernel of the products of a GRU with `linear_before_reset`."""
     reason = stepwise_obstacle(node)
     if reason is not None:
@@ -168,7 +167,7 @@ def _kernel_of_steps(node: Any) -> IntegerKernel | str:
     return IntegerKernel(weight_alone=spec, low_bits=_RESTORED)
 
 
-def _kernel_of_product(node: Any, accumulation: KernelAccumulation) -> IntegerKernel | str:
+def _kernel_of_product(node: ov.Node, accumulation: KernelAccumulation) -> IntegerKernel | str:
     """Return the integer kernel of a product of two computed matrices."""
     if node.get_attributes()["transpose_a"]:
         return TRANSPOSED_INPUT
@@ -177,9 +176,9 @@ def _kernel_of_product(node: Any, accumulation: KernelAccumulation) -> IntegerKe
     return IntegerKernel(algorithms=RANGE_ALGORITHMS)
 
 
-def _no_kernel_reason(node: Any) -> str:
+def _no_kernel_reason(node: ov.Node) -> str:
     if has_role(node, Role.RECURRENT):
-        return obstacle(node) or NO_INTEGER_KERNEL
+        return kernel_obstacle(node) or NO_INTEGER_KERNEL
     if not has_role(node, Role.LAYER):
         return NO_INTEGER_KERNEL
     if not is_float(node.output(0)):
@@ -189,7 +188,7 @@ def _no_kernel_reason(node: Any) -> str:
     return BOTH_FACTORS_COMPUTED if has_role(node, Role.PRODUCT) else COMPUTED_WEIGHT
 
 
-def _missing_16_bits(node: Any) -> dict[Precision, str]:
+def _missing_16_bits(node: ov.Node) -> dict[Precision, str]:
     floats = all(map(is_float, outputs_of(node)))
     reason = row_of(node).fixed_types if floats else NO_FLOATS
     return dict.fromkeys(SIXTEEN_BITS, reason) if reason is not None else {}

@@ -8,9 +8,9 @@ INT8 layers an int8 weight, and 16-bit ops inputs in 16 bits, or the model a hin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,38 +18,71 @@ from neural_mp.adaptors.common.named_graphs.tensor_variants import cast_saturati
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+    input_group,
+)
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.openvino.fusion import GraphStructure, is_product, quantized_sums, structure
+from neural_mp.adaptors.openvino.fusion import (
+    GraphStructure,
+    has_weight,
+    is_product,
+    quantized_sums,
+    structure,
+)
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     give_name,
     is_constant,
+    is_float,
     name_of,
     nodes_before,
     rank_of,
+    readers_of,
     redirect_inputs,
     tensor_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.integer_weights import WEIGHT, set_input_group
+from neural_mp.adaptors.openvino.integer_weights import (
+    ALONE,
+    STORED,
+    WEIGHT,
+    grouped_weight,
+    is_table,
+    layer_weight,
+    matrix_of,
+    matrix_sizes,
+    product_weight,
+    put_matrix,
+    rows_of_table,
+    set_input_group,
+)
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role
-from neural_mp.adaptors.openvino.precision_hint import runs_by_hint, set_hint
-from neural_mp.adaptors.openvino.recurrent import input_widths, quantize_sequence
-from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
-from neural_mp.adaptors.openvino.weights import WeightWriter
+from neural_mp.adaptors.openvino.recurrent import (
+    input_widths,
+    quantize_sequence,
+    resets_product,
+    steps_of,
+    stepwise_inputs,
+)
+from neural_mp.adaptors.openvino.runtime import CPU, compile_for_bf16, core, dtype_of, ops, ov
+from neural_mp.core.enums import KernelInputs
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelRange, Range
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import ResolvedPlan
 from neural_mp.util.pytree import Array
 
 #: Suffixes of the names of inserted nodes.
 QUANTIZED, CAST, BOUNDED, SEPARATED = "/quantize", "/cast", "/bounded", "/separated"
+#: Suffix of the name of inputs that a weight in groups scales.
+SCALED = "/scaled_inputs"
 #: Near the largest finite float32.
 _FLOAT_BOUND = 3e38
-#: The levels of uint8.
-_LEVELS = STEPS + 1
 _F32 = ov.Type.f32
 #: Precision of an op → the element type that it is written in.
 _TYPES = {
@@ -65,18 +98,13 @@ _FLOATING = tuple(_TYPES.values())
 def convert_graph(
     model: OpenVinoModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
 ) -> OpenVinoModel:
-    """Return the model converted to a plan.
-
-    Args:
-        model: the model; stays unchanged.
-        plan: the plan and its propagation.
-        ranges: scale owner → the range that its scale must cover.
-    """
+    """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
     graph = structure(program, model.rejected)
-    writer = _Writer(graph, plan, ranges, _factor_scale_owners(graph, plan))
-    weights = WeightWriter(graph, plan, model.grouped, writer.owners)
-    set_input_group(program, weights.input_groups())
+    writer = _TensorWriter(graph, plan, ranges, _factor_scale_owners(graph, plan))
+    weights = _WeightWriter(graph, plan, model.grouped, writer.owners)
+    if groups := weights.input_groups():
+        set_input_group(program, min(groups))
     weights.quantize_layers()
     weights.group()
     writer.quantize_tensors()
@@ -126,7 +154,7 @@ def _limits_by_channel(span: ChannelRange, axes: int) -> tuple[Array, Array]:
 
 
 @dataclass
-class _Writer:
+class _TensorWriter:
     structure: GraphStructure
     plan: ResolvedPlan
     ranges: Mapping[str, Range]
@@ -137,9 +165,9 @@ class _Writer:
     owners: dict[str, str] = field(default_factory=dict)
     quantized: int = 0
     #: Quantized tensor → the result of its FakeQuantize.
-    _stored: dict[str, Any] = field(default_factory=dict)
+    _stored: dict[str, ov.Node] = field(default_factory=dict)
     #: Name of a cast tensor or constant → its result.
-    _cast: dict[str, Any] = field(default_factory=dict)
+    _cast: dict[str, ov.Output] = field(default_factory=dict)
     #: The names of the casts among them.
     _casts: set[str] = field(default_factory=set)
 
@@ -254,12 +282,12 @@ class _Writer:
         heads, nodes = self.structure.fusion_groups, self.structure.nodes
         return op in heads and has_role(nodes[op], Role.SEQUENCE)
 
-    def _fake_quantize(self, tensor: str, output: Any, root: str) -> Any:
+    def _fake_quantize(self, tensor: str, output: ov.Output, root: str) -> ov.Node:
         span, params = self.ranges[root], self._shared_scale_params(root)
         low, high = np.array(params.low, np.float32), np.array(params.high, np.float32)
         if isinstance(span, ChannelRange):
             low, high = _limits_by_channel(span, rank_of(output) or 0)
-        stored = ops.fake_quantize(output, low, high, low, high, _LEVELS)
+        stored = ops.fake_quantize(output, low, high, low, high, STEPS + 1)
         self.owners[f"{tensor}{QUANTIZED}"] = self.structure.parts.get(tensor, tensor)
         self._stored[tensor] = give_name(f"{tensor}{QUANTIZED}", stored)
         return stored
@@ -287,18 +315,18 @@ class _Writer:
                     if has_role(port.get_node(), Role.RESULT):
                         self._cast_inputs(port.get_node(), _F32)
 
-    def _cast_inputs(self, node: Any, kind: Any) -> None:
+    def _cast_inputs(self, node: ov.Node, kind: ov.Type) -> None:
         for port in node.inputs():
             output = port.get_source_output()
             if output.get_element_type() in _FLOATING and output.get_element_type() != kind:
                 port.replace_source_output(self._cast_output(output, kind))
 
-    def _cast_output(self, output: Any, kind: Any) -> Any:
+    def _cast_output(self, output: ov.Output, kind: ov.Type) -> ov.Output:
         """Return a tensor in another type: a cast, the origin of a cast, or a cast constant."""
         node, name = output.get_node(), f"{tensor_of(output)}/{kind.get_type_name()}{CAST}"
         if name in self._cast:
             return self._cast[name]
-        array = array_of(output) if is_constant(output) else None
+        array = array_of(output)
         if array is not None and kind != _F32:
             values = cast_saturating(np.asarray(array, np.float32), dtype_of(kind))
             converted = ops.constant(values, kind).output(0)
@@ -315,30 +343,19 @@ class _Writer:
     def results(self) -> dict[str, OutputLocation]:
         """Return op of the unconverted graph → location of its result."""
         locations = {}
-        for tensor in self.structure.tensors:
+        for tensor, output in self.structure.tensors.items():
             op = self.structure.parts.get(tensor, tensor)
             node = self.structure.nodes.get(op)
-            output = self.structure.tensors[tensor]
-            if (
-                node is None
-                or self._is_inside_kernel(op)
-                or output.get_element_type() not in _FLOATING
-            ):
+            is_floating = output.get_element_type() in _FLOATING
+            if node is None or self._is_inside_kernel(op) or not is_floating:
                 continue
-            root = self.plan.flow.scale_owner.get(tensor)
+            params, suffix = None, BOUNDED if f"{tensor}{BOUNDED}" in self.owners else ""
+            root, is_stored = self.plan.flow.scale_owner.get(tensor), tensor in self._stored
             written = tensor in self.plan.flow.int8_outputs
-            if (
-                written
-                and root is not None
-                and (tensor in self._stored or not self._is_sequence_head(op))
-            ):
-                name = f"{tensor}{QUANTIZED}" if tensor in self._stored else tensor
+            if written and root is not None and (is_stored or not self._is_sequence_head(op)):
                 params = self._shared_scale_params(root)
-                locations[tensor] = OutputLocation(name, type_of(node), params)
-            else:
-                bounded = f"{tensor}{BOUNDED}"
-                name = bounded if bounded in self.owners else tensor
-                locations[tensor] = OutputLocation(name, type_of(node))
+                suffix = QUANTIZED if is_stored else ""
+            locations[tensor] = OutputLocation(f"{tensor}{suffix}", type_of(node), params)
         return locations
 
     def _is_inside_kernel(self, op: str) -> bool:
@@ -350,3 +367,162 @@ class _Writer:
             lambda member: self.plan.effective.get(member) is Precision.INT8
         )
         return op in (head, *kernel.members)[:-1]
+
+
+def runs_by_hint(structure: GraphStructure, effective: Mapping[str, Precision]) -> bool:
+    """Whether the hint spares casts of what INT8 kernels write, and changes no op's precision.
+
+    Compiled for float32, an INT8 kernel writes integers or float32, so that ops written in BF16
+    types behind it need a cast of the whole tensor; compiled for BF16, it writes BF16 itself. The
+    hint applies to all float ops of a model and is kept in the model's runtime information.
+
+    Ops in FP32 must read quantized tensors only, and BF16 ops or quantizations must read theirs:
+    kernels compute in float32 whatever they write.
+    """
+    graph = _Precisions(structure.nodes, effective)
+    has_spared = False
+    for name, node in structure.nodes.items():
+        precision = graph.of(name)
+        if precision is Precision.INT8 or not is_float(node.output(0)):
+            continue
+        inputs = list(graph.read(node))
+        if precision is Precision.FP32:
+            if {*inputs} != {None} or not {*graph.readers(node)} <= {Precision.BF16, None}:
+                return False
+        elif precision is not Precision.BF16:
+            return False
+        has_spared |= precision is Precision.BF16 and Precision.INT8 in inputs
+    return has_spared and _has_native_bf16()
+
+
+def set_hint(
+    program: ov.Model, structure: GraphStructure, effective: Mapping[str, Precision]
+) -> None:
+    """Have a graph compiled for BF16, with the constants of its BF16 ops stored in BF16."""
+    compile_for_bf16(program)
+    for name, node in structure.nodes.items():
+        if effective.get(name) is Precision.BF16:
+            for index, port in enumerate(node.inputs()):
+                _store_as_bf16(port, f"{name}/bf16{index}")
+
+
+def _store_as_bf16(port: ov.Input, name: str) -> None:
+    output = port.get_source_output()
+    array = array_of(output) if is_float(output) else None
+    if array is None:
+        return
+    values = cast_saturating(np.asarray(array, np.float32), dtype_of(ov.Type.bf16))
+    redirect_inputs([port], give_name(name, ops.convert(ops.constant(values, ov.Type.bf16), "f32")))
+
+
+class _Precisions:
+    """Precisions along the edges of a graph with quantized tensors."""
+
+    def __init__(self, nodes: Mapping[str, ov.Node], effective: Mapping[str, Precision]) -> None:
+        self._nodes, self._effective = nodes, effective
+
+    def of(self, name: str) -> Precision:
+        return self._effective.get(name, Precision.FP32)
+
+    def read(self, node: ov.Node) -> Iterator[Precision | None]:
+        """Yield the precisions of the float tensors that a node reads; None for quantized ones."""
+        for output in node.input_values():
+            if is_constant(output) or not is_float(output):
+                continue
+            source = output.get_node()
+            while not self._is_inserted_quantize(source) and self._is_inserted(source):
+                source = source.input_value(0).get_node()
+            yield None if self._is_inserted_quantize(source) else self.of(name_of(source))
+
+    def readers(self, node: ov.Node) -> Iterator[Precision | None]:
+        """Yield the precisions of the ops that read a node's results; None for quantizations."""
+        for output in node.outputs():
+            for reader in readers_of(output):
+                yield None if self._is_inserted_quantize(reader) else self.of(name_of(reader))
+
+    def _is_inserted(self, node: ov.Node) -> bool:
+        return name_of(node) not in self._nodes and node.get_input_size() > 0
+
+    def _is_inserted_quantize(self, node: ov.Node) -> bool:
+        return self._is_inserted(node) and has_role(node, Role.QUANTIZATION)
+
+
+@lru_cache(maxsize=1)
+def _has_native_bf16() -> bool:
+    """Whether the CPU computes in BF16; on others, the plugin ignores the hint."""
+    return "BF16" in core().get_property(CPU, "OPTIMIZATION_CAPABILITIES")
+
+
+@dataclass(frozen=True)
+class _WeightWriter:
+    """Writes weights in integers: of layers, by channel or in groups, and of tables."""
+
+    structure: GraphStructure
+    plan: ResolvedPlan
+    #: Op → weight in groups to store as it is.
+    grouped: Mapping[str, GroupedWeight]
+    #: Inserted node → the op that it was inserted for, to be extended.
+    owners: dict[str, str]
+
+    def _weights(self, *, grouped: bool) -> Iterator[tuple[str, ov.Node, OpConfig, QuantSpec]]:
+        """Yield name, node, config and quantization of weights in integers, in groups or not."""
+        for name, node in self.structure.nodes.items():
+            config = self.plan.plan.get(name)
+            if config is None or config.weight is None:
+                continue
+            if (config.weight.group_size is not None) == grouped:
+                yield name, node, config, config.weight
+
+    def input_groups(self) -> list[int]:
+        """Return the sizes of the groups of inputs that kernels round to INT8."""
+        return [
+            input_group(spec, size)
+            for grouped in (True, False)
+            for _, node, _, spec in self._weights(grouped=grouped)
+            if spec.inputs is KernelInputs.INT8
+            for size in (stepwise_inputs(node) if resets_product(node) else matrix_sizes(node)[1:])
+        ]
+
+    def quantize_layers(self) -> None:
+        """Replace the weights of INT8 layers."""
+        for name, node, config, spec in self._weights(grouped=False):
+            if not has_weight(node) or self.plan.effective[name] is not Precision.INT8:
+                continue
+            stem = f"{name}{ALONE if config.activation is None else WEIGHT}"
+            self.owners[stem] = name
+            if config.activation is None:
+                put_matrix(node, product_weight(stem, matrix_of(node), spec))
+                continue
+            redirect_inputs([node.input(1)], layer_weight(stem, node, spec))
+
+    def group(self) -> None:
+        """Replace the weights that the plan stores in groups."""
+        for name, node, _, spec in self._weights(grouped=True):
+            stem = f"{name}{WEIGHT}"
+            quantizer = Quantizer(spec, GroupParameters.ZERO_POINTS)
+            stored = self.grouped.get(name) or quantizer.nearest(matrix_of(node))
+            put_matrix(node, grouped_weight(stem, f"{stem}{STORED}", stored, spec))
+            if stored.input_factors is not None:
+                self._scale_inputs(name, node, stored.input_factors)
+            self.owners[stem] = name
+
+    def replace_ops(self) -> None:
+        """Replace tables and GRU whose weights the plan stores alone; results keep their names."""
+        for name, node, _, spec in self._weights(grouped=False):
+            if is_table(node):
+                *nodes, result = rows_of_table(f"{name}{ALONE}", node, spec)
+                results = [result]
+            elif resets_product(node):
+                nodes, results = steps_of(f"{name}{ALONE}", node, spec)
+            else:
+                continue
+            self.owners.update(dict.fromkeys(map(name_of, nodes), name))
+            for output, result in zip(node.outputs(), results, strict=True):
+                readers = list(output.get_target_inputs())
+                result.output(0).set_names(output.get_names())
+                redirect_inputs(readers, give_name(tensor_of(output), result))
+
+    def _scale_inputs(self, name: str, node: ov.Node, factors: Array) -> None:
+        scaled = ops.multiply(node.input_value(0), ops.constant(factors))
+        redirect_inputs([node.input(0)], give_name(f"{name}{SCALED}", scaled))
+        self.owners[f"{name}{SCALED}"] = name

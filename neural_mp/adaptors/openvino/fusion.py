@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.fusion import BIAS, SUM, FusionRules, find_fusion_groups, fused_into
@@ -13,16 +12,19 @@ from neural_mp.adaptors.openvino.graph_edit import (
     is_constant,
     is_float,
     name_of,
+    only_reader,
     op_nodes,
     outputs_of,
     rank_of,
-    readers_of,
+    sizes_of,
     tensor_of,
     type_of,
     weight_of,
 )
 from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.recurrent import has_integer_kernel
+from neural_mp.adaptors.openvino.runtime import ov
+from neural_mp.core.int8_accumulation import KernelKind
 
 FusionGroup = fusion.FusionGroup[str, str]
 Step = fusion.Step[str, str]
@@ -45,8 +47,8 @@ class GraphStructure:
         parts: tensor that is a further result → the op.
     """
 
-    nodes: Mapping[str, Any]
-    tensors: Mapping[str, Any]
+    nodes: Mapping[str, ov.Node]
+    tensors: Mapping[str, ov.Output]
     fusion_groups: Mapping[str, FusionGroup]
     layer_of: Mapping[str, str]
     agnostic_ops: frozenset[str]
@@ -58,7 +60,7 @@ class GraphStructure:
         return [tensor for tensor in tensors if tensor in self.tensors]
 
 
-def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
+def structure(model: ov.Model, rejected: Collection[str] = ()) -> GraphStructure:
     """Return the structure of a graph.
 
     `rejected` are ops that cannot run next to integer kernels.
@@ -80,26 +82,37 @@ def structure(model: Any, rejected: Collection[str] = ()) -> GraphStructure:
         tensors,
         groups,
         fused_into(groups.values()),
-        frozenset(name for name, node in sound.items() if moves(node)),
+        frozenset(name for name, node in sound.items() if moves_values(node)),
         parts,
     )
 
 
-def has_weight(node: Any) -> bool:
+def has_weight(node: ov.Node) -> bool:
     """Whether an op is a layer with a constant weight and a computed input."""
     if not has_role(node, Role.LAYER):
         return False
     return is_constant(weight_of(node)) and not is_constant(node.input_value(0))
 
 
-def is_product(node: Any) -> bool:
+def is_product(node: ov.Node) -> bool:
     """Whether an op is a product of two computed matrices, as in attention."""
     if not has_role(node, Role.PRODUCT):
         return False
     return all(is_float(output) and not is_constant(output) for output in node.input_values())
 
 
-def _is_group_head(node: Any) -> bool:
+def kernel_of(node: ov.Node) -> KernelKind:
+    """Return the kind of integer kernel of a layer."""
+    row = row_of(node)
+    assert row.kernel is not None
+    if not row.is_grouped:
+        return row.kernel
+    shape = weight_of(node).get_partial_shape()  # [groups, outputs, inputs, …]
+    single = len(shape) == 5 and all(size.is_static and len(size) == 1 for size in shape[1:3])
+    return KernelKind.DEPTHWISE if single else row.kernel
+
+
+def _is_group_head(node: ov.Node) -> bool:
     if has_integer_kernel(node):
         return True
     if len(outputs_of(node)) != 1 or not is_float(node.output(0)):
@@ -107,7 +120,7 @@ def _is_group_head(node: Any) -> bool:
     return has_weight(node) or is_product(node) or bool(joined_inputs(node))
 
 
-def joined_inputs(node: Any) -> tuple[str, ...]:
+def joined_inputs(node: ov.Node) -> tuple[str, ...]:
     """Return the tensors that an op between INT8 ops reads quantized; empty for other ops.
 
     The factor of a product that has one value per channel, as in squeeze-and-excitation, stays in
@@ -132,22 +145,20 @@ def joined_inputs(node: Any) -> tuple[str, ...]:
     return tuple(map(tensor_of, sources))
 
 
-def _averages_all_positions(node: Any) -> bool:
+def _averages_all_positions(node: ov.Node) -> bool:
     axes, rank = array_of(node.input_value(1)), rank_of(node.input_value(0)) or 0
     return axes is not None and {int(a) % rank for a in axes.ravel()} == {
         *range(_CHANNELS + 1, rank)
     }
 
 
-def has_one_position(output: Any) -> bool:
+def has_one_position(output: ov.Output) -> bool:
     """Whether a tensor has one value per channel."""
-    shape = output.get_partial_shape()
-    if shape.rank.is_dynamic or len(shape) <= _CHANNELS + 1:
-        return False
-    return all(size.is_static and size.get_length() == 1 for size in list(shape)[_CHANNELS + 1 :])
+    positions = (sizes_of(output) or ())[_CHANNELS + 1 :]
+    return bool(positions) and all(size == 1 for size in positions)
 
 
-def _is_convolution_result(output: Any) -> bool:
+def _is_convolution_result(output: ov.Output) -> bool:
     """Whether a result is that of a convolution, or of its bias, with a single reader."""
     node = output.get_node()
     if len(output.get_target_inputs()) != 1:
@@ -165,12 +176,7 @@ def quantized_sums(
 
     The plugin merges convolution, sum and quantization into one kernel, and has none for a sum of
     float32: the run fails or returns no rows (OpenVINO 2026.4). It may choose either convolution
-    of a sum of two.
-
-    Args:
-        structure: the graph.
-        layers: the ops in BF16.
-        quantized: the tensors that are quantized.
+    of a sum of two. `layers` are the ops in BF16, `quantized` the tensors that are quantized.
     """
     sums, rules = list[str](), _Kernels(structure.nodes)
     for name in layers:
@@ -186,7 +192,7 @@ def quantized_sums(
 class _Kernels(FusionRules[str, str]):
     """The epilogues of the plugin's kernels, by names of ops and tensors."""
 
-    nodes: Mapping[str, Any]
+    nodes: Mapping[str, ov.Node]
 
     def bias(self, group: FusionGroup) -> Step | None:
         step = self._only_reader_with_role(group.tail, Role.SUM)
@@ -216,14 +222,14 @@ class _Kernels(FusionRules[str, str]):
             return None
         return Step(type_of(step), (name_of(step),))
 
-    def _only_reader_with_role(self, name: str, role: Role) -> Any | None:
-        readers = readers_of(self.nodes[name].output(0))
-        if len(readers) != 1 or not has_role(readers[0], role):
+    def _only_reader_with_role(self, name: str, role: Role) -> ov.Node | None:
+        reader = only_reader(self.nodes[name].output(0))
+        if reader is None or not has_role(reader, role):
             return None
-        return self.nodes.get(name_of(readers[0]))
+        return self.nodes.get(name_of(reader))
 
 
-def _adds_channel_bias(layer: Any, step: Any, position: int) -> bool:
+def _adds_channel_bias(layer: ov.Node, step: ov.Node, position: int) -> bool:
     array, axes = array_of(step.input_value(position)), rank_of(layer.output(0))
     if array is None or axes is None or array.ndim > axes:
         return False
@@ -232,7 +238,7 @@ def _adds_channel_bias(layer: Any, step: Any, position: int) -> bool:
     return all(size == 1 for axis, size in enumerate(sizes) if axis != channels)
 
 
-def moves(node: Any) -> bool:
+def moves_values(node: ov.Node) -> bool:
     """Whether an op yields the same on quantized as on float values."""
     if not has_role(node, Role.MOVING) or not is_float(node.output(0)):
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -21,62 +20,76 @@ SIXTEEN_BITS = {ov.Type.bf16: Precision.BF16, ov.Type.f16: Precision.FP16}
 _COUNTED_RE = re.compile(r"^(?P<type>[A-Za-z]\w*?)_\d+$")
 
 
-def name_of(node: Any) -> str:
+def name_of(node: ov.Node) -> str:
     """Return the name of a node."""
     return str(node.get_friendly_name())
 
 
-def type_of(node: Any) -> str:
+def type_of(node: ov.Node) -> str:
     """Return the op type of a node, such as `Convolution`."""
     return str(node.get_type_name())
 
 
-def readers_of(output: Any) -> list[Any]:
+def readers_of(output: ov.Output) -> list[ov.Node]:
     """Return the nodes that read a result."""
     return [port.get_node() for port in output.get_target_inputs()]
 
 
-def redirect_inputs(ports: Iterable[Any], node: Any) -> None:
+def only_reader(output: ov.Output) -> ov.Node | None:
+    """Return the node that reads a result; None unless it is a single one."""
+    readers = readers_of(output)
+    return readers[0] if len(readers) == 1 else None
+
+
+def redirect_inputs(ports: Iterable[ov.Input], node: ov.Node) -> None:
     """Connect inputs of nodes to the first result of another node."""
     for port in ports:
         port.replace_source_output(node.output(0))
 
 
-def give_name(name: str, node: Any) -> Any:
+def give_name(name: str, node: ov.Node) -> ov.Node:
     """Set the name of a new node, and return the node."""
     node.set_friendly_name(name)
     return node
 
 
-def weight_of(node: Any) -> Any:
+def weight_of(node: ov.Node) -> ov.Output:
     """Return the output that a layer reads as its weight, or a table as its rows."""
     return node.input_value(row_of(node).weight)
 
 
-def tensor_of(output: Any) -> str:
+def tensor_of(output: ov.Output) -> str:
     """Return the name of a result: that of its op, with an index for further results."""
     index = output.get_index()
     return name_of(output.get_node()) + (f":{index}" if index else "")
 
 
-def outputs_of(node: Any) -> list[Any]:
+def outputs_of(node: ov.Node) -> list[ov.Output]:
     """Return the first result of a node and all further results that are read."""
     first, *rest = node.outputs()
     return [first, *(output for output in rest if output.get_target_inputs())]
 
 
-def is_float(output: Any) -> bool:
+def is_float(output: ov.Output) -> bool:
     """Whether a result is float32."""
     return bool(output.get_element_type() == FLOAT)
 
 
-def rank_of(output: Any) -> int | None:
+def rank_of(output: ov.Output) -> int | None:
     """Return the number of axes of a result; None if unknown."""
     rank = output.get_partial_shape().rank
     return int(rank.get_length()) if rank.is_static else None
 
 
-def is_constant(output: Any, depth: int = 4) -> bool:
+def sizes_of(output: ov.Output) -> tuple[int | None, ...] | None:
+    """Return the shape of a result, None for a free size; None if the rank is unknown."""
+    shape = output.get_partial_shape()
+    if shape.rank.is_dynamic:
+        return None
+    return tuple(size.get_length() if size.is_static else None for size in shape)
+
+
+def is_constant(output: ov.Output, depth: int = 4) -> bool:
     """Whether a result is a constant, seen through at most `depth` ops on constants."""
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
@@ -86,7 +99,7 @@ def is_constant(output: Any, depth: int = 4) -> bool:
     return all(is_constant(value, depth - 1) for value in node.input_values())
 
 
-def _fold_reshape(node: Any, array: Array, *_: Array) -> Array:
+def _fold_reshape(node: ov.Node, array: Array, *_: Array) -> Array:
     return array.reshape(list(node.output(0).get_shape()))
 
 
@@ -103,7 +116,7 @@ _FOLDED: Mapping[str, Callable[..., Array]] = {
 }
 
 
-def nodes_before(node: Any, ends: Role) -> Iterator[Any]:
+def nodes_before(node: ov.Node, ends: Role) -> Iterator[ov.Node]:
     """Yield the nodes that a node is computed from, but none before those of a role."""
     waiting, visited = [value.get_node() for value in node.input_values()], set[str]()
     while waiting:
@@ -115,7 +128,7 @@ def nodes_before(node: Any, ends: Role) -> Iterator[Any]:
                 waiting += [value.get_node() for value in source.input_values()]
 
 
-def array_of(output: Any) -> Array | None:
+def array_of(output: ov.Output) -> Array | None:
     """Return the value of a constant result in numpy; None for a computed one."""
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
@@ -126,26 +139,24 @@ def array_of(output: Any) -> Array | None:
     return None if any(a is None for a in arrays) else _FOLDED[type_of(node)](node, *arrays)
 
 
-def graphs_in(model: Any) -> Iterator[Any]:
+def graphs_in(model: ov.Model) -> Iterator[ov.Model]:
     """Yield a graph and the bodies of its loops and branches."""
     yield model
     for node in model.get_ops():
-        bodies = []
         if type_of(node) in ("TensorIterator", "Loop"):
-            bodies = [node.get_function()]
+            yield from graphs_in(node.get_function())
         elif type_of(node) == "If":
-            bodies = [node.get_function(branch) for branch in range(2)]
-        for body in bodies:
-            yield from graphs_in(body)
+            for branch in range(2):
+                yield from graphs_in(node.get_function(branch))
 
 
-def constants_read(node: Any) -> Iterator[Any]:
+def constants_read(node: ov.Node) -> Iterator[ov.Node]:
     """Yield the Constant nodes that a node reads, also behind ops on constants."""
     for value in node.input_values():
         yield from _constants_behind(value)
 
 
-def _constants_behind(output: Any) -> Iterator[Any]:
+def _constants_behind(output: ov.Output) -> Iterator[ov.Node]:
     if not is_constant(output):
         return
     node = output.get_node()
@@ -154,7 +165,7 @@ def _constants_behind(output: Any) -> Iterator[Any]:
     yield from constants_read(node)
 
 
-def op_nodes(model: Any) -> Iterator[Any]:
+def op_nodes(model: ov.Model) -> Iterator[ov.Node]:
     """Yield the nodes of a graph in execution order, except boundaries and ops on constants."""
     for node in model.get_ordered_ops():
         computed = bool(node.outputs()) and not is_constant(node.output(0))
@@ -162,22 +173,18 @@ def op_nodes(model: Any) -> Iterator[Any]:
             yield node
 
 
-def give_stable_names(model: Any, types: Collection[str]) -> None:
+def give_stable_names(model: ov.Model, types: Collection[str]) -> None:
     """Rename nodes so that names are unique and do not depend on counters of the process.
 
-    Args:
-        model: the graph.
-        types: the op types before the transformations: a fused op keeps the name of a fused one.
-
-    A node with a counted name takes that of its first named reader, e.g. `conv1/bias/Multiply`, or
-    else its type.
+    `types` are those before the transformations: a fused op keeps the name of a fused one. A node
+    with a counted name takes that of its first named reader, e.g. `conv1/bias/Multiply`, or else
+    its type.
     """
     type_names = {*types, *map(type_of, model.get_ops()), "Multiply", "Result"}
     reserved = {name_of(n) for n in model.get_ops() if not _COUNTED_RE.match(name_of(n))}
     assigned: set[str] = set()
     for node in reversed(model.get_ordered_ops()):
-        name = name_of(node)
-        counted = _COUNTED_RE.match(name)
+        name, counted = name_of(node), _COUNTED_RE.match(name_of(node))
         made_up = counted is not None and counted["type"] in type_names
         if made_up or name in assigned:
             stem = type_of(node)
@@ -191,7 +198,7 @@ def give_stable_names(model: Any, types: Collection[str]) -> None:
         assigned.add(name)
 
 
-def rename(model: Any, names: Mapping[str, str]) -> None:
+def rename(model: ov.Model, names: Mapping[str, str]) -> None:
     """Rename ops, and the nodes that `give_stable_names` named after these."""
     reserved = {*map(name_of, model.get_ops())} - names.keys()
     new_names = dict(names)

@@ -16,24 +16,24 @@ falls back to floats yields other results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.adaptors.common.runtime_probe import probe_results, try_each, version_of
-from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
 from neural_mp.adaptors.common.weights.cross_layer_scaling import rounded_weight
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GROUP_SIZES,
+    BitOrder,
     GroupedWeight,
     GroupParameters,
     Quantizer,
     group_spec,
     input_group,
     middle_code,
+    pack_codes,
     product_specs,
     rounded_inputs,
 )
@@ -130,13 +130,12 @@ def _working_cases() -> frozenset[str]:
     return probe_results(__name__, f"{_VERSION} {version_of('openvino')}")
 
 
-def set_input_group(program: Any, sizes: Collection[int]) -> None:
-    """Set the group of the inputs of a model to the smallest of its kernels."""
-    if sizes:
-        program.set_rt_info(str(min(sizes)), list(INPUT_GROUP))
+def set_input_group(program: ov.Model, size: int) -> None:
+    """Set the group of the inputs of a model, the smallest of its kernels."""
+    program.set_rt_info(str(size), list(INPUT_GROUP))
 
 
-def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: QuantSpec) -> Any:
+def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: QuantSpec) -> ov.Node:
     """Return a constant with its decompression, in place of a weight [outputs, inputs]."""
     codes = give_name(stored_name, _pack_codes(weight.full_groups(), spec))
     steps = give_name(f"{name}/float", ops.convert(codes, "f32"))
@@ -149,11 +148,11 @@ def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: Qua
     return give_name(name, _add_reshape(scaled, weight.codes.shape))
 
 
-def _add_reshape(node: Any, shape: tuple[int, ...]) -> Any:
+def _add_reshape(node: ov.Node, shape: tuple[int, ...]) -> ov.Node:
     return ops.reshape(node, ops.constant(np.array(shape, np.int64)), False)
 
 
-def _pack_codes(codes: Array, spec: QuantSpec) -> Any:
+def _pack_codes(codes: Array, spec: QuantSpec) -> ov.Node:
     if spec.dtype.bits == 8:
         return ops.constant(np.ascontiguousarray(codes))
     kind = ov.Type.u4
@@ -161,13 +160,13 @@ def _pack_codes(codes: Array, spec: QuantSpec) -> Any:
         # The middle code is 0; without its upper bit, a code is in two's complement.
         kind, codes = ov.Type.i4, codes ^ np.uint8(middle_code(4))
     tensor = ov.Tensor(
-        packed(codes.reshape(-1), 4, BitOrder.LOWER_FIRST), ov.Shape(list(codes.shape)), kind
+        pack_codes(codes.reshape(-1), 4, BitOrder.LOWER_FIRST), ov.Shape(list(codes.shape)), kind
     )
     # Shared memory would be that of a temporary.
     return ops.constant(tensor, shared_memory=False)
 
 
-def is_table(node: Any) -> bool:
+def is_table(node: ov.Node) -> bool:
     """Whether an op reads rows of a constant float32 table, e.g. an embedding."""
     if not has_role(node, Role.TABLE) or not is_constant(weight_of(node)):
         return False
@@ -178,28 +177,28 @@ def is_table(node: Any) -> bool:
     return at_start and computed and is_matrix and is_float(weight_of(node))
 
 
-def matrix_of(node: Any) -> Array:
+def matrix_of(node: ov.Node) -> Array:
     """Return the weight of a product as [outputs, inputs], or the rows of a table."""
     weight = np.asarray(array_of(weight_of(node)), np.float32)
     as_stored = has_role(node, Role.TABLE) or node.get_attributes()["transpose_b"]
     return weight if as_stored else np.ascontiguousarray(weight.T)
 
 
-def matrix_sizes(node: Any) -> tuple[int, int]:
+def matrix_sizes(node: ov.Node) -> tuple[int, int]:
     """Return the numbers of outputs and inputs of a product."""
     sizes = list(weight_of(node).get_shape())
     outputs, inputs = sizes if node.get_attributes()["transpose_b"] else sizes[::-1]
     return int(outputs), int(inputs)
 
 
-def put_matrix(node: Any, weight: Any) -> None:
+def put_matrix(node: ov.Node, weight: ov.Node) -> None:
     """Replace the weight of a product or a table by a node with the shape of `matrix_of`."""
     if has_role(node, Role.PRODUCT):
         node.set_attribute("transpose_b", True)
     redirect_inputs([node.input(row_of(node).weight)], weight)
 
 
-def layer_weight(stem: str, node: Any, spec: QuantSpec) -> Any:
+def layer_weight(stem: str, node: ov.Node, spec: QuantSpec) -> ov.Node:
     """Return an int8 constant with its dequantization, in place of a layer's weight."""
     weight = np.asarray(array_of(weight_of(node)), np.float32)
     channels = row_of(node).weight_outputs
@@ -208,7 +207,7 @@ def layer_weight(stem: str, node: Any, spec: QuantSpec) -> Any:
     return dequantized(stem, weight, channels, spec)
 
 
-def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: QuantSpec) -> Any:
+def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: QuantSpec) -> ov.Node:
     """Return an int8 constant with its dequantization; `channels` are the axes with own scales."""
     axes = tuple(axis for axis in range(weight.ndim) if axis not in channels)
     limit = weight_qmax(spec)
@@ -218,7 +217,7 @@ def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: Quant
     return give_name(stem, ops.multiply(widened, ops.constant(scales)))
 
 
-def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
+def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> ov.Node:
     """Return an int8 constant with its dequantization, in place of a weight [outputs, inputs].
 
     A Reshape ends it: when OpenVINO infers shapes, a reshaped input gets sizes of the weight, and
@@ -228,7 +227,7 @@ def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> Any:
     return give_name(stem, _add_reshape(scaled, matrix.shape))
 
 
-def rows_of_table(stem: str, node: Any, spec: QuantSpec) -> list[Any]:
+def rows_of_table(stem: str, node: ov.Node, spec: QuantSpec) -> list[ov.Node]:
     """Return the nodes that read rows of a table in bytes, the result last.
 
     Codes and scales are read apart and multiplied: the plugin restores a whole table to floats if
@@ -270,7 +269,7 @@ def _probe_case(name: str) -> Iterator[str]:
         result = ops.matmul(parameter, factor, False, True)
         expected = rounded_inputs(inputs, case.input_group) @ stored.T
     model = ov.Model([result], [parameter], "probe")
-    model.set_rt_info(str(case.input_group), list(INPUT_GROUP))
+    set_input_group(model, case.input_group)
     (output,) = Runner(model)([inputs])
     if np.linalg.norm(output - expected) < _TOLERANCE * np.linalg.norm(expected):
         yield name

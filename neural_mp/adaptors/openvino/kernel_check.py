@@ -9,13 +9,12 @@ combination of op, attributes and shapes once per machine and version.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from neural_mp.adaptors.common.runtime_probe import deviations, version_of
-from neural_mp.adaptors.openvino.fusion import moves
+from neural_mp.adaptors.common.runtime_probe import find_deviations, version_of
+from neural_mp.adaptors.openvino.fusion import moves_values
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     give_name,
@@ -44,21 +43,21 @@ _FREE_SIZES = (2, 16, 13)
 #: Maximum number of elements of an input.
 _MAX_ELEMENTS = 4_000_000
 #: Graph → its rejected ops.
-_REJECTED: MutableMapping[Any, dict[str, str]] = WeakKeyDictionary()
+_REJECTED: MutableMapping[ov.Model, dict[str, str]] = WeakKeyDictionary()
 
 
-def rejected_ops(program: Any) -> dict[str, str]:
+def rejected_ops(program: ov.Model) -> dict[str, str]:
     """Return op → the reason why it cannot run next to integer kernels, for ops of a graph."""
     if program not in _REJECTED:
         version = f"{_VERSION} {version_of('openvino')}"
-        reasons = deviations(_PROBE, version, op_cases(program))
+        reasons = find_deviations(_PROBE, version, op_cases(program))
         _REJECTED[program] = {
             op: f"next to integer kernels, OpenVINO {reason}" for op, reason in reasons.items()
         }
     return _REJECTED[program]
 
 
-def op_cases(program: Any) -> dict[str, bytes]:
+def op_cases(program: ov.Model) -> dict[str, bytes]:
     """Return op → case, a stored model of the op alone, for the ops to compare."""
     cases, cached = dict[str, bytes](), dict[str, bytes | None]()
     for node in op_nodes(program):
@@ -72,7 +71,7 @@ def op_cases(program: Any) -> dict[str, bytes]:
     return cases
 
 
-def _case_key(node: Any) -> str:
+def _case_key(node: ov.Node) -> str:
     sources = node.input_values()
     tensors = [*map(tensor_of, sources)]
     repeated = [tensors.index(tensor) for tensor in tensors]
@@ -84,16 +83,16 @@ def _case_key(node: Any) -> str:
     return f"{type_of(node)} {attributes} {shapes} {repeated} {constants} {results} {layers}"
 
 
-def _preceding_layer_types(node: Any) -> str:
+def _preceding_layer_types(node: ov.Node) -> str:
     """Return the types of the layers whose scales may move to a node."""
     layers = (source for source in nodes_before(node, Role.LAYER) if has_role(source, Role.LAYER))
     return " ".join(sorted({*map(type_of, layers)}))
 
 
-def _build_case(copied: Any, name: str) -> bytes | None:
+def _build_case(copied: ov.Model, name: str) -> bytes | None:
     """Return the case of an op, cut from a copy of the graph; None if no data can be drawn."""
     node = next(node for node in op_nodes(copied) if name_of(node) == name)
-    details = {MOVES: str(moves(node)), FOLLOWS: _preceding_layer_types(node)}
+    details = {MOVES: str(moves_values(node)), FOLLOWS: _preceding_layer_types(node)}
     case = _isolate_op(node)
     if case is None:
         return None
@@ -103,13 +102,13 @@ def _build_case(copied: Any, name: str) -> bytes | None:
     return len(graph).to_bytes(8, "little") + graph + weights
 
 
-def read_case(content: bytes) -> Any:
+def read_case(content: bytes) -> ov.Model:
     """Return the model of a case."""
     start = 8 + int.from_bytes(content[:8], "little")
     return from_bytes(content[8:start], content[start:])
 
 
-def fixed_shape(shape: Any) -> list[int]:
+def fixed_shape(shape: ov.PartialShape) -> list[int]:
     """Return the sizes of a tensor, with numbers for free axes."""
     return [
         size.get_length() if size.is_static else _FREE_SIZES[min(axis, 1 + axis % 2)]
@@ -117,7 +116,7 @@ def fixed_shape(shape: Any) -> list[int]:
     ]
 
 
-def _is_compared(node: Any) -> bool:
+def _is_compared(node: ov.Node) -> bool:
     sources = node.input_values()
     computed = [output for output in sources if not is_constant(output)]
     # Arbitrary indices and sizes would not be valid.
@@ -129,9 +128,9 @@ def _is_compared(node: Any) -> bool:
     return check is Check.ALWAYS
 
 
-def _isolate_op(node: Any) -> Any | None:
+def _isolate_op(node: ov.Node) -> ov.Model | None:
     """Return a model of an op, cut from its graph; None if no data can be drawn for its inputs."""
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, ov.Node] = {}
     for position, port in enumerate(node.inputs()):
         output = port.get_source_output()
         if is_constant(output):
@@ -153,7 +152,7 @@ def _isolate_op(node: Any) -> Any | None:
     return ov.Model(results, [*inputs.values()], "op")
 
 
-def _copy_constant(output: Any, position: int) -> Any:
+def _copy_constant(output: ov.Output, position: int) -> ov.Node:
     """Return a constant input; the values of vectors of floats are of no importance."""
     values = np.asarray(array_of(output))
     if is_float(output) and values.size > 1:

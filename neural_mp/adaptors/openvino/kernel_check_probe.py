@@ -12,7 +12,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -47,9 +46,9 @@ class _Ranges:
 
     def __init__(self, values: Sequence[Array] | None) -> None:
         self._values = None if values is None else iter(values)
-        self.tensors: list[Any] = []
+        self.tensors: list[ov.Output] = []
 
-    def quantize(self, output: Any, limits: tuple[float, float] | None = None) -> Any:
+    def quantize(self, output: ov.Output, limits: tuple[float, float] | None = None) -> ov.Output:
         """Return a tensor after a FakeQuantize, to its own limits by default, or the tensor."""
         self.tensors.append(output)
         if self._values is None:
@@ -63,19 +62,15 @@ class _Ranges:
 
 @dataclass(frozen=True)
 class _Graph:
-    """A graph under construction.
+    """A graph: parameters, results of all branches, tensors that are quantized or would be."""
 
-    Attributes:
-        inputs: its parameters.
-        results: the results of all branches.
-        quantized: the tensors that are quantized, or would be.
-    """
+    inputs: list[ov.Node]
+    results: list[ov.Output]
+    quantized: list[ov.Output]
 
-    inputs: list[Any]
-    results: list[Any]
-    quantized: list[Any]
-
-    def run(self, outputs: list[Any], feeds: list[Array], *, low_precision: bool) -> list[Array]:
+    def run(
+        self, outputs: list[ov.Output], feeds: list[Array], *, low_precision: bool
+    ) -> list[Array]:
         """Return the values of some tensors."""
         model = ov.Model([ops.result(output) for output in outputs], self.inputs, "probe")
         return Runner(model, low_precision=low_precision)(feeds)
@@ -105,7 +100,7 @@ def find_deviation(path: Path) -> str:
 
 def _build_branches(content: bytes, values: Sequence[Array] | None) -> _Graph:
     ranges = _Ranges(values)
-    inputs: list[Any] = []
+    inputs: list[ov.Node] = []
     results = []
     layers = read_case(content).get_rt_info(list(FOLLOWS)).astype(str).split()
     for kernel in (None, *dict.fromkeys(_KERNELS[layer] for layer in layers)):
@@ -130,13 +125,13 @@ def _build_branches(content: bytes, values: Sequence[Array] | None) -> _Graph:
     return _Graph(inputs, results, ranges.tensors)
 
 
-def _rank_or_zero(output: Any) -> int:
+def _rank_or_zero(output: ov.Output) -> int:
     shape = output.get_partial_shape()
     return 0 if shape.rank.is_dynamic else len(shape)
 
 
 # A bias in these layers would keep the scales, which are multiplied before, from moving.
-def _add_conv_relu(output: Any, in_int8: bool) -> Any:
+def _add_conv_relu(output: ov.Output, in_int8: bool) -> ov.Output:
     shape, axes = output.get_partial_shape(), _rank_or_zero(output) - 2
     if axes + 2 not in _IMAGE_RANKS or shape[1].is_dynamic:
         return output
@@ -146,7 +141,7 @@ def _add_conv_relu(output: Any, in_int8: bool) -> Any:
     return ops.relu(ops.convolution(output, weight, ones, pads, pads, ones)).output(0)
 
 
-def _add_product(output: Any, in_int8: bool) -> Any:
+def _add_product(output: ov.Output, in_int8: bool) -> ov.Output:
     shape, rank = output.get_partial_shape(), _rank_or_zero(output)
     if rank < _LEAST_AXES or shape[rank - 1].is_dynamic:
         return output
@@ -163,7 +158,7 @@ _KERNELS = {
 }
 
 
-def _per_channel_weight(shape: tuple[int, ...], in_int8: bool) -> Any:
+def _per_channel_weight(shape: tuple[int, ...], in_int8: bool) -> ov.Node:
     random, limit = np.random.default_rng(shape[0]), _LARGEST_WEIGHT
     integers = random.integers(-limit, limit + 1, shape).astype(np.int8)
     steps = np.linspace(0.5, 1, shape[0]) / (limit * np.sqrt(np.prod(shape[1:])))

@@ -1,34 +1,43 @@
-"""Constants of layers: for rescaling by channel, and with what they read, for noise."""
+"""Constants of layers: for rescaling by channel, with what they read, and in a reduced range."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common.optional import StoredLayer
-from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.common.weights.layer_windows import Window
-from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight, structure
+from neural_mp.adaptors.common.quant_params import IntegerWeight, find_saturating_layers, wide_kinds
+from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
+from neural_mp.adaptors.openvino.fusion import (
+    GraphStructure,
+    has_weight,
+    is_product,
+    kernel_of,
+    moves_values,
+    structure,
+)
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
+    constants_read,
     give_name,
     is_constant,
     is_float,
     name_of,
+    only_reader,
     rank_of,
-    readers_of,
     redirect_inputs,
     tensor_of,
     weight_of,
 )
-from neural_mp.adaptors.openvino.integer_weights import is_table, matrix_of
+from neural_mp.adaptors.openvino.integer_weights import ALONE, is_table, matrix_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
-from neural_mp.adaptors.openvino.runtime import ops
+from neural_mp.adaptors.openvino.runtime import ops, ov
+from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 from neural_mp.util.pytree import Array
 
 
@@ -42,7 +51,7 @@ def _params_by_layer(graph: GraphStructure) -> dict[str, LayerParams]:
     return {name: layer for name, layer in layers.items() if layer is not None}
 
 
-def _build_layer_params(graph: GraphStructure, name: str, node: Any) -> LayerParams | None:
+def _build_layer_params(graph: GraphStructure, name: str, node: ov.Node) -> LayerParams | None:
     axes = rank_of(node.output(0)) or 0
     if _scales_channels(node):
         addition = _following_addition(graph, name)
@@ -65,7 +74,7 @@ def _build_layer_params(graph: GraphStructure, name: str, node: Any) -> LayerPar
     )
 
 
-def _conv_window(node: Any) -> Window:
+def _conv_window(node: ov.Node) -> Window:
     attributes = node.get_attributes()
     strides, dilations = tuple(attributes["strides"]), tuple(attributes["dilations"])
     if str(attributes["auto_pad"]) in ("same_upper", "same_lower"):
@@ -74,7 +83,7 @@ def _conv_window(node: Any) -> Window:
     return Window(strides, dilations, pads)
 
 
-def _scales_channels(node: Any) -> bool:
+def _scales_channels(node: ov.Node) -> bool:
     """Whether an op multiplies the last axis by a constant, as the scales of norms do."""
     if not has_role(node, Role.SCALING):
         return False
@@ -86,24 +95,23 @@ def _scales_channels(node: Any) -> bool:
     return bool(scales.ndim and scales.size == scales.shape[-1] > 1)
 
 
-def _following_addition(graph: GraphStructure, name: str) -> Any | None:
+def _following_addition(graph: GraphStructure, name: str) -> ov.Node | None:
     """Return the op that adds a constant to an op's only read result; None if there is none."""
-    readers = readers_of(graph.nodes[name].output(0))
-    node = readers[0] if len(readers) == 1 else None
+    node = only_reader(graph.nodes[name].output(0))
     if node is None or not has_role(node, Role.SUM) or name_of(node) not in graph.nodes:
         return None
     return node if any(map(is_constant, node.input_values())) else None
 
 
-def _constant_operand(node: Any) -> Array:
+def _constant_operand(node: ov.Node) -> Array:
     return np.asarray(array_of(node.input_value(_constant_position(node))), np.float32)
 
 
-def _constant_position(node: Any) -> int:
+def _constant_position(node: ov.Node) -> int:
     return next(i for i in range(node.get_input_size()) if is_constant(node.input_value(i)))
 
 
-def _weight_array(node: Any) -> Array:
+def _weight_array(node: ov.Node) -> Array:
     """Return the weight of a layer; [groups · outputs, inputs, …] for grouped convolutions."""
     array = np.asarray(array_of(weight_of(node)), np.float32)
     return array.reshape(-1, *array.shape[2:]) if row_of(node).is_grouped else array
@@ -134,23 +142,23 @@ def _rescale_layer(
             _add_bias(node, change.bias(None, channels))
         return
     addition = graph.nodes[layer.result]
-    bias = change.bias(np.broadcast_to(_constant_operand(addition).reshape(-1), channels), channels)
-    position = _constant_position(addition)
-    _replace_constant(addition, position, _reshape_bias(bias, node), f"{name}/corrected/bias")
+    given = np.broadcast_to(_constant_operand(addition).reshape(-1), channels)
+    bias = _reshape_bias(change.bias(given, channels), node)
+    _replace_constant(addition, _constant_position(addition), bias, f"{name}/corrected/bias")
 
 
-def _reshape_bias(bias: Array, node: Any) -> Array:
+def _reshape_bias(bias: Array, node: ov.Node) -> Array:
     shape = [1] * (rank_of(node.output(0)) or 1)
     shape[row_of(node).channels] = -1
     return np.asarray(bias.reshape(shape), np.float32)
 
 
-def _replace_constant(node: Any, position: int, values: Array, name: str) -> None:
+def _replace_constant(node: ov.Node, position: int, values: Array, name: str) -> None:
     constant = give_name(name, ops.constant(np.ascontiguousarray(values, np.float32)))
     redirect_inputs([node.input(position)], constant)
 
 
-def _add_bias(node: Any, bias: Array) -> None:
+def _add_bias(node: ov.Node, bias: Array) -> None:
     readers = list(node.output(0).get_target_inputs())
     added = ops.add(node, ops.constant(_reshape_bias(bias, node)))
     redirect_inputs(readers, give_name(f"{name_of(node)}/corrected/bias", added))
@@ -166,3 +174,92 @@ def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
         for name, node in structure.nodes.items()
         if is_table(node) or (name in structure.fusion_groups and has_role(node, Role.PRODUCT))
     }
+
+
+#: Suffix of the names of constants with halved integers.
+REDUCED = "/reduced"
+
+
+def _integer_weights(program: ov.Model) -> Iterator[IntegerWeight[ov.Node]]:
+    """Yield the int8 weights of layers, except those stored alone.
+
+    The plugin multiplies the latter in a kernel that adds up without saturation, even if the input
+    is quantized for other readers.
+    """
+    for node in program.get_ordered_ops():
+        if row_of(node).kernel is None:
+            continue
+        constants = {
+            name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8
+        }
+        if any(f"{ALONE}/" in name for name in constants):
+            continue
+        integers = [np.asarray(constant.get_data()) for constant in constants.values()]
+        if has_role(node, Role.SEQUENCE) and integers:  # its weights have the same scales
+            integers = [np.concatenate([array.ravel() for array in integers])] * len(constants)
+        for constant, array in zip(constants.values(), integers, strict=True):
+            yield IntegerWeight(constant, kernel_of(node), array)
+
+
+def full_range_kernels(model: OpenVinoModel) -> frozenset[KernelKind]:
+    """Return the kinds of integer kernels with a weight beyond ±63."""
+    products = {KernelKind.DENSE} if any(_quantized_factors(model.runs)) else set()
+    return wide_kinds(_integer_weights(model.runs)) | products
+
+
+def _quantized_factors(program: ov.Model) -> Iterator[ov.Node]:
+    """Yield the FakeQuantize of the second factor of every INT8 product of computed matrices."""
+    for node in program.get_ordered_ops():
+        if not is_product(node):
+            continue
+        factor = node.input_value(1).get_node()
+        while moves_values(factor):
+            factor = factor.input_value(0).get_node()
+        if has_role(factor, Role.QUANTIZATION) and factor.get_attributes()["levels"] == STEPS + 1:
+            yield factor
+
+
+def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
+    """Return the model with weights of at most ±63 in kernels that may saturate.
+
+    Integers are halved and scales doubled, which costs one bit of the weights. Second factors of
+    products of computed matrices lose a bit as well, and the plugin computes these in float.
+    """
+    program = model.runs.clone()
+    limit = WEIGHT_LIMITS[REDUCED_RANGE]
+    for constant in find_saturating_layers(_integer_weights(program)):
+        halved = np.clip(np.rint(np.asarray(constant.get_data()) / 2), -limit, limit)
+        smaller = give_name(f"{name_of(constant)}{REDUCED}", ops.constant(halved.astype(np.int8)))
+        for reader in list(constant.output(0).get_target_inputs()):
+            reader.replace_source_output(smaller.output(0))
+            _double_scales(reader.get_node())
+    for factor in {name_of(node): node for node in _quantized_factors(program)}.values():
+        _halve_levels(factor)
+    program.validate_nodes_and_infer_types()
+    original = None if model.given is None else program
+    return replace(model, program=program, given=original, _runners={})
+
+
+def _halve_levels(factor: ov.Node) -> None:
+    """Round a tensor to every second level, for which the plugin has no integer kernels."""
+    low, high = (np.asarray(array_of(factor.input_value(index))) for index in (1, 2))
+    high = high - (high - low) / STEPS
+    half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (STEPS + 1) // 2)
+    readers = list(factor.output(0).get_target_inputs())
+    redirect_inputs(readers, give_name(f"{name_of(factor)}{REDUCED}", half))
+
+
+def _double_scales(convert: ov.Node) -> None:
+    inserted = None
+    for reader in list(convert.output(0).get_target_inputs()):
+        node, index = reader.get_node(), 1 - reader.get_index()
+        is_scaling = has_role(node, Role.SCALING)
+        scales = array_of(node.input_value(index)) if is_scaling else None
+        if scales is not None:
+            doubled = ops.constant(scales * np.float32(2))
+            node.input(index).replace_source_output(doubled.output(0))
+            continue
+        if inserted is None:
+            doubled = ops.multiply(convert, ops.constant(np.float32(2)))
+            inserted = give_name(f"{name_of(convert)}/doubled", doubled)
+        reader.replace_source_output(inserted.output(0))

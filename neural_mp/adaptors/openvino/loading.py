@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
-from neural_mp.adaptors.openvino.file_checks import check_xml
-from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
+from neural_mp.adaptors.openvino.graph_edit import (
+    give_stable_names,
+    name_of,
+    op_nodes,
+    sizes_of,
+    type_of,
+)
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.recurrent import has_integer_kernel, is_stepwise, split_directions
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
+from neural_mp.adaptors.openvino.storage import check_xml
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
 from neural_mp.util.pytree import Structure
@@ -31,12 +36,9 @@ _TRANSFERRED = (".pt2", ".keras", ".h5", ".hdf5")
 
 
 def load(source: object, spec: InputSpec) -> OpenVinoModel:
-    """Load a model.
+    """Load an `openvino.Model`, a path, or an object that OpenVINO converts.
 
-    Args:
-        source: an `openvino.Model`, a path, or an object that OpenVINO converts, such as an
-            `nn.Module`, which needs example inputs.
-        spec: the inputs and outputs given by the user.
+    The latter, e.g. an `nn.Module`, needs example inputs.
 
     Raises:
         ModelLoadError: OpenVINO cannot read the model.
@@ -53,7 +55,7 @@ def load(source: object, spec: InputSpec) -> OpenVinoModel:
     return model
 
 
-def _read_source(source: object, spec: InputSpec) -> Any:
+def _read_source(source: object, spec: InputSpec) -> ov.Model:
     if isinstance(source, ov.Model):
         return source
     try:
@@ -65,7 +67,7 @@ def _read_source(source: object, spec: InputSpec) -> Any:
         raise ModelLoadError(f"OpenVINO cannot read the model: {one_line(error)}") from error
 
 
-def _read_file(path: Path) -> Any:
+def _read_file(path: Path) -> ov.Model:
     require_regular_file(path)
     if path.suffix == ".xml":
         check_xml(path)
@@ -83,7 +85,7 @@ def _read_file(path: Path) -> Any:
     )
 
 
-def _check_attention(source: object, program: Any) -> None:
+def _check_attention(source: object, program: ov.Model) -> None:
     """Check that a file with fused attention of ONNX Runtime is for one sequence at a time.
 
     OpenVINO 2026.4 reads the lengths of further sequences as one number, writes beyond its buffers
@@ -94,9 +96,8 @@ def _check_attention(source: object, program: Any) -> None:
     """
     if not isinstance(source, str | Path) or Path(source).suffix != ".onnx":
         return
-    first = [port.get_partial_shape() for port in program.inputs]
-    sizes = [shape[0] for shape in first if shape.rank.is_static and len(shape)]
-    if all(size.is_static and size.get_length() == 1 for size in sizes):
+    shapes = [shape for shape in map(sizes_of, program.inputs) if shape]
+    if all(shape[0] == 1 for shape in shapes):
         return
     with Path(source).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         has_attention = content.find(_ATTENTION) >= 0
@@ -108,7 +109,7 @@ def _check_attention(source: object, program: Any) -> None:
         )
 
 
-def canonicalize(program: Any) -> None:
+def canonicalize(program: ov.Model) -> None:
     """Fold batch norms and constants, split directions, and give stable names, in place."""
     types = frozenset(map(type_of, program.get_ops()))
     try:
@@ -122,33 +123,21 @@ def canonicalize(program: Any) -> None:
         give_stable_names(program, types)
 
 
-def read_signature(program: Any) -> Signature:
+def read_signature(program: ov.Model) -> Signature:
     """Return the inputs and outputs of a graph."""
-    inputs = tuple(
-        _tensor_spec(output, name_of(output.get_node()), name_of(output.get_node()))
-        for output in program.inputs
-    )
+    inputs = tuple(_tensor_spec(port, name_of(port.get_node())) for port in program.inputs)
     outputs = tuple(
-        _tensor_spec(output, _output_name(output, index), name_of(output.get_node()))
+        _tensor_spec(output, min(output.get_names(), default=f"output_{index}"))
         for index, output in enumerate(program.outputs)
     )
     returns: Structure = list(range(len(outputs))) if len(outputs) > 1 else 0
     return Signature(inputs, outputs, returns)
 
 
-def _output_name(output: Any, index: int) -> str:
-    return next(iter(sorted(output.get_names())), f"output_{index}")
-
-
-def _tensor_spec(output: Any, name: str, tensor: str) -> TensorSpec:
-    shape = output.get_partial_shape()
-    sizes = None
-    if shape.rank.is_static:
-        sizes = tuple(size.get_length() if size.is_static else None for size in shape)
+def _tensor_spec(output: ov.Output, name: str) -> TensorSpec:
+    first, tensor = min(output.get_names(), default=name), name_of(output.get_node())
     dtype = dtype_of(output.get_element_type())
-    names = sorted(output.get_names())
-    alias = names[0] if names and names[0] != name else None
-    return TensorSpec(alias or name, tensor, dtype, sizes, name if alias else None)
+    return TensorSpec(first, tensor, dtype, sizes_of(output), name if first != name else None)
 
 
 def _check_example_runs(model: OpenVinoModel) -> None:
@@ -158,7 +147,7 @@ def _check_example_runs(model: OpenVinoModel) -> None:
         raise ModelLoadError(f"OpenVINO cannot run the model: {error}") from error
 
 
-def _float_recurrent_notes(program: Any) -> tuple[str, ...]:
+def _float_recurrent_notes(program: ov.Model) -> tuple[str, ...]:
     recurrent = (node for node in op_nodes(program) if has_role(node, Role.RECURRENT))
     types = (
         type_of(node)

@@ -11,14 +11,33 @@ import numpy as np
 
 from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel, Run
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
-from neural_mp.adaptors.openvino.graph_edit import name_of, rename
+from neural_mp.adaptors.openvino.fusion import (
+    GraphStructure,
+    has_weight,
+    is_product,
+    joined_inputs,
+    kernel_of,
+    structure,
+)
+from neural_mp.adaptors.openvino.graph_edit import (
+    SIXTEEN_BITS,
+    constants_read,
+    name_of,
+    rename,
+    sizes_of,
+    tensor_of,
+    type_of,
+)
 from neural_mp.adaptors.openvino.kernel_check import rejected_ops
-from neural_mp.adaptors.openvino.runtime import ShapedRunner, from_bytes, to_bytes
+from neural_mp.adaptors.openvino.ops import Role, has_role
+from neural_mp.adaptors.openvino.runtime import ShapedRunner, from_bytes, ov, to_bytes
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
+from neural_mp.core.int8_accumulation import KernelKind
+from neural_mp.core.precision import Precision
 
 
 @dataclass(frozen=True, eq=False)
-class OpenVinoModel(GraphModel[Any]):
+class OpenVinoModel(GraphModel[ov.Model]):
     """An `openvino.Model` that OpenVINO runs, with the signature in the order of the data.
 
     Attributes:
@@ -82,7 +101,7 @@ def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
     return replace(model, streams=count, _runners={})
 
 
-def renamed(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
+def rename_ops(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
     """Return a loaded model with new names of ops, and of what is named after these."""
     program = model.program.clone()
     rename(program, names)
@@ -94,3 +113,80 @@ def _unpickle_model(
 ) -> OpenVinoModel:
     graphs = [from_bytes(*content) for content in contents]
     return OpenVinoModel(graphs[0], given=None if converted else graphs[-1], **rest)
+
+
+#: Start of the names of ops that come from the modules of a PyTorch model.
+_MODULE = "__module."
+
+
+def build_graph(model: OpenVinoModel) -> OpGraph:
+    """Return every node with edges and fusion group; further results follow as ops."""
+    structure = model.structure
+    counted: set[str] = set()
+    groups = structure.fusion_groups.values()
+    sums = {group.residual_sum.ops[-1] for group in groups if group.residual_sum is not None}
+    ops = []
+    for name, node in structure.nodes.items():
+        # A constant that several ops read counts once.
+        constants = {name_of(c): c for c in constants_read(node) if name_of(c) not in counted}
+        counted.update(constants)
+        weights = sum(int(c.get_data().size) for c in constants.values() if _is_weight(c))
+        ops.append(
+            Op(
+                name,
+                type_of(node),
+                tuple(dict.fromkeys(structure.read_by(name))),
+                fusion_group=structure.layer_of.get(name),
+                quantize_agnostic=name in structure.agnostic_ops,
+                writes_int8=has_role(node, Role.SEQUENCE) and name in structure.fusion_groups,
+                joins_int8=has_role(node, Role.JOINING) and name in structure.fusion_groups,
+                quantized_inputs=_quantized_inputs(node) if name in structure.fusion_groups else (),
+                channel_scales=has_weight(node) and kernel_of(node) is KernelKind.DEPTHWISE,
+                quantizes_terms=name in sums,
+                weights=weights,
+                constants=_large_constants(node),
+                layers=_module_layers(name, type_of(node)),
+                source_precision=_source_precision(node),
+                shape=sizes_of(node.output(0)),
+            )
+        )
+    for part, op in structure.parts.items():
+        moved = op in structure.agnostic_ops
+        ops.append(Op(part, type_of(structure.nodes[op]), (op,), quantize_agnostic=moved))
+    outputs = {tensor_of(result.input_value(0)) for result in model.program.get_results()}
+    return OpGraph(ops, model.signature.input_tensors, sorted(outputs & set(structure.tensors)))
+
+
+def _quantized_inputs(node: ov.Node) -> tuple[str, ...]:
+    """Return the inputs that an integer kernel reads quantized; empty for the first one only."""
+    if is_product(node):
+        return tuple(dict.fromkeys(map(tensor_of, node.input_values())))
+    return joined_inputs(node)
+
+
+def _large_constants(node: ov.Node) -> tuple[str, ...]:
+    weights = filter(_is_weight, constants_read(node))
+    large = (c for c in weights if c.get_data().size >= MIN_CONSTANT_ELEMENTS)
+    return tuple(dict.fromkeys(map(name_of, large)))
+
+
+def _is_weight(constant: ov.Node) -> bool:
+    return bool(constant.get_element_type().is_real())
+
+
+def _source_precision(node: ov.Node) -> Precision:
+    """Return the precision of the first 16-bit input of a node; FP32 if there is none."""
+    kinds = (port.get_element_type() for port in node.inputs())
+    return next((SIXTEEN_BITS[kind] for kind in kinds if kind in SIXTEEN_BITS), Precision.FP32)
+
+
+def _module_layers(name: str, kind: str) -> tuple[Layer, ...]:
+    """Return the PyTorch modules in the name of an op, such as `__module.layer1.0.conv1/Conv`.
+
+    The op type stands for the type of the innermost module.
+    """
+    if not name.startswith(_MODULE):
+        return ()
+    path = name.removeprefix(_MODULE).partition("/")[0].split(".")
+    names = [".".join(path[: end + 1]) for end in range(len(path))]
+    return tuple(Layer(layer, kind if layer == names[-1] else "Module") for layer in names)

@@ -21,13 +21,12 @@ from neural_mp.adaptors.common.op_outputs import (
     op_value,
     results_graph,
 )
-from neural_mp.adaptors.common.signatures.example_inputs import in_parts
+from neural_mp.adaptors.common.signatures.input_spec import in_parts
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, readers_of, tensor_of, type_of
-from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.model import OpenVinoModel, build_graph
 from neural_mp.adaptors.openvino.ops import row_of
-from neural_mp.adaptors.openvino.runtime import Runner, ops
+from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.graph import OpGraph
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 _FETCHED_BYTES = 32 << 20
 
 
-def watch(
+def observe_tensors(
     model: OpenVinoModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, BatchStats]]:
     """Run batches and yield statistics of the named tensors for every part.
@@ -75,7 +74,7 @@ def values(
 
 
 def inferred_counts(
-    model: OpenVinoModel, inputs: Any, tensors: Collection[str]
+    model: OpenVinoModel, inputs: object, tensors: Collection[str]
 ) -> dict[str, float] | None:
     """Return tensor → its number of elements in a run, from shape inference.
 
@@ -94,7 +93,7 @@ def inferred_counts(
     return {name: float(size) for name, size in sizes.items() if size}
 
 
-def _copy_with_sizes(model: OpenVinoModel, bound: Mapping[str, Array]) -> Any:
+def _copy_with_sizes(model: OpenVinoModel, bound: Mapping[str, Array]) -> ov.Model | None:
     """Return a copy of a graph with the sizes of bound inputs; None if it rejects them."""
     sized = model.program.clone()
     try:
@@ -105,7 +104,7 @@ def _copy_with_sizes(model: OpenVinoModel, bound: Mapping[str, Array]) -> Any:
     return sized
 
 
-def _copy_with_outputs(program: Any, tensors: Sequence[str]) -> Any:
+def _copy_with_outputs(program: ov.Model, tensors: Sequence[str]) -> ov.Model:
     copied = program.clone()
     outputs = {tensor_of(o): o for node in copied.get_ops() for o in node.outputs()}
     for result in copied.get_results():
@@ -114,13 +113,13 @@ def _copy_with_outputs(program: Any, tensors: Sequence[str]) -> Any:
     return copied
 
 
-def _channel_axis(output: Any) -> int:
+def _channel_axis(output: ov.Output) -> int:
     """Return the axis of channels by the writer and the readers; the last unless one differs."""
     neighbours = [output.get_node(), *readers_of(output)]
     return max(row_of(node).channels for node in neighbours)
 
 
-def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:
+def first_non_finite(model: OpenVinoModel, inputs: object) -> str | None:
     """Return the first op whose result holds NaN or Inf."""
     feeds = model.feeds(model.signature.bind(inputs))
     floating = [
@@ -152,13 +151,15 @@ def op_outputs(
 
     Without `low_precision`, quantized tensors are rounded in float.
     """
-    outputs = {op: _output_location(model, op) for op in names}
-    tensors = model.structure.tensors
-    outputs = {op: output for op, output in outputs.items() if output.tensor in tensors}
+    tensors, outputs = model.structure.tensors, dict[str, OutputLocation]()
+    for op in names:
+        output = model.results.get(op) or OutputLocation(op, type_of(tensors[op].get_node()))
+        if output.tensor in tensors:
+            outputs[op] = output
     fetched = list(dict.fromkeys(output.tensor for output in outputs.values()))
     runner = Runner(_copy_with_outputs(model.program, fetched), low_precision=low_precision)
 
-    def run_batch(inputs: Any) -> dict[str, OpOutput]:
+    def run_batch(inputs: object) -> dict[str, OpOutput]:
         feeds = model.feeds(model.signature.bind(inputs))
         results = dict(zip(fetched, runner(feeds), strict=True))
         decoded = {op: _op_output(output, results[output.tensor]) for op, output in outputs.items()}
@@ -175,18 +176,13 @@ def _op_output(output: OutputLocation, array: Array) -> OpOutput | None:
     return OpOutput(value.real, "uint8")
 
 
-def _output_location(model: OpenVinoModel, op: str) -> OutputLocation:
-    output = model.results.get(op)
-    return output or OutputLocation(op, type_of(model.structure.tensors[op].get_node()))
-
-
-def unoptimized_outputs(model: OpenVinoModel, inputs: Any) -> list[Any]:
+def unoptimized_outputs(model: OpenVinoModel, inputs: object) -> list[Array]:
     """Return the outputs of a run without integer kernels."""
     feeds = model.feeds(model.signature.bind(inputs))
     return model.in_order(Runner(model.runs, low_precision=False)(feeds))
 
 
-def first_deviating_op(model: OpenVinoModel, inputs: Any) -> str | None:
+def first_deviating_op(model: OpenVinoModel, inputs: object) -> str | None:
     """Return the first op whose result depends on the transformations."""
     names = list(model.results)
     unfused, fused = (

@@ -6,9 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
-from typing import Any
+from typing import TYPE_CHECKING
 
 from neural_mp.core.int8_accumulation import KernelKind
+
+if TYPE_CHECKING:
+    import openvino as ov
 
 
 class Role(Flag):
@@ -186,12 +189,12 @@ OPS: Mapping[str, OpRow] = {
 _EMPTY = OpRow()
 
 
-def row_of(node: Any) -> OpRow:
+def row_of(node: ov.Node) -> OpRow:
     """Return the row of a node's type; an empty row for other types."""
     return OPS.get(node.get_type_name(), _EMPTY)
 
 
-def has_role(node: Any, role: Role) -> bool:
+def has_role(node: ov.Node, role: Role) -> bool:
     """Whether a node's type has a role, or any of several."""
     return bool(row_of(node).role & role)
 

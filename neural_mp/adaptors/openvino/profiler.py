@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
-from neural_mp.adaptors.openvino.convert import QUANTIZED
+from neural_mp.adaptors.openvino.convert import QUANTIZED, SCALED
 from neural_mp.adaptors.openvino.fusion import has_weight, is_product
-from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, readers_of
+from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, only_reader
 from neural_mp.adaptors.openvino.integer_weights import STORED
+from neural_mp.adaptors.openvino.layer_params import REDUCED
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import (
     CONVERSION_KERNELS,
@@ -19,9 +19,7 @@ from neural_mp.adaptors.openvino.ops import (
     Role,
     has_role,
 )
-from neural_mp.adaptors.openvino.reduce_range import REDUCED
 from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
-from neural_mp.adaptors.openvino.weights import SCALED
 from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
@@ -40,7 +38,7 @@ _OWN_BYTES = (ov.Type.boolean, ov.Type.u8, ov.Type.i8)
 _LEAST_AVERAGES = 10
 
 
-def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[float]]:
+def time_ops(model: OpenVinoModel, inputs: object, runs: int) -> dict[str, list[float]]:
     """Return op → seconds of every run; fused ops count towards their fusion group.
 
     Layout changes and conversions that the plugin inserts have entries of their own (`Reorder`).
@@ -55,7 +53,8 @@ def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[flo
         averages.append([kernel.microseconds or 0.0 for kernel in kernels])
     for kernel, means in zip(kernels, zip(*averages, strict=True), strict=True):
         if any(means):
-            op = next(iter(_timed_ops(model, kernel)), kernel.type)
+            op = next(_ops_of(model, kernel), None)
+            op = kernel.type if op is None else model.structure.layer_of.get(op, op)
             durations = seconds.setdefault(op, [0.0] * runs)
             for run, microseconds in enumerate(single_runs(means)):
                 durations[run] += microseconds / 1e6
@@ -75,12 +74,7 @@ def single_runs(averages: Sequence[float]) -> list[float]:
     return [max(0.0, current - previous) for previous, current in pairwise([0.0, *sums])]
 
 
-def _timed_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
-    for op in _ops_of(model, kernel):
-        yield model.structure.layer_of.get(op, op)
-
-
-def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
+def trace(model: OpenVinoModel, inputs: object) -> dict[str, OpTrace]:
     """Return op → its kernels in one run; see `Adaptor.trace_kernels`.
 
     An integer kernel is that of its layer: the ops fused into the kernel compute in float. The
@@ -105,16 +99,17 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
             quantized = all(value.get_element_type() not in _OWN_BYTES for value in values)
             traces.setdefault(op, []).append(_traced_kernel(kernel, quantized=quantized))
         products.update(ran if kernel.type in PRODUCT_KERNELS else ())
-    for op in reversed(list(model.structure.nodes)):
-        reader = _only_reader(model, op)
-        if (
-            op not in traces
-            and reader in products
-            and has_role(model.structure.nodes[op], Role.PRODUCT)
-        ):
-            traces[op] = traces[reader]
+    for op, node in reversed(list(model.structure.nodes.items())):
+        reader = only_reader(node.output(0))
+        layer = "" if reader is None else name_of(reader)
+        if op not in traces and layer in products and has_role(node, Role.PRODUCT):
+            traces[op] = traces[layer]
             products.add(op)
-    written = {op: _written_precision(node) for op, node in model.structure.nodes.items()}
+    # The plugin may run an op that is written in 16 bits in FP32.
+    written = {
+        op: SIXTEEN_BITS.get(node.get_output_element_type(0))
+        for op, node in model.structure.nodes.items()
+    }
     return {
         model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in traces.items()
     }
@@ -140,16 +135,6 @@ def _layer_of_kernel(model: OpenVinoModel, ran: list[str]) -> str:
         preceding = [op for op in model.structure.read_by(preceding[0]) if op in nodes]
         layers = [op for op in preceding[:1] if has_weight(nodes[op])]
     return layers[0] if layers else ran[0]
-
-
-def _written_precision(node: Any) -> Precision | None:
-    """Return the 16-bit type that an op is written in; the plugin may run the op in FP32."""
-    return SIXTEEN_BITS.get(node.get_output_element_type(0))
-
-
-def _only_reader(model: OpenVinoModel, op: str) -> str | None:
-    readers = readers_of(model.structure.nodes[op].output(0))
-    return name_of(readers[0]) if len(readers) == 1 else None
 
 
 def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:

@@ -11,8 +11,7 @@ the state of each step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -42,19 +41,19 @@ _LEAST_STATE = 256
 _GATES = 3
 
 
-def recurrence_of(node: Any) -> Recurrence:
+def recurrence_of(node: ov.Node) -> Recurrence:
     """Return the inputs of a recurrent op over sequences."""
     recurrence = row_of(node).recurrence
     assert recurrence is not None
     return recurrence
 
 
-def has_integer_kernel(node: Any) -> bool:
+def has_integer_kernel(node: ov.Node) -> bool:
     """Whether an op is a sequence with an integer kernel."""
-    return has_role(node, Role.SEQUENCE) and obstacle(node) is None
+    return has_role(node, Role.SEQUENCE) and kernel_obstacle(node) is None
 
 
-def obstacle(node: Any) -> str | None:
+def kernel_obstacle(node: ov.Node) -> str | None:
     """Return the reason why a recurrent op has no integer kernel; None if it has one."""
     if not has_role(node, Role.SEQUENCE):
         return "OpenVINO has integer kernels of LSTM and GRU over sequences only"
@@ -65,7 +64,7 @@ def obstacle(node: Any) -> str | None:
     return sequence_obstacle(node)
 
 
-def sequence_obstacle(node: Any) -> str | None:
+def sequence_obstacle(node: ov.Node) -> str | None:
     """Return the reason why no other form replaces a sequence; None if one can."""
     form, attributes = recurrence_of(node), node.get_attributes()
     if attributes["direction"] not in _WAYS:
@@ -82,14 +81,14 @@ def sequence_obstacle(node: Any) -> str | None:
     return None
 
 
-def _starts_from_input(state: Any) -> bool:
+def _starts_from_input(state: ov.Output) -> bool:
     """Whether an initial state is computed from an input of the model."""
     while state.get_node().get_input_size():
         state = state.get_node().input_value(0)
     return has_role(state.get_node(), Role.INPUT)
 
 
-def _has_whole_sequences(node: Any, form: Recurrence) -> bool:
+def _has_whole_sequences(node: ov.Node, form: Recurrence) -> bool:
     """Whether every sequence is as long as the input; lengths may be those of the shape."""
     length = node.input_value(0).get_partial_shape()[1]
     lengths = array_of(node.input_value(form.lengths))
@@ -98,13 +97,13 @@ def _has_whole_sequences(node: Any, form: Recurrence) -> bool:
     return lengths is None or bool((lengths == length.get_length()).all())
 
 
-def split_directions(program: Any) -> bool:
+def split_directions(program: ov.Model) -> bool:
     """Replace bidirectional ops by ops for both directions, in place; return whether there are any.
 
     The plugin does so as well, but gives both names of its own, and takes no integer weights then.
     Concatenations have the names of the results.
     """
-    splits: dict[tuple[str, int, int], list[Any]] = {}
+    splits: dict[tuple[str, int, int], list[ov.Node | ov.Output]] = {}
     has_split = False
     for node in program.get_ordered_ops():
         form = row_of(node).recurrence
@@ -123,8 +122,8 @@ def split_directions(program: Any) -> bool:
 
 
 def _in_both_directions(
-    node: Any, form: Recurrence, splits: dict[tuple[str, int, int], list[Any]]
-) -> list[Any]:
+    node: ov.Node, form: Recurrence, splits: dict[tuple[str, int, int], list[ov.Node | ov.Output]]
+) -> list[ov.Node]:
     """Return an op for each direction of a bidirectional one.
 
     States of one origin share a split, to be kept in `splits`: OpenVINO merges equal ops when it
@@ -147,7 +146,7 @@ def _in_both_directions(
     return directions
 
 
-_BUILDERS: Mapping[str, Any] = {
+_BUILDERS: Mapping[str, Callable[..., ov.Node]] = {
     "LSTMSequence": ops.lstm_sequence,
     "GRUSequence": ops.gru_sequence,
     "RNNSequence": ops.rnn_sequence,
@@ -162,7 +161,7 @@ _OPTIONS = (
 )
 
 
-def _split_by_direction(output: Any, axis: int) -> list[Any]:
+def _split_by_direction(output: ov.Output, axis: int) -> list[ov.Node | ov.Output]:
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
         parts = np.split(np.asarray(array_of(output)), len(_WAYS), axis)
@@ -173,7 +172,7 @@ def _split_by_direction(output: Any, axis: int) -> list[Any]:
     return list(ops.split(output, np.int64(axis), len(_WAYS)).outputs())
 
 
-def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
+def input_widths(nodes: Iterable[ov.Node]) -> dict[str, int]:
     """Return sequence in INT8 → the size of its input, padded with zeros to a size of its own.
 
     The plugin reuses a kernel for an op of the same sizes although its scales differ.
@@ -192,16 +191,11 @@ def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
 
 
 def quantize_sequence(
-    node: Any, span: Range, state: QuantParams, limit: int, width: int
+    node: ov.Node, span: Range, state: QuantParams, limit: int, width: int
 ) -> list[str]:
     """Quantize what a sequence reads, in place; return the names of the inserted nodes.
 
-    Args:
-        node: the sequence.
-        span: the range of its input.
-        state: the parameters of its hidden state.
-        limit: the largest integer of a weight.
-        width: the size of the padded input.
+    Its input has the range `span` and is padded to `width`; weights are integers up to `limit`.
     """
     names = []
     for position, part, inserted in _quantize_inputs(node, span, state, limit, width):
@@ -211,8 +205,8 @@ def quantize_sequence(
 
 
 def _quantize_inputs(
-    node: Any, span: Range, state: QuantParams, limit: int, width: int
-) -> Iterator[tuple[int, str, Any]]:
+    node: ov.Node, span: Range, state: QuantParams, limit: int, width: int
+) -> Iterator[tuple[int, str, ov.Node]]:
     """Yield position, name and node of what a sequence reads in INT8."""
     form, own = recurrence_of(node), QuantParams.signed(span)
     weights = [np.asarray(array_of(node.input_value(index)), np.float32) for index in form.weights]
@@ -239,23 +233,23 @@ def _quantize_inputs(
         yield index, part, ops.multiply(ops.convert(stored, "f32"), ops.constant(scales))
 
 
-def _add_fake_quantize(output: Any, given: QuantParams, target: QuantParams) -> Any:
+def _add_fake_quantize(output: ov.Output, given: QuantParams, target: QuantParams) -> ov.Node:
     bounds = (given.low, given.high, target.low, target.high)
     return ops.fake_quantize(output, *map(np.float32, bounds), STEPS + 1)
 
 
-def is_stepwise(node: Any) -> bool:
+def is_stepwise(node: ov.Node) -> bool:
     """Whether an op is a GRU whose weights can be stored in INT8, step by step."""
     return resets_product(node) and stepwise_obstacle(node) is None
 
 
-def resets_product(node: Any) -> bool:
+def resets_product(node: ov.Node) -> bool:
     """Whether an op is a GRU whose reset gate applies to the product with the state."""
     is_sequence = has_role(node, Role.SEQUENCE)
     return is_sequence and bool(node.get_attributes().get("linear_before_reset"))
 
 
-def stepwise_obstacle(node: Any) -> str | None:
+def stepwise_obstacle(node: ov.Node) -> str | None:
     """Return the reason why a GRU cannot run in such steps; None if it can."""
     reason = sequence_obstacle(node)
     if reason is not None:
@@ -271,19 +265,16 @@ def stepwise_obstacle(node: Any) -> str | None:
     return None
 
 
-def stepwise_inputs(node: Any) -> tuple[int, int]:
+def stepwise_inputs(node: ov.Node) -> tuple[int, int]:
     """Return the numbers of inputs and of states of a GRU, the inputs of its products."""
     position = recurrence_of(node).weights[0]
     return int(node.input_value(position).get_shape()[2]), int(node.get_attributes()["hidden_size"])
 
 
-def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any]]:
+def steps_of(stem: str, node: ov.Node, spec: QuantSpec) -> tuple[list[ov.Node], list[ov.Node]]:
     """Return inserted nodes, and nodes with the results of a GRU: of all steps, and of the last.
 
-    Args:
-        stem: the start of the names of nodes.
-        node: the GRU, in one direction.
-        spec: the quantization of its weights.
+    The GRU runs in one direction; names of inserted nodes start with `stem`.
     """
     form = recurrence_of(node)
     weight, recurrent, bias = (
@@ -316,7 +307,7 @@ def steps_of(stem: str, node: Any, spec: QuantSpec) -> tuple[list[Any], list[Any
     ]
 
 
-def _build_step(weight: Any, bias: Array, size: int) -> Any:
+def _build_step(weight: ov.Node, bias: Array, size: int) -> ov.Model:
     """Return the graph of one step: state and read gates → the next state."""
     state = ops.parameter([-1, 1, size], np.float32, name="state")
     projection = ops.parameter([-1, 1, _GATES * size], np.float32, name="read")
@@ -330,5 +321,5 @@ def _build_step(weight: Any, bias: Array, size: int) -> Any:
     return ov.Model([ops.result(following)], [state, projection], "step")
 
 
-def _row_constant(values: Array) -> Any:
+def _row_constant(values: Array) -> ov.Node:
     return ops.constant(np.asarray(values, np.float32)[None, None])

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -40,33 +40,36 @@ def _import_without_telemetry() -> ModuleType:
     return openvino
 
 
-ov: Any = _import_without_telemetry()
+if TYPE_CHECKING:
+    import openvino as ov
+else:
+    ov = _import_without_telemetry()
 #: Constructors of nodes.
-ops: Any = ov.opset13
+ops = ov.opset13
 
 CPU = "CPU"
 #: Shape of each input, in the order of the model.
 Shapes = tuple[tuple[int, ...], ...]
 #: Settings of every compiled model.
-_SETTINGS: Mapping[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
+_SETTINGS: Mapping[str, object] = {"PERFORMANCE_HINT": "LATENCY"}
 #: Place of the precision hint in the runtime information of a model.
 _HINT = ["neural_mp", "inference_precision"]
 #: No kernels that the plugin generates for several ops; see `Runner._merges_int8_products`.
-_SEPARATE_KERNELS: Mapping[str, Any] = {"SNIPPETS_MODE": "DISABLE"}
+_SEPARATE_KERNELS: Mapping[str, object] = {"SNIPPETS_MODE": "DISABLE"}
 #: No transformations into integer kernels.
-_FLOAT_KERNELS: Mapping[str, Any] = {"LP_TRANSFORMS_MODE": "NO"}
+_FLOAT_KERNELS: Mapping[str, object] = {"LP_TRANSFORMS_MODE": "NO"}
 _NOT_EXECUTED = "not_executed"
 #: Maximum number of remembered shapes of the inputs of a compiled model.
 _MAX_SHAPES = 4096
 
 
 @lru_cache(maxsize=1)
-def core() -> Any:
+def core() -> ov.Core:
     """Return the process-wide `openvino.Core`."""
     return ov.Core()
 
 
-def to_bytes(model: Any) -> tuple[bytes, bytes]:
+def to_bytes(model: ov.Model) -> tuple[bytes, bytes]:
     """Return an `openvino.Model` as the contents of its `.xml` and `.bin` file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.xml"
@@ -74,17 +77,17 @@ def to_bytes(model: Any) -> tuple[bytes, bytes]:
         return path.read_bytes(), path.with_suffix(".bin").read_bytes()
 
 
-def from_bytes(text: bytes, weights: bytes) -> Any:
+def from_bytes(text: bytes, weights: bytes) -> ov.Model:
     """Return the `openvino.Model` of `to_bytes`."""
     return core().read_model(text, weights)
 
 
-def compile_for_bf16(model: Any) -> None:
+def compile_for_bf16(model: ov.Model) -> None:
     """Have an `openvino.Model` and its copies compiled so that float ops run in BF16."""
     model.set_rt_info("bf16", _HINT)
 
 
-def precision_hint(model: Any) -> str:
+def precision_hint(model: ov.Model) -> str:
     """Return the precision that the float ops of an `openvino.Model` are compiled for.
 
     The default of a CPU with BF16 is bf16, which would run FP32 ops in 16 bits.
@@ -126,14 +129,14 @@ class Kernel:
         return self.type in INTEGER_KERNELS | MOVING_KERNELS
 
 
-def dtype_of(kind: Any) -> np.dtype[Any]:
+def dtype_of(kind: ov.Type) -> np.dtype[Any]:
     """Return the numpy dtype of an element type, object for strings."""
     if kind == ov.Type.bf16:
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(object if kind == ov.Type.string else kind.to_dtype())
 
 
-def in_own_type(values: Any, kind: Any) -> Array:
+def in_own_type(values: Array, kind: ov.Type) -> Array:
     """Return values with their own dtype: OpenVINO's arrays of bfloat16 claim to be float16."""
     array = np.asarray(values)
     return array.view(ml_dtypes.bfloat16) if kind == ov.Type.bf16 else array
@@ -155,7 +158,7 @@ class Runner:
 
     def __init__(
         self,
-        model: Any,
+        model: ov.Model,
         *,
         profiled: bool = False,
         streams: int | None = None,
@@ -179,7 +182,7 @@ class Runner:
             if self._merges_int8_products():
                 logger.debug("compiled again with %s", _SEPARATE_KERNELS)
                 self._compiled = plugin.compile_model(model, CPU, {**settings, **_SEPARATE_KERNELS})
-            self._idle: SimpleQueue[tuple[Any, list[Any]]] = SimpleQueue()
+            self._idle: SimpleQueue[tuple[ov.InferRequest, list[Array | ov.Tensor]]] = SimpleQueue()
             for _ in range(streams or 1):
                 self._idle.put((self._compiled.create_infer_request(), []))
         except Exception as error:
@@ -223,7 +226,9 @@ class Runner:
             return list(results)
         return [in_own_type(results[index], kind) for index, kind in enumerate(self._outputs)]
 
-    def _run_request(self, request: Any, fed: Any, shapes: Shapes, shared: bool) -> tuple[Any, ...]:
+    def _run_request(
+        self, request: ov.InferRequest, fed: object, shapes: Shapes, shared: bool
+    ) -> tuple[Array, ...]:
         """Return the outputs of a run, asynchronous unless inputs of these shapes ran before.
 
         On one thread, a synchronous run ignores errors: outputs are those of the run before, and
@@ -244,7 +249,7 @@ class Runner:
         self._accepted.add(shapes)
         return tuple(request.results.to_tuple())
 
-    def _share_array(self, value: Array) -> Any:
+    def _share_array(self, value: Array) -> Array | ov.Tensor:
         """Return a plain array as OpenVINO's tensor, which spares the search for its type."""
         flags = value.flags
         plain = (
@@ -269,7 +274,7 @@ class Runner:
         ]
 
 
-def _check_shapes(model: Any, compiled: Any) -> None:
+def _check_shapes(model: ov.Model, compiled: ov.Model) -> None:
     """Check that a compiled graph has outputs of the shapes of its model.
 
     Others mean that low-precision transformations added axes, and kernels may then read beyond
@@ -292,7 +297,7 @@ def _check_shapes(model: Any, compiled: Any) -> None:
             )
 
 
-def _parse_kernel(node: Any) -> Kernel:
+def _parse_kernel(node: ov.Node) -> Kernel:
     info = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
     time = info["execTimeMcs"]
     sources = [value.get_node() for value in node.input_values()]
@@ -325,7 +330,7 @@ class ShapedRunner:
     """
 
     def __init__(
-        self, model: Any, example: Shapes, *, streams: int | None = None, rounds: bool = True
+        self, model: ov.Model, example: Shapes, *, streams: int | None = None, rounds: bool = True
     ) -> None:
         self._model, self._streams = model, streams
         self._example = example if _may_be_fixed(model, rounds) else None
@@ -363,7 +368,7 @@ class ShapedRunner:
         return self._dynamic
 
 
-def _may_be_fixed(model: Any, rounds: bool) -> bool:
+def _may_be_fixed(model: ov.Model, rounds: bool) -> bool:
     """Whether the model of a fixed shape computes the same up to the order of sums.
 
     With states, loops and attention with a cache, results differed (OpenVINO 2026.4); between casts

@@ -16,23 +16,17 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
-from neural_mp.adaptors.pytorch import (
-    capabilities,
-    convert,
-    hessian,
-    layer_params,
-    observe,
-    profiler,
-)
-from neural_mp.adaptors.pytorch.capture import call_recording
-from neural_mp.adaptors.pytorch.convert import write
+from neural_mp.adaptors.pytorch import capabilities, convert, layer_weights, observe, profiler
+from neural_mp.adaptors.pytorch.capture import module_capture
+from neural_mp.adaptors.pytorch.capture.canonicalize import build_graph
+from neural_mp.adaptors.pytorch.convert import convert_graphs
 from neural_mp.adaptors.pytorch.converted_module import (
     as_module,
-    compiled,
-    compiling,
-    missing_compiler,
+    compile_parts,
+    enable_compiler,
+    explain_missing_compiler,
 )
-from neural_mp.adaptors.pytorch.decoders import grouped_weights, learned_blocks
+from neural_mp.adaptors.pytorch.decoders import decoder_blocks, learned_blocks
 from neural_mp.adaptors.pytorch.files import (
     checkpoints,
     layer_storage,
@@ -41,13 +35,12 @@ from neural_mp.adaptors.pytorch.files import (
     storage,
     transfer,
 )
-from neural_mp.adaptors.pytorch.graph.call_signature import resized
+from neural_mp.adaptors.pytorch.graph.call_signature import resize_batch
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, fingerprint
 from neural_mp.adaptors.pytorch.graph.op_types import TYPES, every_op_type
 from neural_mp.adaptors.pytorch.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.pytorch.kernels import float_kernels
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectCalls
-from neural_mp.adaptors.pytorch.op_graph import build_graph
 from neural_mp.core.enums import COMPILED_RUNTIME, Capture
 from neural_mp.core.hardware import Hardware
 
@@ -61,44 +54,48 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     replaceable_files = layer_storage.TOKENIZER_FILES
     layer_timing = optional.LayerTiming(profiler.layer_shapes, profiler.layer_run)
     op_outputs = optional.OpOutputs(
-        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+        observe.observable_ops, observe.op_outputs, observe.find_non_finite
     )
     corrections = optional.Corrections(
-        layer_params.layer_params, layer_params.with_layer_params, values=observe.values
+        layer_weights.layer_params, layer_weights.with_layer_params, values=observe.values
     )
-    gradients = optional.Gradients(hessian.weights, hessian.weight_gradients)
+    gradients = optional.Gradients(layer_weights.weights, layer_weights.weight_gradients)
     grouped_weights = optional.GroupedWeights(
-        hessian.weights,
-        grouped_weights.input_moments,
-        grouped_weights.with_weights,
-        blocks=optional.Blocks(grouped_weights.block_moments, learned_blocks.learned_weights),
+        layer_weights.weights,
+        decoder_blocks.input_moments,
+        decoder_blocks.with_weights,
+        blocks=optional.Blocks(decoder_blocks.block_moments, learned_blocks.learned_weights),
     )
     portability = optional.Portability(convert.full_range_kernels, convert.with_reduced_weights)
     checkpoints = optional.Checkpoints(checkpoints.export_checkpoint, checkpoints.read_checkpoint)
-    compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
+    compiler = optional.Compiler(
+        compile_parts, COMPILED_RUNTIME, explain_missing_compiler, enable_compiler
+    )
     single_file = optional.SingleFile((".pt2",), storage.save_file)
     transfer = optional.Transfer("onnx", transfer.boundary, transfer.write, transfer.tensor)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     op_types = staticmethod(every_op_type)
-    observe_tensors = staticmethod(observe.watch)
-    convert_graph = staticmethod(write)
+    observe_tensors = staticmethod(observe.observe_tensors)
+    convert_graph = staticmethod(convert_graphs)
     fingerprint = staticmethod(fingerprint)
     time_ops = staticmethod(profiler.time_ops)
     trace_kernels = staticmethod(profiler.trace)
-    hessian_traces = staticmethod(hessian.hessian_traces)
+    hessian_traces = staticmethod(layer_weights.hessian_traces)
     export_onnx = staticmethod(onnx_export.export_onnx)
     dump_graph = staticmethod(storage.dump_graph)
-    record_calls = staticmethod(call_recording.recording)
-    faster_kernels = staticmethod(float_kernels.faster)
+    record_calls = staticmethod(module_capture.record_calls)
+    faster_kernels = staticmethod(float_kernels.find_faster_kernels)
 
     @cached_property
     def training(self) -> optional.Training:
         """Training of torch modules, whose code is imported on first use."""
-        from neural_mp.adaptors.pytorch.training.apply_plan import apply_plan
-        from neural_mp.adaptors.pytorch.training.devices import devices
-        from neural_mp.adaptors.pytorch.training.gradients import open_trainable
+        from neural_mp.adaptors.pytorch.training.gradients import (
+            apply_plan,
+            devices,
+            open_trainable,
+        )
         from neural_mp.adaptors.pytorch.training.numerics_trace import trace_numerics
 
         return optional.Training(open_trainable, apply_plan, trace_numerics, devices)
@@ -106,10 +103,8 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     @cached_property
     def simulation(self) -> Simulation[TorchModel]:
         """Training with the rounding of a plan, whose code is imported on first use."""
-        from neural_mp.adaptors.pytorch.training.choices import chosen_loss
-        from neural_mp.adaptors.pytorch.training.finishing import finished
-        from neural_mp.adaptors.pytorch.training.simulation import simulated
-        from neural_mp.adaptors.pytorch.training.trainer import Trainer
+        from neural_mp.adaptors.pytorch.training.simulation import finished, simulated
+        from neural_mp.adaptors.pytorch.training.trainer import Trainer, chosen_loss
 
         return Simulation(simulated, Trainer, finished, chosen_loss)
 
@@ -117,9 +112,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         self,
         source: Any,
         *,
-        inputs: Any = None,
-        outputs: Any = None,
-        example: Any = None,
+        inputs: object = None,
+        outputs: object = None,
+        example: object = None,
         capture: Capture = Capture.WHOLE,
     ) -> TorchModel:
         """Capture a module or load an exported program; `inputs` may hold example tensors."""
@@ -144,17 +139,17 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         """Return the kernels of each op; for 16 bits, each distinct call is run once."""
         return capabilities.kernels(model, hardware, self.int8_accumulation(hardware))
 
-    def predict(self, model: TorchModel, inputs: Any) -> Any:
+    def predict(self, model: TorchModel, inputs: object) -> Any:
         """Return the outputs: arrays if the inputs are arrays, else tensors."""
         return model.once(_build_direct_calls)(inputs)
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
         """Return the captured example: a tuple if any input is positional, else a dict."""
-        call = model.example if batch_size is None else resized(model.example, batch_size)
+        call = model.example if batch_size is None else resize_batch(model.example, batch_size)
         return dict(call.kwargs) if call.kwargs and not call.args else call.args
 
     def element_counts(
-        self, model: TorchModel, inputs: Any, tensors: Collection[str]
+        self, model: TorchModel, inputs: object, tensors: Collection[str]
     ) -> dict[str, float]:
         """Return the sizes known from the capture, or those of a run if they depend on values."""
         counts = observe.inferred_counts(model, inputs, tensors)
@@ -163,7 +158,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     def native(self, model: TorchModel) -> Any:
         """Return the user's own module for an untouched model, else one of the captured graph."""
         if model.compiles:
-            return model.once(compiled)
+            return model.once(compile_parts)
         return model.original if model.original is not None else model.once(as_module)
 
     def weight_bytes(self, model: TorchModel) -> int:
@@ -183,4 +178,4 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
 
 def _build_direct_calls(model: TorchModel) -> DirectCalls:
-    return DirectCalls(model, model.once(compiled) if model.compiles else None)
+    return DirectCalls(model, model.once(compile_parts) if model.compiles else None)

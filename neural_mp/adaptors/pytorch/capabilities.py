@@ -19,7 +19,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES, fittin
 from neural_mp.adaptors.pytorch.files.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
-from neural_mp.adaptors.pytorch.graph.casts import DTYPES, STATISTICS, narrowed
+from neural_mp.adaptors.pytorch.graph.casts import DTYPES, STATISTICS, cast_saturating
 from neural_mp.adaptors.pytorch.graph.fusion import fused_layers
 from neural_mp.adaptors.pytorch.graph.kernel_ops import OUTPUT_BLOCK
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
@@ -101,11 +101,10 @@ class _TriedIn16Bits(Interpreter):
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
         if fx.OP_NAME in n.meta:
-            refused = {
-                precision: self._node_refusal(n, result, precision) for precision in self.precisions
-            }
             self.missing[n.meta[fx.OP_NAME]] = {
-                precision: why for precision, why in refused.items() if why
+                precision: why
+                for precision in self.precisions
+                if (why := self._node_refusal(n, result, precision))
             }
         return result
 
@@ -142,7 +141,7 @@ def _call_refusal(
     """Return the reason why a call does not run in a dtype; empty if it runs."""
 
     def narrow_leaf(leaf: object) -> Any:
-        return narrowed(leaf, dtype) if fx.is_float(leaf) else leaf
+        return cast_saturating(leaf, dtype) if fx.is_float(leaf) else leaf
 
     # Statistics are read and returned in float32.
     statistics = target in STATISTICS
@@ -184,10 +183,8 @@ def _integer_kernel(
     weight_only = (
         own if _is_tied_embedding(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
     )
-    algorithms = (
-        (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
-    )
     is_layer = node.target is layers.LINEAR
+    algorithms = (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if is_layer else ()
     corrections = reasons.LAYER_CORRECTIONS if is_layer else reasons.TABLE_CORRECTIONS
     low_bits = _low_bit_specs(node)
     alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)

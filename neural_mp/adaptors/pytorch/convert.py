@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from neural_mp.adaptors.common.quant_params import (
     IntegerWeight,
     QuantParams,
-    saturating,
+    find_saturating_layers,
     wide_kinds,
 )
 from neural_mp.adaptors.common.weights.grouped_weight import (
@@ -33,12 +33,11 @@ from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.casts import cast_dtype, insert_casts
 from neural_mp.adaptors.pytorch.graph.fusion import is_node
-from neural_mp.adaptors.pytorch.graph.graph_edit import attribute
-from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS, WEIGHTED, kernel_kind
 from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, weights_of
 from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels
-from neural_mp.adaptors.pytorch.kernels.lowering import rewritten
+from neural_mp.adaptors.pytorch.kernels.lowering import rewrite_graphs
 from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_qmax
 from neural_mp.core.observations import Range
@@ -182,7 +181,7 @@ class IntegerWeights:
             target = ops.dequantize_grouped
         with module.graph.inserting_before(layer):
             dequantized: Node = module.graph.call_function(target, values)
-        dequantized.meta["val"] = fx.described(source.meta["val"].shape, torch.float32)
+        dequantized.meta["val"] = fx.make_placeholder(source.meta["val"].shape, torch.float32)
         return dequantized
 
 
@@ -214,22 +213,21 @@ def _quantize_dynamically(layer: Node) -> None:
     layer.replace_input_with(source, pair)
 
 
-def write(model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> TorchModel:
+def convert_graphs(
+    model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
+) -> TorchModel:
     """Return the model converted according to a plan; see `Adaptor.convert_graph`."""
 
     def write_into(module: GraphModule) -> None:
         nodes = fx.op_nodes(module).items()
-        integer = {op for op, node in nodes if node.target in WEIGHTED and _is_integer(plan, op)}
+        quantized = {op for op, config in plan.plan.items() if config.approach is not None}
+        integer = {op for op, node in nodes if node.target in WEIGHTED and op in quantized}
         insert_casts(module, plan.flow, model.signature.dtype, integer)
         insert_quantization(module, plan, ranges, model.grouped)
         mark_kernels(module, {op: config.kernel for op, config in plan.plan.items()})
 
-    converted = rewritten(model, write_into)
+    converted = rewrite_graphs(model, write_into)
     return replace(converted, grouped={}, shell=_without_converted_weights(converted))
-
-
-def _is_integer(plan: ResolvedPlan, op: str) -> bool:
-    return op in plan.plan and plan.plan[op].approach is not None
 
 
 def _without_converted_weights(model: TorchModel) -> nn.Module | None:
@@ -246,7 +244,7 @@ def _without_converted_weights(model: TorchModel) -> nn.Module | None:
             name: None if value is None else nn.Parameter(value.to("meta"), requires_grad=False)
             for name, value in layer._parameters.items()
         }
-    return assembled(model.shell, layers)
+    return assemble_module(model.shell, layers)
 
 
 def full_range_kernels(model: TorchModel) -> frozenset[KernelKind]:
@@ -257,12 +255,12 @@ def full_range_kernels(model: TorchModel) -> frozenset[KernelKind]:
 
 def with_reduced_weights(model: TorchModel) -> TorchModel:
     """Return the model with weights requantized to ±63 if their kernel may saturate."""
-    return rewritten(model, _reduce_weights)
+    return rewrite_graphs(model, _reduce_weights)
 
 
 def _reduce_weights(module: GraphModule) -> None:
     weights = IntegerWeights(module)
-    for layer in saturating(_integer_weights(module)):
+    for layer in find_saturating_layers(_integer_weights(module)):
         weights.store(layer, REDUCED_WEIGHT)
 
 
@@ -274,5 +272,5 @@ def _integer_weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
         source, weight = node.args[:2]
         multiplied = is_node(source, ops.dequantize, ops.dequantize_dynamic)
         if multiplied and is_node(weight, ops.dequantize_weight):
-            integers = attribute(module, str(weight.args[0].target))
+            integers = fx.attribute(module, str(weight.args[0].target))
             yield IntegerWeight(node, kernel_kind(node), integers.numpy())

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.pytorch.compiler import uncompiled
-from neural_mp.adaptors.pytorch.decoders.transformers_config import StoredConfig
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import StoredConfig
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, keywords
@@ -22,7 +21,7 @@ from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import ADD, LINEAR
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
-from neural_mp.adaptors.pytorch.versions import with_code
+from neural_mp.adaptors.pytorch.versions import uncompiled, with_code
 from neural_mp.errors import ConversionError
 from neural_mp.util.labels import without_labels
 
@@ -45,7 +44,7 @@ class ConvertedModule(nn.Module):
     runnable: GraphModule
     _direct: DirectGraph
 
-    def __init__(self, portable: GraphModule, runnable: GraphModule, config: Any = None) -> None:
+    def __init__(self, portable: GraphModule, runnable: GraphModule, config: object = None) -> None:
         super().__init__()
         self._config = config
         self.portable = portable
@@ -109,7 +108,7 @@ class ConvertedModule(nn.Module):
                 )
         return super()._apply(fn, recurse)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         raise ConversionError(
             "weights cannot be loaded into a converted model, as its kernels hold packed weights "
             "and scales; call load_state_dict of the original model and convert it once more, or "
@@ -212,17 +211,17 @@ def _hide_unfusable(module: GraphModule) -> None:
                 node.replace_input_with(pair, duplicate)
 
 
-def compiled(model: TorchModel) -> nn.Module:
+def compile_parts(model: TorchModel) -> nn.Module:
     """Return the model with each of its parts as a `CompiledModule`."""
     return model.built(lambda part: CompiledModule(part.portable))
 
 
-def compiling(model: TorchModel) -> TorchModel:
+def enable_compiler(model: TorchModel) -> TorchModel:
     """Return the model whose calls run through `torch.compile`."""
     return replace(model, compiles=True, warnings=(*model.warnings, _NEEDS_COMPILER))
 
 
-def missing_compiler() -> str:
+def explain_missing_compiler() -> str:
     """Return why `torch.compile` cannot be used here; empty if it can."""
     from torch._inductor import cpp_builder
     from torch._inductor.exc import InvalidCxxCompiler

@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.op_outputs import OpOutput, op_value
 from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.pytorch.capture.canonicalize import build_graph
 from neural_mp.adaptors.pytorch.capture.functionalize import OUT_OF_PLACE
-from neural_mp.adaptors.pytorch.capture.module_capture import accept, visited
+from neural_mp.adaptors.pytorch.capture.module_capture import mark_accepted, visit_nodes
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.op_graph import build_graph
 from neural_mp.core.graph import OpGraph
 from neural_mp.util.pytree import Array, as_numpy
 
@@ -55,9 +55,9 @@ def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[
             outputs[location[0]] = value
         return result
 
-    run = visited(model, record_output)
+    run = visit_nodes(model, record_output)
 
-    def run_batch(inputs: Any) -> dict[str, OpOutput]:
+    def run_batch(inputs: object) -> dict[str, OpOutput]:
         outputs.clear()
         run(model.call(inputs))
         return dict(outputs)
@@ -156,16 +156,15 @@ def _may_overwrite(operand: object, node: Node) -> bool:
     return fx.sizes_of_result(operand) == fx.sizes_of_result(node)
 
 
-def watch(
+def observe_tensors(
     model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, BatchStats]]:
     """Yield tensor name and summary of values, for the named tensors in every batch."""
-    return _watch_tensors(
-        model,
-        batches,
-        tensors,
-        lambda values, node: summarized(values, _channel_axis(node, values.ndim)),
-    )
+
+    def summarize(values: Array, node: Node) -> BatchStats | None:
+        return summarized(values, _channel_axis(node, values.ndim))
+
+    return _watch_tensors(model, batches, tensors, summarize)
 
 
 def values(
@@ -195,17 +194,17 @@ def _watch_tensors(
             records.extend([(name, record)] if record is not None else [])
         return result
 
-    run = visited(calibration_graph(model), record_tensor, portable=True)
+    run = visit_nodes(calibration_graph(model), record_tensor, portable=True)
     for inputs in batches:
         call = model.call(inputs)
         run(call)
-        accept(model, call)
+        mark_accepted(model, call)
         yield from records
         records.clear()
 
 
 def inferred_counts(
-    model: TorchModel, inputs: Any, tensors: Collection[str]
+    model: TorchModel, inputs: object, tensors: Collection[str]
 ) -> dict[str, float] | None:
     """Return tensor → its number of elements for a batch, from the sizes known at capture.
 
@@ -257,7 +256,7 @@ def _channel_axis(node: Node, axes: int) -> int:
     return 1 if axes >= 4 else axes - 1
 
 
-def first_non_finite(model: TorchModel, inputs: Any) -> str | None:
+def find_non_finite(model: TorchModel, inputs: object) -> str | None:
     """Return the first op whose result holds NaN or Inf; None if there is none."""
     names: list[str] = []
 
@@ -269,5 +268,5 @@ def first_non_finite(model: TorchModel, inputs: Any) -> str | None:
                 names.append(str(node.meta[fx.OP_NAME]))
         return result
 
-    visited(model, record_non_finite)(model.call(inputs))
+    visit_nodes(model, record_non_finite)(model.call(inputs))
     return names[0] if names else None

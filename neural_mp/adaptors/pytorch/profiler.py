@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch.capture.module_capture import visited
+from neural_mp.adaptors.pytorch.capture.module_capture import visit_nodes
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
-from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, op_nodes
-from neural_mp.adaptors.pytorch.graph.model import CONVERSIONS, Part, TorchModel
+from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME
+from neural_mp.adaptors.pytorch.graph.model import CONVERSIONS, TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import LINEAR
 from neural_mp.adaptors.pytorch.graph.recurrent import KERNELS as RECURRENT_KERNELS
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
@@ -40,44 +40,14 @@ _PRECISIONS = {
     "c10::Half": Precision.FP16,
 }
 _BYTES = ("unsigned char", "signed char")
-#: Ops that allocate, view or query memory; an op may consist of these alone.
-_BOOKKEEPING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "resize_",
-        "as_strided",
-        "as_strided_",
-        "view",
-        "reshape",
-        "_reshape_alias",
-        "_unsafe_view",
-        "expand",
-        "expand_as",
-        "permute",
-        "transpose",
-        "t",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "narrow",
-        "alias",
-        "detach",
-        "lift_fresh",
-        "set_",
-        "resolve_conj",
-        "resolve_neg",
-        "result_type",
-        "item",
-        "_local_scalar_dense",
-        "is_nonzero",
-        "_nnpack_available",
-    )
+_BOOKKEEPING_NAMES = (
+    "empty empty_like empty_strided new_empty resize_ as_strided as_strided_ view reshape "
+    "_reshape_alias _unsafe_view expand expand_as permute transpose t unsqueeze squeeze slice "
+    "select narrow alias detach lift_fresh set_ resolve_conj resolve_neg result_type item "
+    "_local_scalar_dense is_nonzero _nnpack_available"
 )
+#: Ops that allocate, view or query memory; an op may consist of these alone.
+_BOOKKEEPING = frozenset(f"aten::{name}" for name in _BOOKKEEPING_NAMES.split())
 #: Ops that convert, copy or fill: not counted next to a kernel of the same op.
 _COPIES = frozenset(
     f"aten::{name}"
@@ -111,7 +81,7 @@ class _Event:
         return events
 
 
-def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
+def trace(model: TorchModel, inputs: object) -> dict[str, OpTrace]:
     """Return op → executed kernels, excluding inserted conversions."""
 
     def mark_op(node: Node, run: Callable[[], Any]) -> Any:
@@ -120,7 +90,7 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
         with torch.profiler.record_function(_MARK + node.meta[OP_NAME]):
             return run()
 
-    run, call = visited(model, mark_op), model.call(inputs)
+    run, call = visit_nodes(model, mark_op), model.call(inputs)
     os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # read on first use
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
@@ -143,7 +113,7 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
         for op, kernels in traced.items()
         if kernels
     }
-    ops = (op for part in model.parts.values() for op in op_nodes(part.runnable))
+    ops = (op for part in model.parts.values() for op in fx.op_nodes(part.runnable))
     return {**{op: NOT_REACHED for op in ops if op not in traced}, **ran}
 
 
@@ -176,7 +146,7 @@ def _traced_kernel(event: _Event) -> TracedKernel:
     return TracedKernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
 
 
-def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]]:
+def time_ops(model: TorchModel, inputs: object, runs: int) -> dict[str, list[float]]:
     """Return op (or conversion, by node name) → the seconds of each of `runs` runs."""
     seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
     number = 0
@@ -189,7 +159,7 @@ def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]
             seconds[name][number] += time.perf_counter() - start
         return result
 
-    run, call = visited(model, time_node), model.call(inputs)
+    run, call = visit_nodes(model, time_node), model.call(inputs)
     for number in range(runs):  # noqa: B007 - the visits read it
         run(call)
     return seconds
@@ -238,14 +208,11 @@ def layer_run(model: TorchModel, op: str, rows: int) -> Callable[[], object]:
     Raises:
         ConversionError: no part of the model holds the layer.
     """
-    example = _part_of(model, op).example.args[0]
+    parts = (part for part in model.parts.values() if op in fx.op_nodes(part.portable))
+    part = next(parts, None)
+    if part is None:
+        raise ConversionError(f"the model must hold the layer {op!r} to time it, found none")
+    example = part.example.args[0]
     shape = [1] * (example.ndim - 2) + [rows, example.shape[-1]]
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(example.dtype)
-    return partial(DirectGraph(_part_of(model, op).runnable), values)
-
-
-def _part_of(model: TorchModel, op: str) -> Part:
-    for part in model.parts.values():
-        if op in fx.op_nodes(part.portable):
-            return part
-    raise ConversionError(f"the model must hold the layer {op!r} to time it, found none")
+    return partial(DirectGraph(part.runnable), values)

@@ -1,12 +1,13 @@
-"""Differences between supported PyTorch versions, detected in the installed version."""
+"""Differences between PyTorch versions, and functions that `torch.compile` leaves out."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.fx.config
@@ -78,24 +79,28 @@ def with_code(module: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def without_stack_traces() -> Iterator[None]:
+def _replaced_attribute(owner: object, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute within the context, if the installed version has it."""
+    previous = getattr(owner, name, None)
+    if previous is None:
+        yield
+        return
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, previous)
+
+
+def without_stack_traces() -> AbstractContextManager[None]:
     """Capture graphs without a stack trace for every op, which takes a tenth of the time or more.
 
     Before torch 2.13, there was no such option.
     """
-    previous = getattr(torch.fx.config, "do_not_emit_stack_traces", None)
-    if previous is None:
-        yield
-        return
-    torch.fx.config.do_not_emit_stack_traces = True
-    try:
-        yield
-    finally:
-        torch.fx.config.do_not_emit_stack_traces = previous
+    return _replaced_attribute(torch.fx.config, "do_not_emit_stack_traces", True)
 
 
-@contextmanager
-def assignable_attributes() -> Iterator[None]:
+def assignable_attributes() -> AbstractContextManager[None]:
     """Allow a module to assign tensors to its attributes during export.
 
     torch.export refuses such a module, as it leaves traced tensors there, and replaces lists and
@@ -103,15 +108,7 @@ def assignable_attributes() -> Iterator[None]:
     """
     from torch.export import _trace  # imports torch's compiler
 
-    original = getattr(_trace, "_detect_attribute_assignment", None)
-    if original is None:
-        yield
-        return
-    _trace._detect_attribute_assignment = nullcontext
-    try:
-        yield
-    finally:
-        _trace._detect_attribute_assignment = original
+    return _replaced_attribute(_trace, "_detect_attribute_assignment", nullcontext)
 
 
 def is_being_traced() -> bool:
@@ -134,3 +131,21 @@ def _has_autocast(device: str) -> bool:
 _MAY_HAVE_AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "privateuseone")
 #: Devices that torch's autocast may be on for; torch 2.6 does not support `mtia`.
 AUTOCAST_DEVICES = tuple(filter(_has_autocast, _MAY_HAVE_AUTOCAST))
+
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def uncompiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Return the function excluded from tracing by `torch.compile`.
+
+    `torch.compiler.disable` imports the compiler, which takes about a second.
+    """
+    disabled = torch._disable_dynamo(function)
+
+    @wraps(function)
+    def call_uncompiled(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return call_uncompiled

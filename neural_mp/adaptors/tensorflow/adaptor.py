@@ -28,7 +28,7 @@ from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import layer_params, observe, profiler
 from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
 from neural_mp.adaptors.tensorflow.capture import keras_models, loading
-from neural_mp.adaptors.tensorflow.files import storage
+from neural_mp.adaptors.tensorflow.files import graph_files
 from neural_mp.adaptors.tensorflow.files.graph_files import SUFFIXES
 from neural_mp.adaptors.tensorflow.graph.ops import TYPES
 from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type
@@ -74,9 +74,9 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     portability = Portability(
         integer_kernels.full_range_kernels, integer_kernels.with_reduced_weights
     )
-    single_file = SingleFile(SUFFIXES, storage.save_file)
+    single_file = SingleFile(SUFFIXES, graph_files.save_file)
     transfer = Transfer(
-        "saved_model", storage.boundary, storage.transfer_folder, tf.convert_to_tensor
+        "saved_model", graph_files.boundary, graph_files.transfer_folder, tf.convert_to_tensor
     )
 
     graph = staticmethod(build_graph)
@@ -85,19 +85,21 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     observe_tensors = staticmethod(observe.watch)
     element_counts = staticmethod(observe.element_counts)
     convert_graph = staticmethod(write)
-    save = staticmethod(storage.save)
-    restore = staticmethod(storage.restore)
+    save = staticmethod(graph_files.save)
+    restore = staticmethod(graph_files.restore)
     time_ops = staticmethod(profiler.time_ops)
     trace_kernels = staticmethod(profiler.trace)
     hessian_traces = staticmethod(layer_params.hessian_traces)
-    dump_graph = staticmethod(storage.dump_graph)
-    record_calls = staticmethod(keras_models.recording)
+    dump_graph = staticmethod(graph_files.dump_graph)
+    record_calls = staticmethod(keras_models.record_calls)
 
     @cached_property
     def training(self) -> Training:
         """Training of Keras models, whose code is imported on first use."""
-        from neural_mp.adaptors.tensorflow.training.gradients import open_trainable
-        from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics
+        from neural_mp.adaptors.tensorflow.training.numerics_trace import (
+            open_trainable,
+            trace_numerics,
+        )
         from neural_mp.adaptors.tensorflow.training.policies import apply_plan
 
         return Training(open_trainable, apply_plan, trace_numerics, list_devices)
@@ -105,7 +107,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     @cached_property
     def simulation(self) -> Simulation[TensorFlowModel]:
         """Training with the rounding of a plan, whose code is imported on first use."""
-        from neural_mp.adaptors.tensorflow.training.simulation import finished, simulated
+        from neural_mp.adaptors.tensorflow.training.simulated_model import finished, simulated
         from neural_mp.adaptors.tensorflow.training.trainer import Trainer, chosen_loss
 
         return Simulation(simulated, Trainer, finished, chosen_loss)
@@ -135,7 +137,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         """Return the lists of the installed TensorFlow, or the framework-neutral defaults."""
         return runtime_lists(precision) or super().amp_lists(precision)
 
-    def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
+    def predict(self, model: TensorFlowModel, inputs: object) -> Any:
         """Return the outputs as arrays, or as tensors if the inputs are tensors."""
         results = model.run(model.signature.bind(inputs))
         if type(inputs) is np.ndarray:

@@ -127,7 +127,7 @@ _switches: dict[str, bool] = {}
 
 
 @contextmanager
-def enabled(precision: Precision, amp: AmpSettings) -> Iterator[None]:
+def enable_pass(precision: Precision, amp: AmpSettings) -> Iterator[None]:
     """Enable the pass for all functions in this context; contexts may end in any order.
 
     The end of the last context restores the original options.

@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.sensitivity.hessian import Squares, summed_traces
-from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.common.weights.layer_windows import Window
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, op_type, role_of
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
@@ -241,7 +240,7 @@ def hessian_traces(
         }
     runner = Runner(graph, constants)
 
-    def outputs_of(inputs: Any) -> tuple[list[tuple[int, ...]], Squares]:
+    def outputs_of(inputs: object) -> tuple[list[tuple[int, ...]], Squares]:
         feeds = model.signature.bind(inputs)
 
         def squared_gradients(directions: list[Array]) -> dict[str, float]:

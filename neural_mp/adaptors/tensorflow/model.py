@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signatures.example_inputs import in_parts
+from neural_mp.adaptors.common.signatures.input_spec import in_parts
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.graph.constants import tie_constants
 from neural_mp.adaptors.tensorflow.graph.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, role_of
-from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compiled, imported
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compile_runner, import_graph
 from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
@@ -93,7 +93,7 @@ class ServedSignature(Signature):
         return []
 
 
-def _floats_to_integers(port: TensorSpec, value: Any) -> Any:
+def _floats_to_integers(port: TensorSpec, value: object) -> Any:
     """Return floats for an integer input as integers if in range; any other value unchanged."""
     dtype = getattr(value, "dtype", None)
     if port.dtype is None or port.dtype.kind not in "iu" or getattr(dtype, "kind", "") != "f":
@@ -158,7 +158,7 @@ class TensorFlowModel:
             for name in self._gathered_constants(self._large_constants())
         }
         ports = self.signature.input_tensors, self.signature.output_tensors
-        return compiled(self.graph, tables, *ports)
+        return compile_runner(self.graph, tables, *ports)
 
     @cached_property
     def module(self) -> ConvertedModel:
@@ -168,7 +168,7 @@ class TensorFlowModel:
     def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
         """Return the graph with placeholders for large constants, and their values."""
         values = {name: self.graph.value(name) for name in self._large_constants()}
-        return imported(without(self.graph, values)), values
+        return import_graph(without(self.graph, values)), values
 
     def _large_constants(self) -> list[str]:
         # Constants tied to an iteration of a loop cannot be fed.
@@ -231,11 +231,6 @@ class TensorFlowModel:
 
 class ConvertedModel(tf.Module):
     """A frozen graph that can be called like its original and saved by `tf.saved_model.save`.
-
-    Args:
-        graph: the graph.
-        signature: names, tensors and types of the inputs and outputs.
-        keys: names of the signature in a SavedModel.
 
     Attributes:
         graph_def: the graph.

@@ -18,8 +18,8 @@ from neural_mp.adaptors.common.calibration import (
     sample_fractions,
 )
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
-from neural_mp.adaptors.common.signatures.example_inputs import in_parts
-from neural_mp.adaptors.tensorflow.graph.control_flow import frames, in_bodies, loops_of
+from neural_mp.adaptors.common.signatures.input_spec import in_parts
+from neural_mp.adaptors.tensorflow.graph.control_flow import find_frames, in_bodies, loops_of
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner
 from neural_mp.adaptors.tensorflow.graph.shape_inference import with_sizes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, TensorGraph, node_of, output_of
@@ -37,7 +37,7 @@ def float_results(
     without results (assertions), and tensors in loops, which the runtime cannot fetch and which
     differ in every iteration.
     """
-    within = frames(graph)  # without the exits of outermost loops
+    within = find_frames(graph)  # without the exits of outermost loops
     return _float_tensors(imported, (name for name in tensors if node_of(name) not in within))
 
 
@@ -55,7 +55,7 @@ class LoopRecords:
 
     def __init__(self, imported: tf.Graph, graph: TensorGraph) -> None:
         self._imported = imported
-        self._frames = frames(graph)
+        self._frames = find_frames(graph)
         self._loops = loops_of(graph, self._frames)
 
     def collected(self, tensor: str, record: tf.Tensor) -> tf.Tensor:
@@ -209,7 +209,7 @@ def _iteration_statistics(names: Sequence[str], records: Array) -> Iterator[tupl
 
 
 def element_counts(
-    model: TensorFlowModel, inputs: Any, tensors: Collection[str]
+    model: TensorFlowModel, inputs: object, tensors: Collection[str]
 ) -> dict[str, float]:
     """Return tensor → its number of elements in a run; see `Adaptor.element_counts`.
 
@@ -258,9 +258,7 @@ def _record_size(tensor: tf.Tensor) -> tf.Tensor:
 def _reduce_tensor(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """Return size, samples, minima, maxima, mean squares and means of a tensor.
 
-    Args:
-        tensor: tensor in the default graph.
-        positions: positions of samples, as fractions of the length of the flat tensor.
+    The positions of the samples are fractions of the length of the flat tensor.
     """
     # Raw ops: their wrappers cost five times as much time to build.
     ops = tf.raw_ops
@@ -288,7 +286,7 @@ def _split_batch(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[di
     return in_parts(feeds, samples, max(1, samples * _INPUT_BYTES // max(total, 1)))
 
 
-def first_non_finite(model: TensorFlowModel, inputs: Any) -> str | None:
+def first_non_finite(model: TensorFlowModel, inputs: object) -> str | None:
     """Return the first op whose result contains NaN or Inf; None if all are finite."""
     graph, weights = model.without_weights()
     names, checks = [], []
@@ -332,7 +330,7 @@ def op_outputs(
     fetches = list(dict.fromkeys(slot.tensor for slot in real.values()))
     runner = Runner(graph, weights)
 
-    def compute_outputs(inputs: Any) -> dict[str, OpOutput]:
+    def compute_outputs(inputs: object) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
         results = dict(zip(fetches, runner(feeds, fetches), strict=True))
         outputs = {

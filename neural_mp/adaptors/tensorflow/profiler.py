@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
@@ -22,7 +21,7 @@ _BYTES = (tf.quint8, tf.qint8, tf.uint8, tf.int8)
 _INTEGER = "Quantized"
 
 
-def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
+def trace(model: TensorFlowModel, inputs: object) -> dict[str, OpTrace]:
     """Return op → its kernels, without inserted conversions.
 
     Ops that the runtime fuses at startup appear under the name of the last.
@@ -75,7 +74,7 @@ def _traced_kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
     return TracedKernel(name, next(precisions, None), reads_bytes)
 
 
-def time_ops(model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[float]]:
+def time_ops(model: TensorFlowModel, inputs: object, runs: int) -> dict[str, list[float]]:
     """Return op (or conversion, by node name) → its seconds in each of N runs.
 
     Ops that the runtime fuses at startup appear under the name of the last, and count for their

@@ -22,11 +22,11 @@ from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.config import BenchmarkConfig
-from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.model import Model, ports_there, runnable
 from neural_mp.compat.inc.user_objects import tensor_names
+from neural_mp.compat.inc.utils import logger
 from neural_mp.config import Settings
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.errors import ConfigurationError, DataError, TuningError
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.evaluator import Evaluator
@@ -176,19 +176,19 @@ def fit(
         return b_func(Model(model).model)
     if b_dataloader is None:
         raise DataError("b_dataloader must be set to batches of model inputs, got None")
-    performance = timed(
+    performance = measure_speed(
         runnable(model),
         b_dataloader,
         conf.warmup,
         conf.iteration,
-        *feasible(conf.cores_per_instance, conf.num_of_instance or 1),
+        *limit_instances(conf.cores_per_instance, conf.num_of_instance or 1),
         (tensor_names(conf.inputs), tensor_names(conf.outputs)),
     )
     log_result(performance, "benchmark result:")
     return performance
 
 
-def timed(
+def measure_speed(
     model: object,
     loader: object,
     warmup: int,
@@ -216,28 +216,23 @@ def timed(
     return run_instances(job, _split_cores(cores, instances))
 
 
-def measured_accuracy(
+def measure_accuracy(
     settings: Settings,
     model: object,
     loader: object,
     metric: object,
     postprocess: Callable[[Any], Any] | None,
 ) -> Accuracy:
-    """Measure the accuracy of a model on all data.
+    """Measure the accuracy of a model, an object or a path, on all data.
 
-    Args:
-        settings: the configuration.
-        model: the framework's object, or a path.
-        loader: the batches.
-        metric: None for the metric of the configuration.
-        postprocess: None for the postprocess of the configuration.
+    `metric` and `postprocess` are those of the configuration if None.
     """
     batches = Batches(loader, "b_dataloader")
     metrics = gather_metrics(metric, settings, batches, None)
     if not metrics:
         raise ConfigurationError("metric must be set to measure accuracy, got none")
     postprocess = postprocess or config_objects.postprocess(settings)
-    loaded = loaded_model(
+    loaded = load_runnable(
         model, *ports_there(model, settings.options.inputs, settings.options.outputs)
     )
     evaluator = Evaluator(batches, metrics, None, postprocess)
@@ -267,7 +262,7 @@ class _Timer:
         return getattr(self._model, name)
 
 
-def feasible(cores: int | None, instances: int) -> tuple[int | None, int]:
+def limit_instances(cores: int | None, instances: int) -> tuple[int | None, int]:
     """Return cores per instance and instances; one instance on all cores if too many.
 
     Files and scripts are written for servers, and run unchanged on any machine.
@@ -301,8 +296,8 @@ def _split_cores(cores: int | None, instances: int) -> list[list[int]]:
     return [available[number * share : (number + 1) * share] for number in range(instances)]
 
 
-def loaded_model(
-    model: Any, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
+def load_runnable(
+    model: object, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
 ) -> AnyModel:
     """Load a model or a saved result together with its adaptor."""
     if isinstance(model, OptimizedModel):
@@ -354,9 +349,9 @@ def _run_instance(task: bytes, cores: list[int], folder: Path, count: int) -> tu
     return _time_batches(job, all_are_ready)
 
 
-def _time_batches(job: Job, wait: Any = lambda: None) -> tuple[float, ...]:
+def _time_batches(job: Job, wait: Callable[[], object] = lambda: None) -> tuple[float, ...]:
     """Return the seconds of every timed batch."""
-    model = loaded_model(job.model, job.inputs, job.outputs)
+    model = load_runnable(job.model, job.inputs, job.outputs)
     batches = itertools.cycle(job.batches)
     for batch in itertools.islice(batches, max(1, job.warmup)):
         model(batch)

@@ -7,15 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from neural_mp.compat.inc.constraints import weight_only_limits
 from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.user_objects import tensor_names
-from neural_mp.compat.inc.weight_only import weight_only_limits
-from neural_mp.config import (
-    Options,
-    Settings,
-    settings_from,
-    values,
-)
+from neural_mp.config import Options, Settings, settings_from, values
 from neural_mp.config.inc_dialect import (
     IGNORED,
     IGNORED_OBJECTIVES,
@@ -142,13 +137,7 @@ class _Conversion:
     def settings_for(
         self, precisions: tuple[Precision, ...], constraints: Constraints, **options: Any
     ) -> Settings:
-        """Return the equivalent settings.
-
-        Args:
-            precisions: the allowed precisions.
-            constraints: limits on ops.
-            **options: further options.
-        """
+        """Return the equivalent settings."""
         self._warn_without_effect()
         return Settings(
             Options(

@@ -18,7 +18,7 @@ from neural_mp.compat.inc import benchmark
 from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
 from neural_mp.compat.inc.model import Model, Result, native, on_graphs, ports_there, runnable
-from neural_mp.compat.inc.quantization import as_unchecked
+from neural_mp.compat.inc.quantization import skip_accuracy_check
 from neural_mp.compat.inc.user_objects import (
     DataLoader,
     Metric,
@@ -128,11 +128,11 @@ class Benchmark(Configured):
         if is_accuracy:
             metric = metric_of(self.metric, settings.options.framework)
             postprocess = postprocess_of(self.postprocess)
-            return benchmark.measured_accuracy(settings, model, loader, metric, postprocess)
+            return benchmark.measure_accuracy(settings, model, loader, metric, postprocess)
         speed = settings.evaluation.performance
-        cores, instances = benchmark.feasible(speed.cores_per_instance, speed.instances)
+        cores, instances = benchmark.limit_instances(speed.cores_per_instance, speed.instances)
         ports = ports_there(model, settings.options.inputs, settings.options.outputs)
-        return benchmark.timed(
+        return benchmark.measure_speed(
             model, loader, speed.warmup, speed.iteration, cores, instances, ports
         )
 
@@ -200,7 +200,7 @@ class _Experiment(Configured):
         tuning.inputs, tuning.outputs = ports_there(
             tuning.model, self.input or tuning.inputs, self.output or tuning.outputs
         )
-        return Result(as_unchecked(tuning, self.settings).fit())
+        return Result(skip_accuracy_check(tuning, self.settings).fit())
 
     __call__ = fit
 

@@ -140,8 +140,9 @@ _MODULES: Mapping[str, Sequence[str]] = {
         "transformers.generation",
         "transformers.utils",
         "transformers.models",
+        "evaluation",
+        "evaluation.lm_eval",
     ),
-    "v3.lm_eval": ("evaluation", "evaluation.lm_eval"),
 }
 #: INC module, without the package's name → module here.
 ALIASES: Mapping[str, str] = {
@@ -180,11 +181,7 @@ class _Hints(MetaPathFinder):
     """The last finder: unknown modules of INC are reported with the nearest known ones."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        """Raise for a module of INC that no other finder knows.
-
-        Raises:
-            ModuleNotFoundError: the module belongs to INC.
-        """
+        """Raise ModuleNotFoundError for a module of INC, which no other finder knows."""
         package, _, name = fullname.partition(".")
         if package != THEIRS or not name:
             return
@@ -292,21 +289,13 @@ class NotHereError(NeuralMPError):
 
 
 class Absent:
-    """Placeholder of a missing class or function; raises on use.
-
-    Args:
-        name: the name in INC.
-    """
+    """Placeholder of a missing class or function, by its name in INC; raises on use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __call__(self, *arguments: object, **options: object) -> Any:
-        """Raise NotHereError.
-
-        Raises:
-            NotHereError: always.
-        """
+        """Raise NotHereError."""
         raise NotHereError(
             f"{self._name} of Intel Neural Compressor is not supported: {ABSENT[self._name]}"
         )
@@ -320,8 +309,7 @@ class Absent:
 def absent_names(module: dict[str, Any]) -> Callable[[str], Any]:
     """Return a module's `__getattr__`: a placeholder for missing names, AttributeError for others.
 
-    Args:
-        module: the names that the module defines.
+    `module` holds the names that the module defines.
     """
 
     def absent_attribute(name: str) -> Any:

@@ -57,7 +57,7 @@ class BaseMetric:
     """Base class of metrics in scripts.
 
     Args:
-        metric: ignored.
+        metric: kept as an attribute.
         single_output: ignored.
         hvd: ignored.
     """
@@ -67,7 +67,7 @@ class BaseMetric:
     ) -> None:
         self.metric = metric
 
-    def update(self, preds: Any, labels: Any = None, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object = None, sample_weight: object = None) -> None:
         """Update with one batch."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from neural_mp.compat.inc.config import MixedPrecisionConfig
 from neural_mp.compat.inc.model import Result
-from neural_mp.compat.inc.quantization import tuned
+from neural_mp.compat.inc.quantization import tune
 from neural_mp.errors import ConfigurationError
 
 
@@ -26,4 +26,4 @@ def fit(
     conf = conf or MixedPrecisionConfig()
     if not isinstance(conf, MixedPrecisionConfig):
         raise ConfigurationError(f"conf must be a MixedPrecisionConfig, got {type(conf).__name__}")
-    return tuned(model, conf.settings(), None, eval_func, eval_dataloader, eval_metric)
+    return tune(model, conf.settings(), None, eval_func, eval_dataloader, eval_metric)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -16,6 +16,10 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting.tables import verdict
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework.graph_pb2 import GraphDef
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +74,8 @@ def ports_there(
     existing = _known_ports(model) if input_names or output_names else None
     if existing is None:
         return input_names, output_names
-    inputs, outputs = (
-        _keep_known("input", input_names, existing[0]),
-        _keep_known("output", output_names, existing[1]),
-    )
+    inputs = _keep_known("input", input_names, existing[0])
+    outputs = _keep_known("output", output_names, existing[1])
     # INC reads no names for ONNX models, and metrics count all outputs.
     is_complete = outputs == output_names or _onnx_graph(model) is None
     return inputs if inputs == input_names else None, (outputs if is_complete else None) or None
@@ -177,7 +179,7 @@ class Model:
         """A TensorFlow 1 session with the graph."""
         import tensorflow as tf
 
-        return tf.compat.v1.Session(graph=imported_graph(self.graph_def))
+        return tf.compat.v1.Session(graph=import_graph(self.graph_def))
 
     @property
     def graph(self) -> Any:
@@ -207,16 +209,16 @@ class Model:
     @property
     def input_tensor(self) -> list[Any]:
         """The input tensors in the graph of `sess`."""
-        return [
-            self.sess.graph.get_tensor_by_name(_tensor_name(n)) for n in self.input_tensor_names
-        ]
+        return self._tensors(self.input_tensor_names)
 
     @property
     def output_tensor(self) -> list[Any]:
         """The output tensors in the graph of `sess`."""
-        return [
-            self.sess.graph.get_tensor_by_name(_tensor_name(n)) for n in self.output_tensor_names
-        ]
+        return self._tensors(self.output_tensor_names)
+
+    def _tensors(self, names: list[str]) -> list[Any]:
+        tensors = (name if ":" in name else f"{name}:0" for name in names)
+        return [self.sess.graph.get_tensor_by_name(tensor) for tensor in tensors]
 
     def _forget_loaded(self) -> None:
         for name in ("loaded", "sess"):
@@ -233,11 +235,7 @@ class Model:
 
 
 def graph_def_of(model: Any) -> Any:
-    """Return the frozen graph of a TensorFlow model.
-
-    Args:
-        model: a TensorFlow model, converted or not, or a loaded model.
-    """
+    """Return the frozen graph of a TensorFlow model, converted or not, or of a loaded one."""
     if hasattr(model, "graph_def"):
         return model.graph_def
     loaded = model if hasattr(model, "adaptor") else load_source(model, None, None)
@@ -248,7 +246,7 @@ def graph_def_of(model: Any) -> Any:
     return loaded.held.graph.to_graph_def()
 
 
-def imported_graph(graph_def: Any) -> Any:
+def import_graph(graph_def: GraphDef) -> tf.Graph:
     """Return a TensorFlow graph with the nodes of a frozen one."""
     import tensorflow as tf
 
@@ -261,12 +259,7 @@ def imported_graph(graph_def: Any) -> Any:
 def on_graphs(
     function: Callable[[Any], float] | None, source: object
 ) -> Callable[[Any], float] | None:
-    """Return an evaluation of models that gets graphs if the source is one, as in INC.
-
-    Args:
-        function: native model → accuracy, written for a `tf.Graph` in this case.
-        source: the FP32 model: an object, or a path.
-    """
+    """Return an evaluation that gets a `tf.Graph` if the FP32 source is one, as in INC."""
     is_file = isinstance(source, str | Path) and Path(source).suffix == ".pb"
     is_graph = is_file or hasattr(source, "get_tensor_by_name") or hasattr(source, "node")
     if function is None or not is_graph:
@@ -274,19 +267,15 @@ def on_graphs(
     evaluate = function
 
     @wraps(function)
-    def of_graph(model: Any) -> float:
-        return evaluate(imported_graph(model.graph_def))
+    def evaluate_graph(model: Model) -> float:
+        return evaluate(import_graph(model.graph_def))
 
-    return of_graph
+    return evaluate_graph
 
 
 def node_name(tensor: str) -> str:
     """Return the node that produces a TensorFlow tensor: `final` for `final:0`."""
     return tensor.partition(":")[0]
-
-
-def _tensor_name(name: str) -> str:
-    return name if ":" in name else f"{name}:0"
 
 
 BaseModel = Model
@@ -338,18 +327,12 @@ class Result:
     def save(self, path: str | Path | None = None) -> None:
         """Save the model: as a folder, or for `.onnx`, `.pb` and `.pbtxt` as a file.
 
-        Args:
-            path: the destination; default: `nc_workspace/saved`.
+        `path` is `nc_workspace/saved` by default.
         """
         self.optimized.save(path or Path("nc_workspace") / "saved")
 
     def export(self, path: str | Path, conf: object = None) -> None:
-        """Write the model as an ONNX file.
-
-        Args:
-            path: the file.
-            conf: ignored; the file holds the model unchanged.
-        """
+        """Write the model, unchanged, as an ONNX file; `conf` is ignored."""
         self.optimized.export_onnx(path)
 
     def __call__(self, *inputs: object, **named: object) -> Any:

@@ -51,10 +51,10 @@ def fit(
         )
     if calib_func is not None and calib_dataloader is None:
         raise NotHereError("calib_func is not supported; set calib_dataloader, batches of inputs")
-    return tuned(model, conf.settings(), calib_dataloader, eval_func, eval_dataloader, eval_metric)
+    return tune(model, conf.settings(), calib_dataloader, eval_func, eval_dataloader, eval_metric)
 
 
-def tuned(
+def tune(
     model: object,
     settings: Settings,
     calib_dataloader: object,
@@ -72,10 +72,10 @@ def tuned(
     tuning.metric = metric_of(eval_metric)
     ports = ports_there(tuning.model, tuning.inputs, tuning.outputs)
     tuning.inputs, tuning.outputs = ports
-    return Result(as_unchecked(tuning, settings).fit())
+    return Result(skip_accuracy_check(tuning, settings).fit())
 
 
-def as_unchecked(tuning: MixedPrecision, settings: Settings) -> MixedPrecision:
+def skip_accuracy_check(tuning: MixedPrecision, settings: Settings) -> MixedPrecision:
     """Return the options; without an accuracy check, every eligible op is converted, as in INC."""
     if tuning.eval_func is None and tuning.metric is None and not settings.evaluation.metrics:
         tuning.exit_policy = replace(tuning.exit_policy, performance_only=True)

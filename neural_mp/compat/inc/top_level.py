@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from neural_mp.compat.inc import experimental
 from neural_mp.compat.inc.experimental import Configured
-from neural_mp.compat.inc.model import imported_graph
+from neural_mp.compat.inc.model import import_graph
 from neural_mp.compat.inc.user_objects import DataLoader, Metric, Postprocess
 from neural_mp.config.settings import PerformanceSettings
 
@@ -35,11 +35,13 @@ class _TopLevel:
         """Return a loader of a dataset."""
         return self._run.dataloader(dataset, batch_size, **options)
 
-    def metric(self, name: str, metric_cls: Any, **options: object) -> None:
+    def metric(self, name: str, metric_cls: Callable[..., Any], **options: object) -> None:
         """Set the metric by class."""
         self._run.metric = Metric(metric_cls, name, **options)
 
-    def postprocess(self, name: str, postprocess_cls: Any, **options: object) -> None:
+    def postprocess(
+        self, name: str, postprocess_cls: Callable[..., Any], **options: object
+    ) -> None:
         """Set the postprocess by class."""
         self._run.postprocess = Postprocess(postprocess_cls, name, **options)
 
@@ -77,7 +79,7 @@ class Quantization(_TopLevel):
         run.calib_dataloader, run.eval_dataloader = q_dataloader, eval_dataloader
         result = run.fit()
         return (
-            imported_graph(result.graph_def) if result.framework() == "tensorflow" else result.model
+            import_graph(result.graph_def) if result.framework() == "tensorflow" else result.model
         )
 
     fit = __call__

@@ -5,47 +5,51 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from neural_mp.adaptors.common.simulation import inputs_and_targets
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api.by_rules import Conversion, converted_by_rules
 from neural_mp.api.loading import resolve_source
-from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.quantization_aware import finish, quantization_aware, untrainable
+from neural_mp.api.replay import Conversion, convert_by_rules
 from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
-from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.model import Model, Result, native
+from neural_mp.compat.inc.utils import logger
 from neural_mp.core.enums import Capture
 from neural_mp.errors import CaptureError, ConfigurationError, ConversionError
 from neural_mp.space import ConversionRules
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from neural_mp.adaptors.pytorch.training.in_place import InPlaceTraining
 
+L = TypeVar("L")
 #: Ranges follow the data and batch norms the batches in every step, as in INC.
 _ALWAYS = sys.maxsize
 
 
-def trained_in_place(module: Any, rules: ConversionRules) -> InPlaceTraining:
+def train_in_place(module: Module, rules: ConversionRules) -> InPlaceTraining:
     """Let the calls of a module run with the rounding of INT8, from its first call on.
 
     The module keeps its parameters, so that an optimizer made before trains them.
     """
     from neural_mp.adaptors.pytorch.training.in_place import InPlaceTraining
 
-    def make_simulation(given: Any, batch: Any) -> Any:
+    def make_simulation(target: Module, batch: object) -> Any:
         try:
-            return _build_simulation(given, rules, batch, Capture.WHOLE)
+            return _build_simulation(target, rules, batch, Capture.WHOLE)
         except CaptureError:
-            return _build_simulation(given, rules, batch, Capture.MODULES)
+            return _build_simulation(target, rules, batch, Capture.MODULES)
 
     return InPlaceTraining(module, make_simulation)
 
 
-def _build_simulation(module: Any, rules: ConversionRules, batch: Any, capture: Capture) -> Any:
-    result = converted_by_rules(module, Conversion(rules, capture), [batch])
+def _build_simulation(
+    module: Module, rules: ConversionRules, batch: object, capture: Capture
+) -> Any:
+    result = convert_by_rules(module, Conversion(rules, capture), [batch])
     return quantization_aware(
         module,
         result,
@@ -84,8 +88,8 @@ class CallBacks:
         return []
 
     def on_after_compute_loss(
-        self, input: Any, student_output: Any, student_loss: Any, teacher_output: Any = None
-    ) -> Any:
+        self, input: object, student_output: object, student_loss: L, teacher_output: object = None
+    ) -> L:
         """Return the loss unchanged."""
         return student_loss
 
@@ -145,7 +149,10 @@ class CompressionManager:
         self._is_torch = adaptor.framework == "pytorch"
         self._in_place: InPlaceTraining | None = None
         self._simulation: Any = None
-        self.model: Any = self._own_module() if self._is_torch else Model(self._source)
+        # Scripts read the framework's object as `model` of the model.
+        if self._is_torch and not hasattr(self._source, "model"):
+            vars(self._source)["model"] = self._source
+        self.model: Any = self._source if self._is_torch else Model(self._source)
         self.callbacks = CallBacks(self._begin, self._end)
 
     def save(self, root: str | Path | None = None) -> None:
@@ -163,16 +170,10 @@ class CompressionManager:
         converted: Result = self.model
         return converted
 
-    def _own_module(self) -> Any:
-        """Return the module; scripts read the framework's object as `model` of the model."""
-        if not hasattr(self._source, "model"):
-            vars(self._source)["model"] = self._source
-        return self._source
-
     def _begin(self, dataloader: Iterable[Any] | None) -> None:
         if self._is_torch:
             if self._in_place is None:
-                self._in_place = trained_in_place(self._source, self._rules)
+                self._in_place = train_in_place(self._source, self._rules)
             self.model = self._source
             return
         if self._simulation is None:
@@ -182,7 +183,7 @@ class CompressionManager:
                     "callbacks.on_train_begin(dataloader) with batches of (inputs, labels)"
                 )
             batches = [inputs_and_targets(batch, True)[0] for batch in dataloader]
-            result = converted_by_rules(self._source, Conversion(self._rules), batches)
+            result = convert_by_rules(self._source, Conversion(self._rules), batches)
             self._simulation = quantization_aware(self._source, result, calibration=batches)
         self.model = Model(self._simulation)
 
@@ -192,21 +193,12 @@ class CompressionManager:
                 "the training must begin before it ends; call callbacks.on_train_begin() first"
             )
         self.model = Result(
-            self._simulation_result() if self._in_place is None else finish(self._in_place.made())
+            finish(self._simulation if self._in_place is None else self._in_place.made())
         )
-
-    def _simulation_result(self) -> OptimizedModel:
-        return finish(self._simulation)
 
 
 def prepare_compression(model: object, confs: object, **ignored: object) -> CompressionManager:
-    """Return the manager of the training of a model.
-
-    Args:
-        model: see `CompressionManager`.
-        confs: a `QuantizationAwareTrainingConfig`.
-        **ignored: ignored.
-    """
+    """Return the manager of the training of a model; see `CompressionManager`."""
     return CompressionManager(model, confs)
 
 

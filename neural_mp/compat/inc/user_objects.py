@@ -25,7 +25,7 @@ class Dotted(dict[str, Any]):
         for key, value in (content or {}).items():
             self[key] = value
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         super().__setitem__(key, Dotted(value) if type(value) is dict else value)
 
     def __getattr__(self, name: str) -> Any:
@@ -35,7 +35,7 @@ class Dotted(dict[str, Any]):
             self[name] = Dotted()
         return self[name]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class Dotted(dict[str, Any]):
         return {key: value for key, value in entries.items() if value != {}}
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> object:
     if isinstance(value, Dotted):
         return value.plain()
     if isinstance(value, tuple | list):
@@ -59,7 +59,7 @@ def _to_plain(value: Any) -> Any:
 conf = Dotted()
 
 
-def settings_of(conf: Any) -> Settings:
+def settings_of(conf: object) -> Settings:
     """Return the settings of a configuration.
 
     Args:
@@ -151,7 +151,7 @@ class Postprocess(Later):
     """A postprocess by class; its objects are called with `(predictions, labels)`."""
 
     def __init__(
-        self, postprocess_cls: Any, name: str = "user_postprocess", **options: object
+        self, postprocess_cls: Callable[..., Any], name: str = "user_postprocess", **options: object
     ) -> None:
         super().__init__(postprocess_cls, name, **options)
 
@@ -188,14 +188,13 @@ _NO_METRICS = ("weight", "higher_is_better")
 
 def postprocess_of(given: object) -> Callable[[Any], Any] | None:
     """Return a postprocess as a function of `(predictions, labels)`."""
-    postprocess = given.made() if isinstance(given, Later) else given
+    postprocess: Any = given.made() if isinstance(given, Later) else given
     postprocess = postprocess() if inspect.isclass(postprocess) else postprocess
-    if postprocess is not None and not callable(postprocess):
-        raise ConfigurationError(
-            f"postprocess must be a function of (predictions, labels), got {given!r}"
-        )
-    function: Callable[[Any], Any] | None = postprocess
-    return function
+    if postprocess is None or callable(postprocess):
+        return postprocess
+    raise ConfigurationError(
+        f"postprocess must be a function of (predictions, labels), got {given!r}"
+    )
 
 
 def tensor_names(given: Any) -> list[str] | None:

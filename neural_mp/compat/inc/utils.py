@@ -4,30 +4,58 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
+import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from neural_mp.api.optimized_model import load as load_saved
 from neural_mp.compat.inc.import_aliases import absent_names
-from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.model import Model, own_object
 from neural_mp.compat.inc.user_objects import Dotted
 from neural_mp.core.hardware import detect
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision
 
-debug, info, warning, error, log = (
-    logger.debug,
-    logger.info,
-    logger.warning,
-    logger.error,
-    logger.log,
-)
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+
+    from neural_mp.compat.inc.model import Result
+
+
+class _ScriptHandler(logging.StreamHandler):
+    """Handler for standard error; silent if the program has configured logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record unless a handler of the root logger does."""
+        if not logging.getLogger().handlers:
+            self.setStream(sys.stderr)  # programs may replace the stream at any time
+            super().emit(record)
+
+
+def _script_logger() -> logging.Logger:
+    """Return the log of scripts, with INC's format and levels: `LOGLEVEL`, by default INFO."""
+    inc_logger = logging.getLogger("neural_compressor")
+    handler = _ScriptHandler()
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S")
+    )
+    inc_logger.addHandler(handler)
+    level = logging.getLevelNamesMapping().get(os.environ.get("LOGLEVEL", "").upper())
+    inc_logger.setLevel(logging.INFO if level is None else level)
+    return inc_logger
+
+
+logger = _script_logger()
+debug, info, warning = logger.debug, logger.info, logger.warning
+error, log = logger.error, logger.log
 
 #: Constraints, as written in scripts, that keep an op in FP32.
 FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
@@ -53,10 +81,10 @@ def load(
     *others: object,
     **ignored: object,
 ) -> Any:
-    """Load a torch model saved by a result's `save`: the module itself.
+    """Load the module itself from a folder that a result's `save` wrote.
 
     Args:
-        checkpoint_dir: the saved folder; default: `nc_workspace/saved`.
+        checkpoint_dir: default: `nc_workspace/saved`.
         model: ignored: the folder holds the whole model.
         *others: ignored.
         **ignored: ignored.
@@ -76,7 +104,7 @@ class OptimizedModel:
         return load(folder)
 
 
-def save_for_huggingface_upstream(model: Any, tokenizer: Any, output_dir: str | Path) -> None:
+def save_for_huggingface_upstream(model: Result, tokenizer: Any, output_dir: str | Path) -> None:
     """Save a tokenizer, and a result in the subfolder `model`."""
     tokenizer.save_pretrained(output_dir)
     model.save(Path(output_dir) / "model")
@@ -139,10 +167,10 @@ class CpuInfo:
 
 
 class Performance:
-    """A stopwatch: `start`, `end`, and `result_list` with the seconds."""
+    """A stopwatch."""
 
     def __init__(self) -> None:
-        self._taken: list[float] = []
+        self._seconds: list[float] = []
         self._started = 0.0
 
     def start(self) -> None:
@@ -151,11 +179,11 @@ class Performance:
 
     def end(self) -> None:
         """Record the time since `start`."""
-        self._taken.append(time.perf_counter() - self._started)
+        self._seconds.append(time.perf_counter() - self._started)
 
     def result_list(self) -> list[float]:
         """The recorded seconds."""
-        return self._taken
+        return self._seconds
 
 
 def is_ckpt_format(model_path: str | Path) -> bool:
@@ -170,8 +198,8 @@ def is_saved_model_format(model_path: str | Path) -> bool:
 
 
 def strip_unused_nodes(
-    graph_def: Any, input_node_names: Iterable[str], output_node_names: Sequence[str]
-) -> Any:
+    graph_def: GraphDef, input_node_names: Iterable[str], output_node_names: Sequence[str]
+) -> GraphDef:
     """Return the part of a TensorFlow graph that its outputs depend on."""
     import tensorflow as tf
 
@@ -179,12 +207,12 @@ def strip_unused_nodes(
 
 
 def iterator_sess_run(
-    sess: Any,
-    iter_op: Any,
+    sess: tf.compat.v1.Session,
+    iter_op: tf.Operation,
     feed_dict: Mapping[Any, Any],
-    output_tensor: Any,
+    output_tensor: object,
     iteration: int = -1,
-    measurer: Any = None,
+    measurer: Performance | None = None,
 ) -> Any:
     """Run a TensorFlow graph that reads its own data.
 
@@ -225,12 +253,16 @@ def get_torch_version() -> Any:
     return Version(str(torch.__version__))
 
 
-def get_example_inputs(model: Any, dataloader: Any) -> Any:
+def inputs_of_pair(batch: Any) -> Any:
+    """Return the inputs of a batch: the first of two parts, as in (inputs, label)."""
+    return batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+
+
+def get_example_inputs(model: object, dataloader: Iterable[Any] | None) -> Any:
     """Return the inputs of the first batch; None without data."""
     if dataloader is None:
         return None
-    batch = next(iter(dataloader))
-    inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+    inputs = inputs_of_pair(next(iter(dataloader)))
     if isinstance(inputs, Mapping):
         return {key: value for key, value in inputs.items() if key != "label"}
     return tuple(inputs) if isinstance(inputs, list) else inputs
@@ -247,8 +279,7 @@ class Configured:
         self.conf = conf
 
 
-Quantization_Conf = Graph_Optimization_Conf = Configured
-QuantConf = BenchmarkConf = Conf = Configured
+Quantization_Conf = Graph_Optimization_Conf = QuantConf = BenchmarkConf = Conf = Configured
 DotDict = Dotted
 BaseModel = Model
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, cos, floor, log10, pi, sin
 
 from neural_mp.core.precision import Precision
-from neural_mp.reporting.page.labels import shortened
 from neural_mp.util.html import Child, Element, element
 
 
@@ -18,7 +18,7 @@ def card(title: str, lead: Child, *content: Child, kind: str = "") -> Element:
     return element("section", element("h2", title), intro, content, class_=f"card {kind}".rstrip())
 
 
-def none(message: str) -> Element:
+def empty_note(message: str) -> Element:
     """Return a placeholder for missing content."""
     return element("p", message, class_="none")
 
@@ -30,7 +30,7 @@ def facts(pairs: Iterable[tuple[str, Child]]) -> Element:
     )
 
 
-def scrolling(content: Element, what: str, kind: str = "") -> Element:
+def scroll_area(content: Element, what: str, kind: str = "") -> Element:
     """Return a scrollable area that also accepts keyboard input."""
     return element(
         "div",
@@ -45,11 +45,6 @@ def scrolling(content: Element, what: str, kind: str = "") -> Element:
 def name(text: str) -> Element:
     """Return the name of an op or a tensor as an element."""
     return element("code", text)
-
-
-def joined(parts: Iterable[str]) -> str:
-    """Join the non-empty texts with a middle dot."""
-    return " · ".join(part for part in parts if part)
 
 
 #: Narrower charts fill half of the page.
@@ -107,7 +102,7 @@ def percent(value: float) -> str:
     return f"{shown.rstrip('0').rstrip('.') if '.' in shown else shown} %"
 
 
-def both(make: Callable[[bool], Element]) -> list[Element]:
+def draw_for_screens(make: Callable[[bool], Element]) -> list[Element]:
     """Draw a chart for wide and for narrow screens, since scaled-down text is illegible."""
     wide = element("div", make(False), class_="wide")
     return [wide, element("div", make(True), class_="narrow")]
@@ -154,7 +149,7 @@ def mark(shape: str, x: float, y: float, kind: str, radius: float = 6) -> Elemen
     return element("path", d=f"M{'L'.join(points)}Z", class_=kind)
 
 
-def titled(tooltip: str, *drawn: Child, **attributes: object) -> Element:
+def with_tooltip(tooltip: str, *drawn: Child, **attributes: object) -> Element:
     """Return a group of shapes with a tooltip."""
     return element("g", drawn, element("title", tooltip), **attributes)
 
@@ -237,7 +232,7 @@ class Row:
     linked: int = 0
 
 
-def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> Element:
+def stacked_bar(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> Element:
     """Draw a stacked bar of the width `whole`, by default the sum of the parts."""
     width, height = (340 if narrow else 560), 26
     total = whole or sum(part.value for part in parts) or 1.0
@@ -250,7 +245,7 @@ def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> 
             "rect", x=round(x, 1), y=0, width=max(wide - 1, 0.5), height=height, class_=part.kind
         )
         label = text(part.label, round(x + 6, 1), height / 2 + 4, f"in-bar on-{part.kind}")
-        drawn.append(titled(part.tooltip, rect, label if labelled else None))
+        drawn.append(with_tooltip(part.tooltip, rect, label if labelled else None))
         x += wide
     return picture(width, height, "; ".join(part.tooltip for part in parts), drawn)
 
@@ -277,7 +272,7 @@ def bars(rows: Sequence[Row], narrow: bool, limit: float | None = None) -> Eleme
             )
             clipped = part.value > most
             what = f"{part.tooltip}; the bar is clipped" if clipped else part.tooltip
-            drawn.append(titled(what, rect))
+            drawn.append(with_tooltip(what, rect))
         end = max(scale(min(part.value, most)) for part in row.parts)
         drawn.append(text(row.note, end + 6, y + high / 2 + 2, "note"))
     return picture(width, 8 + high * len(rows), _describe_rows(rows), drawn)
@@ -314,7 +309,7 @@ def _points_of(row: Row, scale: Scale, y: float) -> list[Child]:
     if row.linked > 1:
         drawn.append(line(min(positions[: row.linked]), y, max(positions[: row.linked]), y, "link"))
     for x, part in zip(positions, row.parts, strict=True):
-        drawn.append(titled(part.tooltip, mark(part.shape, x, y, part.kind, 5)))
+        drawn.append(with_tooltip(part.tooltip, mark(part.shape, x, y, part.kind, 5)))
     drawn.append(text(row.note, max(positions) + 10, y + 4, "note"))
     return drawn
 
@@ -334,13 +329,13 @@ def ranges(rows: Sequence[Row], narrow: bool, marked: float) -> Element:
         first = row.parts[0]
         drawn.append(_draw_label(row, labels, label, y + 4))
         drawn.append(line(low, y, high, y, "spread"))
-        drawn.append(titled(first.tooltip, mark(first.shape, middle, y, first.kind, 5)))
+        drawn.append(with_tooltip(first.tooltip, mark(first.shape, middle, y, first.kind, 5)))
         drawn.append(text(row.note, high + 10, y + 4, "note"))
     return picture(width, foot + 6, _describe_rows(rows), drawn)
 
 
 def _shorten_labels(rows: Sequence[Row], label: float) -> dict[str, str]:
-    return shortened((row.name for row in rows), int(label / _LETTER))
+    return shorten_names((row.name for row in rows), int(label / _LETTER))
 
 
 def _draw_label(row: Row, labels: dict[str, str], label: float, y: float) -> Element:
@@ -351,3 +346,71 @@ def _draw_label(row: Row, labels: dict[str, str], label: float, y: float) -> Ele
 
 def _describe_rows(rows: Sequence[Row]) -> str:
     return "; ".join(f"{row.name}: {row.note or row.parts[0].tooltip}" for row in rows[:8])
+
+
+_DOTS = "…"
+
+
+def shorten_names(names: Iterable[str], room: int) -> dict[str, str]:
+    """Return name → label of at most `room` characters; the labels of different names differ.
+
+    A label keeps the end of its name. Names with the same end also keep as much of the start as
+    distinguishes them, or else the part in which they differ, before the end if there is room.
+
+    Raises:
+        ValueError: the room is below 8 characters.
+    """
+    if room < 8:
+        raise ValueError(f"the room must be at least 8 characters, got {room}")
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        groups[_elide_middle(name, 0, room)].append(name)
+    result: dict[str, str] = {}
+    for label, group in groups.items():
+        labels = [label] if len(group) == 1 else _distinct_labels(group, room)
+        result.update(zip(group, labels, strict=True))
+    return _number_duplicates(result, room)
+
+
+def _distinct_labels(group: Sequence[str], room: int) -> list[str]:
+    """Return labels for names with the same end."""
+    for head in range(1, room - 3):
+        labels = [_elide_middle(name, head, room) for name in group]
+        if len(set(labels)) == len(group):
+            return labels
+    start = _first_difference(group)
+    for width in range(1, room - 5):
+        parts = (f"{_DOTS}{name[start:][:width]}{_DOTS}" for name in group)
+        labels = [part + name[len(part) - room :] for part, name in zip(parts, group, strict=True)]
+        if len(set(labels)) == len(group):
+            return labels
+    return [f"{_DOTS}{name[start:][: room - 2]}{_DOTS}" for name in group]
+
+
+def _first_difference(group: Sequence[str]) -> int:
+    """Return the start of the first word or number in which names differ."""
+    columns = enumerate(zip(*group, strict=False))
+    different = (at for at, letters in columns if len(set(letters)) > 1)
+    start = next(different, min(map(len, group)))
+    while start and group[0][start - 1].isalnum():
+        start -= 1
+    return start
+
+
+def _elide_middle(name: str, head: int, room: int) -> str:
+    if len(name) <= room:
+        return name
+    return f"{name[:head]}{_DOTS}{name[head + 1 - room :]}"
+
+
+def _number_duplicates(labels: dict[str, str], room: int) -> dict[str, str]:
+    counts: dict[str, int] = defaultdict(int)
+    used = set(labels.values())
+    numbered = {}
+    for name, label in labels.items():
+        counts[label] += 1
+        while counts[label] > 1 and (candidate := f"{label[: room - 5]}~{counts[label]}") in used:
+            counts[label] += 1
+        numbered[name] = label if counts[label] == 1 else candidate
+        used.add(numbered[name])
+    return numbered

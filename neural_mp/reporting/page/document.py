@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from neural_mp.errors import NeuralMPError
-from neural_mp.reporting.page.page_data import island, plan_link
+from neural_mp.reporting import formatting
+from neural_mp.reporting.jobs import figure_headings, figures, has_several_metrics, totals
+from neural_mp.reporting.page.charts import (
+    NAMES,
+    card,
+    draw_for_screens,
+    empty_note,
+    name,
+    scroll_area,
+)
+from neural_mp.reporting.page.page_data import data_element, plan_link
 from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.sections import (
     machine_section,
@@ -20,21 +31,31 @@ from neural_mp.reporting.page.sections import (
     runtimes_section,
     stage_noise_section,
 )
-from neural_mp.reporting.page.summary import about, notices, tiles
+from neural_mp.reporting.page.summary import (
+    describe_run,
+    low_words,
+    notices,
+    precision_bar,
+    tile,
+    tiles,
+    verdict,
+)
 from neural_mp.reporting.page.time_section import (
     conversions_section,
     single_ops_section,
     time_section,
 )
-from neural_mp.reporting.page.trials_chart import trials_chart
 from neural_mp.reporting.page.trials_section import (
     finalists_section,
     predicted_section,
+    trials_chart,
     trials_section,
 )
 from neural_mp.reporting.tables import before_and_after
 from neural_mp.runs.report import Report, RunRecord
-from neural_mp.util.html import Child, Element, element, markup, notebook_table, raw
+from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
+from neural_mp.util.html import Child, Element, element, markup, notebook_table, raw, table
+from neural_mp.util.text import counted
 from neural_mp.util.validators import file_path, validate_option
 
 _SCRIPTS = ("map.js", "table.js", "page.js")
@@ -42,9 +63,9 @@ _SCRIPTS = ("map.js", "table.js", "page.js")
 
 def page_of(record: RunRecord) -> str:
     """Return the HTML page of a run, finished or not."""
-    view, script = View(record), _join_scripts()
+    view, script = View(record), '"use strict";\n' + "".join(map(_read_resource, _SCRIPTS))
     tip = element("div", id="tip", role="tooltip")
-    more = tip, island(view), raw("script", script)
+    more = tip, data_element(view), raw("script", script)
     title = f"{record.setup.model}: neural-mp report"
     return html_page(title, _build_content(view), more, script)
 
@@ -115,7 +136,7 @@ def _build_content(view: View) -> list[Child]:
     return [
         header(
             view.record.setup.model,
-            about(view),
+            describe_run(view),
             element("div", plan_link(view), class_="buttons"),
         ),
         tiles(view),
@@ -144,11 +165,202 @@ def _read_resource(name: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-@cache
-def _join_scripts() -> str:
-    return '"use strict";\n' + "".join(_read_resource(name) for name in _SCRIPTS)
-
-
 def _csp_hash(text: str) -> str:
     """Return the CSP hash of a text (W3C, Content Security Policy Level 3, 2.3.1)."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+_MAX_OPS = 500
+_MISSING = "–"
+
+
+def comparison_page(first: RunRecord, second: RunRecord) -> str:
+    """Return a page with two runs side by side, finished or not; the page has no script."""
+    views = View(first), View(second)
+    titles = _distinct_titles(views)
+    subtitle = "Both runs on one page; figures of different machines are not comparable."
+    heading = f"{titles[0]} and {titles[1]}"
+    content: list[Child] = [
+        header(heading, subtitle),
+        element(
+            "div", [_run_card(*pair) for pair in zip(titles, views, strict=True)], class_="two"
+        ),
+        element("div", _figures_card(titles, views), class_="one"),
+        element("div", _differences_card(titles, views), class_="one"),
+        element("div", _differing_ops_card(titles, views), class_="one"),
+    ]
+    return html_page(f"{heading}: neural-mp report", content)
+
+
+def _distinct_titles(views: Sequence[View]) -> list[str]:
+    models = [view.record.setup.model for view in views]
+    if len(set(models)) == len(models):
+        return models
+    runs = [view.record.name.rpartition("/")[2] for view in views]
+    if all(runs) and len(set(runs)) == len(runs):
+        return runs
+    return [f"{model} ({order})" for model, order in zip(models, ("first", "second"), strict=True)]
+
+
+def _run_card(title: str, view: View) -> Element:
+    result, detail, kind = verdict(view)
+    return element(
+        "section",
+        element("h2", title),
+        element("p", describe_run(view), class_="lead"),
+        element("div", result, class_="big"),
+        element("p", f"{detail}; {low_words(view)}", class_="lead"),
+        precision_bar(view),
+        draw_for_screens(lambda narrow: trials_chart(view, narrow, chosen=False))
+        if view.drawn
+        else None,
+        class_=f"card tile verdict {kind}",
+    )
+
+
+def _figures_card(titles: Sequence[str], views: Sequence[View]) -> Element:
+    rows: dict[str, list[str]] = {}
+    for index, view in enumerate(views):
+        entries = before_and_after(view.report) if view.report else []
+        for figure, baseline, result, change in entries:
+            cells = rows.setdefault(figure, [_MISSING] * 2 * len(views))
+            cells[2 * index : 2 * index + 2] = [
+                baseline,
+                f"{result} ({change})" if result else change,
+            ]
+    if not rows:
+        return card("Figures", None, empty_note("Neither run has ended."))
+    columns = [
+        f"{what}, {title}"
+        for title, view in zip(titles, views, strict=True)
+        for what in (view.source, "result")
+    ]
+    body = [[figure, *cells] for figure, cells in rows.items()]
+    return card(
+        "Figures",
+        "The change in brackets is relative to the given model in the same run.",
+        scroll_area(table(["", *columns], body), "Figures"),
+    )
+
+
+def _differences_card(titles: Sequence[str], views: Sequence[View]) -> Element:
+    first, second = (_settings_and_versions(view) for view in views)
+    rows = [
+        [key, first.get(key, _MISSING), second.get(key, _MISSING)]
+        for key in dict.fromkeys((*first, *second))
+        if first.get(key) != second.get(key)
+    ]
+    if not rows:
+        return card("Differences", None, empty_note("Settings, machine and versions are the same."))
+    body = table(["setting", *titles], rows, class_="left")
+    return card(
+        "Differences",
+        "Settings, machine and versions in which the runs differ.",
+        scroll_area(body, "Differences", "middle"),
+    )
+
+
+def _settings_and_versions(view: View) -> Mapping[str, str]:
+    setup = view.record.setup
+    return {
+        "framework": setup.framework,
+        **{option: setting.value for option, setting in setup.settings.items()},
+        "CPU": f"{setup.machine.name}, {counted(setup.machine.cores, 'core')}",
+        **{f"version of {package}": version for package, version in setup.versions.items()},
+    }
+
+
+def _differing_ops_card(titles: Sequence[str], views: Sequence[View]) -> Element:
+    first, second = views
+    shared = [op.name for op in first.graph if op.name in second.graph]
+    if not shared:
+        return card("Ops", None, empty_note("The models have no op with the same name."))
+    rows = list(_differing_op_rows(shared, first, second))
+    what = f"{len(rows)} of {counted(len(shared), 'common op')} in another precision."
+    headings = ["op", "type", *titles, f"reason in {titles[0]}", f"reason in {titles[1]}"]
+    remaining = len(rows) - _MAX_OPS
+    shown = scroll_area(table(headings, rows[:_MAX_OPS], class_="left names-first"), "Ops")
+    more = element("p", f"… and {remaining} more.", class_="lead after") if remaining > 0 else None
+    return card("Ops", what, shown if rows else None, more)
+
+
+def _differing_op_rows(shared: Sequence[str], first: View, second: View) -> Iterator[list[Child]]:
+    for op in shared:
+        runs = first.runs_in[op], second.runs_in[op]
+        if runs[0] is not runs[1]:
+            chips = [element("span", NAMES[p], class_=f"chip {p.value}") for p in runs]
+            reasons = first.int8_reason(op), second.int8_reason(op)
+            yield [name(op), first.graph[op].type, *chips, *reasons]
+
+
+_UNFINISHED = "not finished: the process of the job runs, or was killed"
+
+
+def jobs_page(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> str:
+    """Return an HTML page of job outcomes; `links` maps a job to its page."""
+    failed = [job for job in outcomes if not job.status.finished]
+    content = (
+        header("Tuning jobs", totals(outcomes)),
+        _tiles_section(outcomes),
+        _failures_card(failed, links) if failed else None,
+        element("div", _jobs_card(outcomes, links), class_="one"),
+    )
+    return html_page("Tuning jobs: neural-mp report", content)
+
+
+def _tiles_section(outcomes: Sequence[JobOutcome]) -> Element:
+    finished = [job for job in outcomes if job.status.finished]
+    missed = [job for job in finished if job.status is JobStatus.MISSED]
+    failed = len(outcomes) - len(finished)
+    speeds = sorted(job.speedup for job in finished if job.speedup)
+    sizes = sum(job.size for job in finished), sum(job.baseline_size for job in finished)
+    verdict = "All finished" if not failed else f"{failed} without a result"
+    return element(
+        "section",
+        tile(
+            "Verdict",
+            verdict,
+            f"{len(finished)} of {counted(len(outcomes), 'job')} finished",
+            kind=f"verdict {'bad' if failed else 'open' if missed else 'good'}",
+        ),
+        tile("Target met", str(sum(job.status is JobStatus.MET for job in finished)), "jobs"),
+        tile("Target missed", str(len(missed)), "jobs; the result is the model as given"),
+        tile(
+            "Speed",
+            formatting.times(speeds[len(speeds) // 2] if speeds else None),
+            f"as fast as the baseline, median of {counted(len(speeds), 'job')}",
+        ),
+        tile("Weights", formatting.size(sizes[0]), f"baseline {formatting.size(sizes[1])}"),
+        class_="tiles",
+        aria_label="Result",
+    )
+
+
+def _failures_card(failed: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
+    rows = [[_job_link(job, links), job.reason or _UNFINISHED] for job in failed]
+    return card(
+        "Jobs without a result",
+        "Run the same command again to repeat these jobs. Each link opens the log of a job.",
+        scroll_area(
+            table(["job", "reason"], rows, class_="left names-first"), "Jobs without a result"
+        ),
+    )
+
+
+def _jobs_card(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
+    named = has_several_metrics(outcomes)
+    headings = ("job", "result", *figure_headings(outcomes), "file")
+    rows = [
+        [_job_link(job, links), str(job.status), *figures(job, named), element("code", job.file)]
+        for job in outcomes
+    ]
+    return card(
+        "Jobs",
+        "Speed and size are compared with the baseline, the model as given. Each link opens the "
+        "report of a finished job.",
+        scroll_area(table(headings, rows, class_="names-first"), "Jobs"),
+    )
+
+
+def _job_link(job: JobOutcome, links: Mapping[str, str]) -> Child:
+    return element("a", job.name, href=links[job.name]) if job.name in links else job.name

@@ -6,13 +6,17 @@ side by side, so that a whole model fits a screen. Time is roughly linear in the
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, sqrt
+from typing import Any
 
 from neural_mp.core.graph import Op, OpGraph
+from neural_mp.errors import visible
+from neural_mp.reporting.page.charts import shorten_names
 
 Edge = tuple[int, int]
 
@@ -64,7 +68,9 @@ class Layers:
             self._sort_layers(downwards=sweep % 2 == 0)
         centres: dict[int, float] = {}
         for row in self.rows:
-            centres.update(zip(row, packed([_node_width(node) for node in row]), strict=True))
+            centres.update(
+                zip(row, pack_intervals([_node_width(node) for node in row]), strict=True)
+            )
         for sweep in range(_PLACE_SWEEPS):
             rows = self.rows if sweep % 2 == 0 else self.rows[::-1]
             for row in rows:
@@ -97,7 +103,7 @@ class Layers:
             mean = sum(centres[n] for n in peers) / len(peers) if peers else centres[node]
             targets.append(mean)
             weights.append(_BOX_WEIGHT if node >= 0 else 1.0)
-        positions = apart(targets, [_node_width(node) for node in row], weights)
+        positions = separate_intervals(targets, [_node_width(node) for node in row], weights)
         centres.update(zip(row, positions, strict=True))
 
 
@@ -105,7 +111,7 @@ def _node_width(node: int) -> float:
     return BOX_WIDTH + GAP if node >= 0 else LANE
 
 
-def packed(widths: Sequence[float]) -> list[float]:
+def pack_intervals(widths: Sequence[float]) -> list[float]:
     """Return the centres of adjacent intervals without gaps."""
     centres, start = [], 0.0
     for width in widths:
@@ -114,14 +120,14 @@ def packed(widths: Sequence[float]) -> list[float]:
     return centres
 
 
-def apart(
+def separate_intervals(
     targets: Sequence[float], widths: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
     """Return the centres nearest to `targets` (least squares), in order and without overlap.
 
     Algorithm: pool adjacent violators; overlapping items move as one block.
     """
-    offsets = packed(widths)
+    offsets = pack_intervals(widths)
     blocks: list[tuple[float, float, int]] = []  # sum of weighted positions, weight, members
     for position, offset, weight in zip(targets, offsets, weights, strict=True):
         block = ((position - offset) * weight, weight, 1)
@@ -213,14 +219,14 @@ class Layout:
     size: Point = (0, 0)
 
 
-def laid_out(count: int, edges: Sequence[Edge]) -> Layout:
+def lay_out_graph(count: int, edges: Sequence[Edge]) -> Layout:
     """Compute the layout of a graph from pairs of a box and its consumer.
 
     Pairs must not repeat; cycles are allowed.
     """
     if not count:
         return Layout()
-    ranks = ranked(count, edges)
+    ranks = rank_boxes(count, edges)
     layers = max(ranks) + 1
     wide, tall, layout = count / layers * (BOX_WIDTH + GAP) + GUTTER, 0, Layout()
     for _ in range(3):  # actual column widths differ from the estimate
@@ -229,13 +235,13 @@ def laid_out(count: int, edges: Sequence[Edge]) -> Layout:
         if tall and abs(height - tall) <= 0.12 * tall:
             break
         tall = height
-        starts = folded(ranks, edges, tall)
+        starts = fold_columns(ranks, edges, tall)
         layout = _Map(ranks, edges, starts).drawn()
         wide = layout.size[0] / len(starts)
     return layout
 
 
-def ranked(count: int, edges: Sequence[Edge]) -> list[int]:
+def rank_boxes(count: int, edges: Sequence[Edge]) -> list[int]:
     """Return the layer of each box, below all its producers; one edge of a cycle runs upwards."""
     readers: dict[int, list[int]] = defaultdict(list)
     waiting = [0] * count
@@ -266,7 +272,7 @@ def ranked(count: int, edges: Sequence[Edge]) -> list[int]:
     return ranks
 
 
-def folded(ranks: Sequence[int], edges: Sequence[Edge], tall: int) -> list[int]:
+def fold_columns(ranks: Sequence[int], edges: Sequence[Edge], tall: int) -> list[int]:
     """Return the first layer of each column, cut near height `tall` with the fewest crossings."""
     layers = max(ranks) + 1
     change = [0] * (layers + 2)
@@ -376,3 +382,88 @@ class _Map:
         )
         turn = (gutter, top if first_row else to_y)
         return (*leaving, (out, foot), (gutter, foot), turn, *entering)
+
+
+#: Characters of a name in a box.
+_ROOM = 18
+_MAX_LEVELS = 5
+#: Fraction of the boxes of the next finer level that a coarser one may have at most.
+_FEWER = 0.8
+
+
+@dataclass(frozen=True)
+class MapLevel:
+    """A map of the model.
+
+    Attributes:
+        names: box → its module, or the first op of its kernel.
+        kernels: the ops of each box, and the edges between the boxes.
+        modules: boxes that stand for a module.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    kernels: Kernels
+    modules: frozenset[int] = frozenset()
+
+    def document(self) -> dict[str, Any]:
+        """Return the level for the script of the page: boxes, edges and size."""
+        layout = lay_out_graph(len(self.kernels.groups), self.kernels.edges)
+        names = [visible(name) for name in self.names]
+        labels = shorten_names(names, _ROOM)
+        boxes = zip(layout.boxes, self.kernels.groups, names, strict=True)
+        return {
+            "title": self.title,
+            "boxes": [
+                [*at, list(group), labels[name], *([name] if index in self.modules else [])]
+                for index, (at, group, name) in enumerate(boxes)
+            ],
+            "edges": [
+                [e.source, e.reader, [n for point in e.points for n in point], int(e.far)]
+                for e in layout.edges
+            ],
+            "size": layout.size,
+        }
+
+
+def map_levels(graph: OpGraph) -> list[MapLevel]:
+    """Return the map of all kernels, then maps folded by module, finest first."""
+    ops = list(graph)
+    kernels = Kernels.of(graph)
+    names = tuple(ops[group[0]].name for group in kernels.groups)
+    levels = [MapLevel("all kernels", names, kernels)]
+    paths = [_containing_modules(ops[group[0]]) for group in kernels.groups]
+    for depth in range(max(map(len, paths), default=0), 0, -1):
+        level = _fold_at_depth(levels[0], paths, depth)
+        if 1 < len(level.names) <= _FEWER * len(levels[-1].names):
+            levels.append(level)
+    return [levels[0], *levels[1:][-_MAX_LEVELS:]]
+
+
+def _fold_at_depth(finest: MapLevel, paths: list[tuple[str, ...]], depth: int) -> MapLevel:
+    """Merge the kernels of each module at a depth; kernels above that depth stay boxes."""
+    box_of: dict[str | int, int] = {}
+    boxes = [
+        box_of.setdefault(path[depth - 1] if len(path) >= depth else index, len(box_of))
+        for index, path in enumerate(paths)
+    ]
+    groups: list[list[int]] = [[] for _ in box_of]
+    for index, group in enumerate(finest.kernels.groups):
+        groups[boxes[index]].extend(group)
+    names = tuple(key if isinstance(key, str) else finest.names[key] for key in box_of)
+    modules = frozenset(box for key, box in box_of.items() if isinstance(key, str))
+    edges: Mapping[Edge, None] = dict.fromkeys(
+        (boxes[source], boxes[reader])
+        for source, reader in finest.kernels.edges
+        if boxes[source] != boxes[reader]
+    )
+    kernels = Kernels(tuple(map(tuple, groups)), tuple(edges))
+    return MapLevel(f"modules, depth {depth}", names, kernels, modules)
+
+
+def _containing_modules(op: Op) -> tuple[str, ...]:
+    """Return the modules that contain an op, outermost first: its layers, or parts of its name."""
+    if op.layers:
+        return tuple(layer.name for layer in op.layers)
+    ends = [match.start() for match in re.finditer(r"(?<=[^./])[./](?=[^./])", op.name)]
+    return tuple(op.name[:end] for end in ends)

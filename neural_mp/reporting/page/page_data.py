@@ -13,12 +13,10 @@ from typing import Any
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op
 from neural_mp.core.op_timings import MAX_GAIN
-from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import visible
-from neural_mp.reporting.page.map_levels import map_levels
+from neural_mp.reporting.page.map_layout import map_levels
 from neural_mp.reporting.page.page_model import View
-from neural_mp.space import why_int8
 from neural_mp.util.html import Element, element, raw
 
 #: Letter of each precision, for a compact encoding of plans.
@@ -39,7 +37,7 @@ _SMALL_PLAN = 60_000
 _MOST_PLANS = 1_000_000
 
 
-def island(view: View) -> Element:
+def data_element(view: View) -> Element:
     """Return the data as a non-executable script element."""
     text = json.dumps(
         _build_page_data(view), separators=(",", ":"), ensure_ascii=False, allow_nan=False
@@ -113,7 +111,7 @@ def _op_fields(view: View, op: Op, types: dict[str, int], reasons: dict[str, int
         op.weights,
         record.multiply_adds.get(op.name, 0),
         _describe_config(view, op),
-        reasons.setdefault(_int8_reason(view, op), len(reasons)),
+        reasons.setdefault(view.int8_reason(op.name), len(reasons)),
         reasons.setdefault(_format_op_shapes(view, op), len(reasons)),
     ]
 
@@ -130,13 +128,6 @@ def _format_op_shapes(view: View, op: Op) -> str:
 def _format_shape(shape: tuple[int | None, ...]) -> str:
     """Format a shape; a question mark for a free size."""
     return " × ".join("?" if size is None else str(size) for size in shape) or "scalar"
-
-
-def _int8_reason(view: View, op: Op) -> str:
-    setup = view.record.setup
-    if view.flow is None:
-        return ""
-    return why_int8(setup.graph, setup.capabilities, view.plan, view.flow, op.name)
 
 
 def _describe_config(view: View, op: Op) -> str | int:
@@ -156,9 +147,10 @@ def _encode_plans(view: View) -> dict[str, str]:
     """Return trial → encoded precisions; of long runs, only the best trials."""
     room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
     chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.ranking_loss))[:room]
-    followed: dict[PrecisionPlan, str] = {}
-    for plan in {trial.plan for trial in chosen}:
-        followed[plan] = letters(view, view.record.setup.followed(plan).effective)
+    followed = {
+        plan: letters(view, view.record.setup.followed(plan).effective)
+        for plan in {trial.plan for trial in chosen}
+    }
     return {str(trial.number): followed[trial.plan] for trial in chosen}
 
 

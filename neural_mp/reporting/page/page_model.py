@@ -14,6 +14,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report, RunEnd, RunRecord
+from neural_mp.space import why_int8
 from neural_mp.tuning.measurement.sensitivity import Sensitivity, sensitivities
 
 
@@ -104,6 +105,13 @@ class View:
         if self.ending is not None:
             return self.ending.plan
         return self.best.plan if self.best else PrecisionPlan()
+
+    def int8_reason(self, op: str) -> str:
+        """Return why an op runs in INT8 or not under `plan`; empty without a plan."""
+        if self.flow is None:
+            return ""
+        setup = self.record.setup
+        return why_int8(setup.graph, setup.capabilities, self.plan, self.flow, op)
 
     @cached_property
     def sensitivities(self) -> tuple[Sensitivity, ...]:

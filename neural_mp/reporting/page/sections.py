@@ -11,20 +11,19 @@ from neural_mp.reporting.page.charts import (
     NAMES,
     Part,
     Row,
-    both,
     card,
+    draw_for_screens,
+    empty_note,
     facts,
     legend,
-    none,
     percent,
     points,
-    scrolling,
-    stacked,
+    scroll_area,
+    stacked_bar,
 )
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.stage_noise import stage_rows
-from neural_mp.reporting.tables import RUNTIME_HEADINGS, runtime_rows
-from neural_mp.runs.stage_noise import STAGE_WORDS
+from neural_mp.reporting.tables import RUNTIME_HEADINGS, runtime_rows, stage_rows
+from neural_mp.runs.report import STAGE_WORDS
 from neural_mp.tuning.measurement.sensitivity import Sensitivity
 from neural_mp.util.html import Element, element, table
 from neural_mp.util.text import counted
@@ -56,7 +55,7 @@ def run_section(view: View) -> Element:
         None,
         _draw_phases(view),
         facts(pairs),
-        scrolling(settings, "Settings", "middle after") if rows else None,
+        scroll_area(settings, "Settings", "middle after") if rows else None,
     )
 
 
@@ -72,7 +71,7 @@ def runtimes_section(view: View) -> Element | None:
     return card(
         "Runtimes",
         None if hint is None else str(hint),
-        scrolling(figures, "Runtimes", "middle after") if rows else None,
+        scroll_area(figures, "Runtimes", "middle after") if rows else None,
     )
 
 
@@ -80,7 +79,7 @@ def _draw_phases(view: View) -> list[Element]:
     if view.report is None:
         tried = sum(trial.seconds for trial in view.trials)
         return [
-            none(
+            empty_note(
                 f"Phases are recorded when a run ends. The trials took {formatting.seconds(tried)}."
             )
         ]
@@ -99,7 +98,7 @@ def _draw_phases(view: View) -> list[Element]:
         whole += f"; the search includes {formatting.seconds(seconds[_PROBE])} of op measurements"
     return [
         element("p", f"{whole}.", class_="lead"),
-        *both(lambda narrow: stacked(parts, narrow)),
+        *draw_for_screens(lambda narrow: stacked_bar(parts, narrow)),
         legend(keys),
     ]
 
@@ -134,7 +133,8 @@ def map_section(view: View) -> Element:
     colours = {"precision": "precision", "noise": "quantization noise"}
     if view.output_nsr:
         colours["output_noise"] = "output noise"
-    if _has_op_times(view):
+    is_timed = view.ending is not None and bool(view.ending.baseline_times)
+    if is_timed or view.record.measured.times.ops:
         colours |= {"time": "time", "gain": "gain over FP32"}
     select = element(
         "select", [element("option", label, value=v) for v, label in colours.items()], id="colour"
@@ -205,7 +205,7 @@ def ops_section() -> Element:
             ),
             class_="head",
         ),
-        scrolling(element("table", id="ops"), "Table of ops"),
+        scroll_area(element("table", id="ops"), "Table of ops"),
         element("p", id="more", class_="lead after"),
         class_="card one",
     )
@@ -222,13 +222,8 @@ def stage_noise_section(view: View) -> Element | None:
         "Noise before and after recovery",
         f"SQNR of results against FP32, on {counted(noise.samples, 'calibration sample')}: higher "
         "is closer to FP32. Training on labels may move a result away from FP32.",
-        scrolling(figures, "Noise before and after recovery", "middle after"),
+        scroll_area(figures, "Noise before and after recovery", "middle after"),
     )
-
-
-def _has_op_times(view: View) -> bool:
-    timed = view.ending is not None and bool(view.ending.baseline_times)
-    return timed or bool(view.record.measured.times.ops)
 
 
 def _search_input(name: str, hint: str, label: str) -> Element:
@@ -245,7 +240,9 @@ def noise_section(view: View, wide: bool) -> Element:
     rows = [row for row in map(_decision_row, view.sensitivities) if row.parts]
     if not rows:
         return card(
-            "Sensitivity", None, none("No quantization noise was measured: no op can run in INT8.")
+            "Sensitivity",
+            None,
+            empty_note("No quantization noise was measured: no op can run in INT8."),
         )
     shown = rows[:_MOST]
     kinds = {part.kind for row in shown for part in row.parts}
@@ -260,7 +257,7 @@ def noise_section(view: View, wide: bool) -> Element:
         "Sensitivity",
         "Quantization noise of a tensor in INT8, as a fraction of its signal power (logarithmic "
         f"scale). In the search, tensors above {percent(NOISY)} fall back first.",
-        both(lambda narrow: points(shown, narrow, wide, NOISY)),
+        draw_for_screens(lambda narrow: points(shown, narrow, wide, NOISY)),
         legend([(kind, label) for kind, label in keys if kind in kinds]),
         element("p", more, class_="lead after") if len(rows) > len(shown) else None,
     )

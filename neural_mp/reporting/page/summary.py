@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from neural_mp.core.trial import Outcome
 from neural_mp.reporting import formatting
-from neural_mp.reporting.page.charts import NAMES, Part, both, joined, stacked
+from neural_mp.reporting.page.charts import NAMES, Part, draw_for_screens, stacked_bar
 from neural_mp.reporting.page.page_model import View
 from neural_mp.runs.report import Report
 from neural_mp.util.html import Child, Element, element
 from neural_mp.util.text import counted
 
 
-def about(view: View) -> str:
+def describe_run(view: View) -> str:
     """Return date, framework, strategy, trial count and machine of the run."""
     setup = view.record.setup
     report = view.report
     started = setup.started.replace("T", " ")[:16]
     strategy = setup.settings.get("strategy")
-    return joined(
-        (
-            f"{started} UTC" if started else "",
-            setup.framework,
-            f"strategy {strategy.value}" if strategy else "",
-            counted(len(view.trials), "trial"),
-            counted(report.evaluations, "evaluation") if report else "",
-            f"{setup.machine.name}, {counted(setup.machine.cores, 'core')}",
-            view.record.name,
-        )
+    parts = (
+        f"{started} UTC" if started else "",
+        setup.framework,
+        f"strategy {strategy.value}" if strategy else "",
+        counted(len(view.trials), "trial"),
+        counted(report.evaluations, "evaluation") if report else "",
+        f"{setup.machine.name}, {counted(setup.machine.cores, 'core')}",
+        view.record.name,
     )
+    return " · ".join(part for part in parts if part)
 
 
 def verdict(view: View) -> tuple[str, str, str]:
@@ -167,8 +166,8 @@ def precision_bar(view: View, small: bool = False) -> Element:
         for precision, count in view.counts.items()
     ]
     if small:
-        return element("div", stacked(parts, narrow=True), class_="precisions")
-    return element("div", both(lambda narrow: stacked(parts, narrow)))
+        return element("div", stacked_bar(parts, narrow=True), class_="precisions")
+    return element("div", draw_for_screens(lambda narrow: stacked_bar(parts, narrow)))
 
 
 def low_words(view: View) -> str:

@@ -13,13 +13,13 @@ from neural_mp.reporting.page.charts import (
     Part,
     Row,
     bars,
-    both,
     card,
+    draw_for_screens,
+    empty_note,
     legend,
     name,
-    none,
-    scrolling,
-    stacked,
+    scroll_area,
+    stacked_bar,
 )
 from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.summary import low_words, precision_bar
@@ -82,7 +82,7 @@ def _time_bars(view: View) -> list[Child]:
     ending = view.ending
     if ending is None or not ending.baseline_times:
         why = "the run is unfinished" if ending is None else "the framework does not time ops"
-        return [none(f"The ops of the result were not timed: {why}.")]
+        return [empty_note(f"The ops of the result were not timed: {why}.")]
     timed = {view.source: ending.baseline_times, "result": ending.result_times}
     sums = {title: time_by_type(view, times) for title, times in timed.items() if times}
     colours = _colours_by_type(sums, sums[view.source])
@@ -131,7 +131,7 @@ def _draw_bar(
     parts = _bar_parts(title, by, colours)
     return [
         element("p", heading, class_="lead bar-title"),
-        *both(lambda narrow: stacked(parts, narrow, longest)),
+        *draw_for_screens(lambda narrow: stacked_bar(parts, narrow, longest)),
     ]
 
 
@@ -159,7 +159,7 @@ def _by_type(view: View) -> Element:
     ordered = sorted(counts.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     rows = [[kind, *(by.get(p) or "" for p in shown)] for kind, by in ordered]
     content = table(["type", *(NAMES[p] for p in shown)], rows)
-    return scrolling(content, "Ops by type and precision", "short")
+    return scroll_area(content, "Ops by type and precision", "short")
 
 
 def single_ops_section(view: View) -> Element | None:
@@ -177,7 +177,7 @@ def single_ops_section(view: View) -> Element | None:
         "Each op with the ops fused into its kernel: first quartile of the runs, in brackets the "
         "fastest and the median; the number is the speed-up of the chosen precision over FP32, "
         f"clipped at {MAX_GAIN:.0f}×." + _clip_words(limit, rows),
-        both(lambda narrow: bars(rows, narrow, limit)),
+        draw_for_screens(lambda narrow: bars(rows, narrow, limit)),
         legend([*((p.value, NAMES[p]) for p in precisions), ("fp32 weak", "pale: not chosen")]),
         element("p", more, class_="lead after") if more else None,
     )
@@ -243,7 +243,7 @@ def conversions_section(view: View) -> Element | None:
     return card(
         "Conversions",
         f"{counted(len(conversions), 'data type conversion')} per inference.",
-        scrolling(
+        scroll_area(
             table(["tensor", "conversion", "consumers", "time"], rows, class_="left names-first"),
             "Conversions",
             "middle",

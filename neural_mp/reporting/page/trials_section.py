@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page.charts import (
+    NAMES,
     Part,
     Row,
     Scale,
-    both,
     card,
+    draw_for_screens,
+    empty_note,
     line,
     mark,
-    none,
     picture,
     ranges,
-    scrolling,
+    scroll_area,
     text,
     time_grid,
-    titled,
+    with_tooltip,
 )
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.page.trials_chart import described, time_fraction, trials_chart
-from neural_mp.util.html import Element, element, table
+from neural_mp.util.html import Child, Element, element, table
 from neural_mp.util.text import counted
 
 _MARKS = (
@@ -40,7 +44,7 @@ def trials_section(view: View) -> Element:
     """Return the trials as a chart, and the failed trials as a list."""
     if not view.trials:
         why = "Accuracy was not checked." if view.baseline_accuracy is None else ""
-        return card("Trials", None, none(f"No plan was evaluated. {why}"))
+        return card("Trials", None, empty_note(f"No plan was evaluated. {why}"))
     drawn = view.drawn
     failed = [trial for trial in view.trials if trial not in drawn]
     better = "accurate" if view.higher_is_better else "accurate (a lower value)"
@@ -48,13 +52,15 @@ def trials_section(view: View) -> Element:
         "Trials",
         f"Higher is more {better}, further left is faster. Select a trial to show its plan on "
         "the map.",
-        both(lambda narrow: trials_chart(view, narrow)) if drawn else None,
+        draw_for_screens(lambda narrow: trials_chart(view, narrow)) if drawn else None,
         _draw_legend(view) if drawn else None,
         [
-            element("p", described(trial, view.metric), class_="lead after")
+            element("p", describe_trial(trial, view.metric), class_="lead after")
             for trial in failed[:_MOST]
         ],
-        none(f"… and {len(failed) - _MOST} more failed trials.") if len(failed) > _MOST else None,
+        empty_note(f"… and {len(failed) - _MOST} more failed trials.")
+        if len(failed) > _MOST
+        else None,
     )
 
 
@@ -107,8 +113,8 @@ def finalists_section(view: View) -> Element | None:
         "Finalists",
         f"{counted(len(timed), 'trial')} measured again in interleaved rounds, because single "
         "measurements drift. Time as a fraction of FP32, with its 99 % confidence interval.",
-        both(lambda narrow: ranges(rows, narrow, 1.0)),
-        scrolling(table(headings, changed), "Finalists", "middle after"),
+        draw_for_screens(lambda narrow: ranges(rows, narrow, 1.0)),
+        scroll_area(table(headings, changed), "Finalists", "middle after"),
     )
 
 
@@ -149,7 +155,7 @@ def predicted_section(view: View) -> Element | None:
         "Time as a fraction of FP32: predicted from the times of single ops and conversions, and "
         "measured. On the diagonal, both are equal; the median error is "
         f"{off[len(off) // 2]:.0%}.",
-        both(lambda narrow: _predicted_chart(view, pairs, narrow)),
+        draw_for_screens(lambda narrow: _predicted_chart(view, pairs, narrow)),
     )
 
 
@@ -169,5 +175,210 @@ def _predicted_chart(view: View, pairs: list[tuple[Trial, float, float]], narrow
         tooltip = f"trial {trial.number + 1}: predicted {foretold:.0%}, measured {fraction:.0%}"
         kind = f"trial {trial.outcome.value}{' chosen' if chosen else ''}"
         point = mark("star" if chosen else "circle", across(fraction), up(foretold), kind, 5)
-        drawn.append(titled(tooltip, point))
+        drawn.append(with_tooltip(tooltip, point))
     return picture(width, height, "Predicted and measured time of trials", drawn)
+
+
+SHAPES = {
+    Outcome.MET: "circle",
+    Outcome.MISSED: "cross",
+    Outcome.PRUNED: "cross",
+    Outcome.SLOW: "triangle",
+    Outcome.FAILED: "cross",
+}
+_SAID = {
+    Outcome.MET: "met the target",
+    Outcome.MISSED: "missed the target",
+    Outcome.PRUNED: "stopped early, target out of reach",
+    Outcome.SLOW: "met the accuracy target, speed-up too small",
+    Outcome.FAILED: "failed",
+}
+#: Trials that miss the target by more than this multiple of the tolerance lie at the bottom.
+_REACH = 2.5
+_TOP = 14
+_FOOT = 46
+
+
+def time_fraction(trial: Trial) -> float | None:
+    """Return the time of a trial as a fraction of FP32; None if not measured."""
+    return trial.objectives.get("relative_latency")
+
+
+def trials_chart(view: View, narrow: bool, chosen: bool = True) -> Element:
+    """Draw accuracy (up) against time (left is faster); untimed trials are on the right.
+
+    If `chosen`, the page's script can select trials.
+    """
+    frame = _Frame.of(view, narrow)
+    parts: list[Child] = [frame.grid(), frame.target_line(), _draw_pareto_front(view, frame)]
+    last = sorted(view.drawn, key=lambda trial: trial is view.best)
+    parts.extend(_draw_trial(view, trial, frame, chosen) for trial in last)
+    parts.append(_draw_baseline(view, frame))
+    label = f"Trials: {view.metric} against time per batch"
+    return picture(frame.width, frame.height, label, parts)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Mapping of trials to chart positions.
+
+    Attributes:
+        right: right end of the time axis; untimed trials lie beyond.
+        worst: trials of worse accuracy lie at the bottom.
+    """
+
+    view: View
+    narrow: bool
+    width: int
+    height: int
+    right: float
+    time: Scale
+    accuracy: Scale
+    worst: float
+
+    @classmethod
+    def of(cls, view: View, narrow: bool) -> _Frame:
+        width, height = (360, 330) if narrow else (700, 450)
+        timed = [trial for trial in view.drawn if time_fraction(trial)]
+        aside = [trial for trial in view.drawn if not time_fraction(trial)]
+        right = width - ((54 if narrow else 72) if aside else 12)
+        fractions = [time_fraction(trial) or 0.0 for trial in timed]
+        time = Scale(0.0, max([*fractions, 1.0]) * 1.06, 52 if narrow else 74, right)
+        worst, best = _accuracy_range(view, timed, aside)
+        pad = (best - worst) * 0.07
+        hidden = any(_is_worse(view, t.accuracy, worst) for t in (*timed, *aside))
+        foot = height - _FOOT - (22 if hidden else 0)
+        low, high = sorted((worst - pad, best + pad))
+        ends = (foot, _TOP) if view.higher_is_better else (_TOP, foot)
+        return cls(view, narrow, width, height, right, time, Scale(low, high, *ends), worst)
+
+    @property
+    def foot(self) -> float:
+        """Vertical position of the worst accuracy."""
+        return max(self.accuracy.start, self.accuracy.end)
+
+    def place(self, trial: Trial) -> tuple[float, float]:
+        """Return the position of a trial."""
+        fraction = time_fraction(trial)
+        room = self.width - self.right - 30
+        x = self.time(fraction) if fraction else self.right + 22 + trial.number * 13 % max(room, 1)
+        if trial.accuracy is None or _is_worse(self.view, trial.accuracy, self.worst):
+            return x, self.foot + 12
+        return x, self.accuracy(trial.accuracy)
+
+    def grid(self) -> list[Element]:
+        """Return grid lines and labels of both axes."""
+        under, middle = self.height - _FOOT + 16, (self.time.start + self.right) / 2
+        parts = time_grid(self.time, 4 if self.narrow else 6, _TOP, self.foot, under)
+        for value in self.accuracy.ticks():
+            y = self.accuracy(value)
+            parts.append(line(self.time.start, y, self.right, y, "grid"))
+            parts.append(text(f"{value:.4g}", self.time.start - 8, y + 4, "tick", "end"))
+        what = "time, fraction of FP32" if self.narrow else "time per batch, as a fraction of FP32"
+        parts.append(text(what, middle, self.height - 8, "axis", "middle"))
+        if not self.narrow:
+            better = "" if self.view.higher_is_better else " (lower is better)"
+            label = f"{self.view.metric}{better}"
+            name = text(label, -(_TOP + self.foot) / 2, 14, "axis", "middle")
+            name.set("transform", "rotate(-90)")
+            parts.append(name)
+        if self.right < self.width - 20:
+            parts.append(line(self.right + 8, _TOP, self.right + 8, self.foot, "split"))
+            # On a narrow screen, the label has no room beside the last tick.
+            x, y = (self.right + 8 + self.width) / 2, self.height - 8 if self.narrow else under
+            anchor = ("end", self.width) if self.narrow else ("middle", x)
+            parts.append(text("not timed", anchor[1], y, "tick", anchor[0]))
+        return parts
+
+    def target_line(self) -> list[Element]:
+        """Return the target line and the zone that misses the target."""
+        target, start = self.view.target, self.time.start
+        if target is None:
+            return []
+        y = self.accuracy(target)
+        return [
+            element(
+                "rect",
+                x=start,
+                y=y,
+                width=self.right - start,
+                height=max(self.foot - y, 0.0),
+                class_="missed-zone",
+            ),
+            line(start, y, self.width - 6, y, "target"),
+            text(f"target {formatting.number(target)}", start + 8, y - 6, "target-word"),
+        ]
+
+
+def _accuracy_range(
+    view: View, timed: Sequence[Trial], aside: Sequence[Trial]
+) -> tuple[float, float]:
+    """Return the worst and the best accuracy shown to scale."""
+    base, target = view.baseline_accuracy, view.target
+    step = abs((base or 0.0) - target) if target is not None and base is not None else 0.0
+    step = step or abs(base or 0.0) * 0.01 or 0.01
+    sign = 1 if view.higher_is_better else -1
+    values = [sign * value for value in (base, target) if value is not None]
+    values += [sign * t.accuracy for t in timed if t.accuracy is not None]
+    limit = (sign * target if target is not None else min(values, default=0.0)) - _REACH * step
+    if not any(trial.meets_accuracy for trial in (*timed, *aside)):
+        limit = -inf  # use the room for the misses if no trial met the target
+    values += [
+        sign * t.accuracy for t in aside if t.accuracy is not None and sign * t.accuracy >= limit
+    ]
+    shown = [value for value in values if value >= limit] or [0.0]
+    return sign * (min(shown) - 0.35 * step), sign * max(shown)
+
+
+def _is_worse(view: View, accuracy: float | None, limit: float) -> bool:
+    if accuracy is None:
+        return False
+    return accuracy < limit if view.higher_is_better else accuracy > limit
+
+
+def _draw_pareto_front(view: View, frame: _Frame) -> Element | None:
+    met = [trial for trial in view.drawn if trial.met and time_fraction(trial)]
+    points = sorted(frame.place(trial) for trial in met)
+    steps: list[tuple[float, float]] = []
+    for x, y in points:
+        if not steps or y < steps[-1][1]:
+            if steps:
+                steps.append((x, steps[-1][1]))
+            steps.append((x, y))
+    if len(steps) < 2:
+        return None
+    return element("path", d="M" + "L".join(f"{x:g},{y:g}" for x, y in steps), class_="front")
+
+
+def _draw_baseline(view: View, frame: _Frame) -> Element | None:
+    base = view.baseline_accuracy
+    if base is None:
+        return None
+    x, y = frame.time(1.0), frame.accuracy(base)
+    latency = view.report.baseline_latency if view.report else None
+    tooltip = f"{view.source}: {view.metric} {formatting.number(base)}"
+    tooltip += f", {formatting.seconds(latency)} per batch" if latency else ""
+    label = text(view.source, x, y - 12, "point-word", "middle")
+    return with_tooltip(tooltip, mark("diamond", x, y, "fp32"), label)
+
+
+def describe_trial(trial: Trial, metric: str) -> str:
+    """Describe a trial as text, its accuracy under the name of the metric."""
+    parts = [formatting.accuracy(trial, metric)]
+    speed = f"{formatting.times(trial.speedup)} as fast as FP32"
+    parts.append(speed if trial.speedup else "not timed")
+    parts.extend(f"{count} {NAMES[p]}" for p, count in trial.plan.counts().items())
+    error = f"; {trial.error}" if trial.error else ""
+    return f"trial {trial.number + 1} {_SAID[trial.outcome]}: {', '.join(parts)}{error}"
+
+
+def _draw_trial(view: View, trial: Trial, frame: _Frame, chosen: bool) -> Element:
+    best = trial is view.best
+    kind = f"trial {trial.outcome.value}{' chosen' if best else ''}"
+    shape = "star" if best else SHAPES[trial.outcome]
+    tooltip = describe_trial(trial, view.metric)
+    drawn = mark(shape, *frame.place(trial), kind)
+    if not chosen:
+        return with_tooltip(tooltip, drawn)
+    button = {"tabindex": 0, "role": "button", "aria_label": tooltip, "data_trial": trial.number}
+    return with_tooltip(tooltip, drawn, class_="pick", **button)

@@ -35,7 +35,7 @@ class Calibration:
         drawn = self._drawn
         batches = enumerate(self.batches.inputs())
         chosen = (inputs for i, inputs in batches if drawn is None or i in drawn)
-        yield from limited(chosen, self.samples, before_each)
+        yield from limit_samples(chosen, self.samples, before_each)
 
     @cached_property
     def _drawn(self) -> frozenset[int] | None:
@@ -67,7 +67,7 @@ def sample_words(samples: int, seed: int | None) -> str:
     return str(samples) if seed is None else f"{samples} (seed {seed})"
 
 
-def limited(
+def limit_samples(
     batches: Iterable[Any], samples: int, before_each: Callable[[], None] = lambda: None
 ) -> Iterator[Any]:
     """Yield batches until they hold `samples` samples; the last batch is not truncated."""

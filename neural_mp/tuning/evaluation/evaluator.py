@@ -12,16 +12,20 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.common import Metric
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.errors import MetricError, NeuralMPError, message_of
 from neural_mp.runs.report import MetricFigures
+from neural_mp.tuning.evaluation.accuracy_bounds import AccuracySpread, TextLosses
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.early_stopping import RunningValues, is_check_due
-from neural_mp.tuning.evaluation.metric_reset import ResetWatch, check_reset
-from neural_mp.tuning.evaluation.metric_values import MetricAggregation, MetricBatch, as_scalar
-from neural_mp.tuning.evaluation.paired_losses import TextLosses
+from neural_mp.tuning.evaluation.metric_values import (
+    MetricAggregation,
+    MetricBatch,
+    ResetWatch,
+    as_scalar,
+    check_reset,
+)
 from neural_mp.tuning.evaluation.pass_contents import PassContents
-from neural_mp.tuning.evaluation.random_accuracy import AccuracySpread
 from neural_mp.util.digest import DigestingIterator
 from neural_mp.util.fingerprint import object_fingerprint
 from neural_mp.util.memory import MemoryGuard
@@ -246,7 +250,7 @@ class Evaluator:
             yield inputs
 
     def _batch_per_metric(
-        self, given: MetricBatch, inputs: Any, reference: AnyModel
+        self, given: MetricBatch, inputs: object, reference: AnyModel
     ) -> Iterator[tuple[Metric, str, MetricBatch]]:
         """Yield each metric with its name and its form of a batch."""
         judged = given if self.postprocess is None else given.postprocessed(self.postprocess)

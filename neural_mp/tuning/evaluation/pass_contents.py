@@ -132,7 +132,7 @@ def _other_data(name: str, change: str) -> DataError:
     )
 
 
-def _hash_samples(labels: Any) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
+def _hash_samples(labels: object) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
     """Return a hash per sample, and the shapes of a sample's labels; None if unavailable."""
     if isinstance(labels, Mapping | tuple):
         return _hash_parts(list(labels.values()) if isinstance(labels, Mapping) else labels)

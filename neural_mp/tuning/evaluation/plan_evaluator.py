@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +14,17 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.criterion import AccuracyCriterion
-from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import AccuracyCriterion, Deadline, DeadlineExceededError
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import DataError, MetricError, message_of
 from neural_mp.space import ResolvedPlan
+from neural_mp.tuning.evaluation.accuracy_bounds import TextLosses, metric_of_texts
 from neural_mp.tuning.evaluation.early_stopping import RunningValues, will_miss_target
 from neural_mp.tuning.evaluation.evaluator import (
     Evaluator,
     NotShardableError,
     TargetOutOfReachError,
 )
-from neural_mp.tuning.evaluation.metric_values import is_usable
-from neural_mp.tuning.evaluation.paired_losses import TextLosses, metric_of_texts
 from neural_mp.tuning.evaluation.sharding import Shard, ShardResult
 from neural_mp.util.user_calls import UserCodeError
 
@@ -117,7 +116,7 @@ class PlanEvaluator:
         except Exception as error:
             # Frameworks raise arbitrary errors, and a failed plan must not end the search.
             logger.debug("Evaluating a plan failed", exc_info=True)
-            return build_evaluation(Outcome.FAILED, None, described(error)), model
+            return build_evaluation(Outcome.FAILED, None, describe_error(error)), model
         judged = self._judge_accuracy(accuracy, lambda: self._origin_of_nan(model), passes)
         return build_evaluation(*judged), model
 
@@ -151,7 +150,7 @@ class PlanEvaluator:
         except Exception as error:
             # Frameworks raise arbitrary errors, as above.
             logger.debug("Evaluating a plan failed", exc_info=True)
-            return PlanEvaluation(Outcome.FAILED, error=described(error))
+            return PlanEvaluation(Outcome.FAILED, error=describe_error(error))
         return ShardResult(states, origin, time.perf_counter() - started)
 
     def merge_shards(self, results: Sequence[PlanEvaluation | ShardResult]) -> PlanEvaluation:
@@ -173,7 +172,7 @@ class PlanEvaluator:
         self, accuracy: float, origin_of_nan: Callable[[], str | None], passes: int = 1
     ) -> tuple[Outcome, float | None, str | None]:
         """Return outcome, comparable accuracy and error for an accuracy on all data."""
-        if not is_usable(accuracy):
+        if not math.isfinite(accuracy):
             origin = origin_of_nan()
             error = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
             return Outcome.MISSED, None, error
@@ -222,7 +221,7 @@ class PlanEvaluator:
         return f"NaN or Inf first occurs at op {op!r}"
 
 
-def described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the error of a failed plan."""
     return f"{type(error).__name__}: {message_of(error)}"
 

@@ -83,7 +83,7 @@ class ShardingPolicy:
                 cost,
             )
             return False
-        why = obstacle(self.evaluator)
+        why = sharding_obstacle(self.evaluator)
         if why:
             self.give_up(why)
         return not why
@@ -120,7 +120,7 @@ def sharded_seconds(seconds: float, cpu_seconds: float, width: int, threads: int
     return max(seconds, cpu_seconds / threads) / max(1, width)
 
 
-def obstacle(evaluator: Evaluator) -> str:
+def sharding_obstacle(evaluator: Evaluator) -> str:
     """Return the reason that rules out sharding, as a clause, or an empty string."""
     if evaluator.eval_func is not None or evaluator.batches is None:
         return "eval_func reads the data itself"

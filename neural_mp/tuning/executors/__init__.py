@@ -8,15 +8,16 @@ from typing import Any
 
 from neural_mp.errors import ConfigurationError, did_you_mean, error_path
 from neural_mp.tuning.executors.contract import (
+    LOCAL,
     Executor,
     Task,
     TaskResult,
     Worker,
     WorkerException,
     WorkerPayload,
+    Workers,
     taken,
 )
-from neural_mp.tuning.executors.options import LOCAL, Workers
 from neural_mp.util.plug_ins import plug_ins, require_importable
 from neural_mp.util.validators import MOST, integer_between, optional, validate_option
 
@@ -40,7 +41,7 @@ def executor_classes() -> dict[str, type[Executor]]:
     return {**own, **plug_ins(ENTRY_POINT_GROUP, own)}
 
 
-def executor_named(name: Any) -> type[Executor]:
+def executor_named(name: object) -> type[Executor]:
     """Return an executor class by its name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Interface of executors, and the payload of their worker processes."""
+"""The option `workers`, the interface of executors, and the payload of their processes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import (
     ConfigurationError,
@@ -24,17 +24,49 @@ from neural_mp.errors import (
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation, PlanEvaluator
 from neural_mp.tuning.evaluation.sharding import Shard, ShardResult
-from neural_mp.tuning.executors.options import Workers
 from neural_mp.util.remote_exceptions import RemoteException, dump_exception
 from neural_mp.util.user_calls import UserCodeError
 
 logger = logging.getLogger(__name__)
 
+#: Engine of processes on this machine.
+LOCAL = "local"
+#: Engine of nodes of a Ray cluster.
+RAY = "ray"
+#: Maximum number of restarts of work on lost machines.
+RUNS_AGAIN = 3
 #: Error of a trial whose process crashed.
 DIED = (
     "a worker process crashed, because of insufficient memory or in native code; set workers = 1 "
     "for details"
 )
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The value of the option `workers`.
+
+    Attributes:
+        engine: name of the executor.
+        count: number of parallel plans; None for as many as fit.
+        threads: threads per plan; None for the engine's default.
+        options: further options of the engine.
+    """
+
+    engine: str = LOCAL
+    count: int | None = 1
+    threads: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.engine == LOCAL and self.count is not None:
+            return f"workers = {self.count}"
+        return f"the engine {self.engine!r} of workers"
+
+    @property
+    def several(self) -> bool:
+        """Whether plans are evaluated outside this process."""
+        return self.engine != LOCAL or self.count != 1
 
 
 @dataclass(frozen=True)
@@ -176,7 +208,7 @@ def no_result(error: BaseException) -> TuningError:
     )
 
 
-def crashed(node: str) -> PlanEvaluation:
+def crashed_evaluation(node: str) -> PlanEvaluation:
     """Return the evaluation of a plan whose process crashed."""
     return PlanEvaluation(Outcome.FAILED, None, DIED, node=node)
 

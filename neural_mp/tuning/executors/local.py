@@ -20,14 +20,15 @@ import psutil
 from neural_mp.core import hardware
 from neural_mp.errors import ConfigurationError
 from neural_mp.tuning.executors.contract import (
+    LOCAL,
     Answer,
     Task,
     Worker,
     WorkerException,
     WorkerPayload,
-    crashed,
+    Workers,
+    crashed_evaluation,
 )
-from neural_mp.tuning.executors.options import LOCAL, Workers
 from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
 from neural_mp.util.environment import THREAD_VARIABLES
 from neural_mp.util.memory import free_memory
@@ -196,7 +197,7 @@ class LocalExecutor(QueuedExecutor):
         except BrokenProcessPool as error:
             self._end_pool(slot, at_once=True)
             killed = isinstance(error, TerminatedWorkerError)
-            return crashed(platform.node()) if killed else WorkerException(error)
+            return crashed_evaluation(platform.node()) if killed else WorkerException(error)
         except Exception as error:
             # Errors of unpickling the payload or loading the model.
             logger.debug("A worker process raised an exception", exc_info=True)

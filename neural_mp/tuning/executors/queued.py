@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from neural_mp.core.deadline import DeadlineExceededError
+from neural_mp.core.criterion import DeadlineExceededError
 from neural_mp.errors import TuningError
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation
 from neural_mp.tuning.evaluation.sharding import Shard
@@ -20,9 +20,9 @@ from neural_mp.tuning.executors.contract import (
     TaskResult,
     WorkerException,
     WorkerPayload,
+    Workers,
     taken,
 )
-from neural_mp.tuning.executors.options import Workers
 
 TaskT = TypeVar("TaskT")
 AnswerT = TypeVar("AnswerT")
@@ -35,7 +35,6 @@ class PendingTask(Generic[TaskT, AnswerT]):
     """A submitted task.
 
     Attributes:
-        task: the task.
         until: deadline by this process's monotonic clock; 0 sets no limit.
         answer: the result, once available.
         losses: number of machines lost while running the task.

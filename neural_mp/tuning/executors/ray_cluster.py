@@ -11,24 +11,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.tuning.executors.contract import (
+    RAY,
+    RUNS_AGAIN,
     Answer,
     Task,
     Worker,
     WorkerException,
     WorkerPayload,
-    crashed,
+    Workers,
+    crashed_evaluation,
 )
-from neural_mp.tuning.executors.options import RAY, RUNS_AGAIN, Workers
 from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
 from neural_mp.tuning.executors.ray_nodes import (
     ClusterNodes,
+    NumericalTraits,
     Slot,
     address_of,
     check_answer,
     remote,
-    traits_of,
 )
-from neural_mp.util.installation import install_command
+from neural_mp.util.optional_packages import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class RayExecutor(QueuedExecutor):
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         self.check(workers)
-        self._nodes = ClusterNodes(workers, partial(traits_of, work.kind), warn)
+        self._nodes = ClusterNodes(workers, partial(NumericalTraits.here, work.kind), warn)
         import ray
 
         self._sent = ray.put(np.frombuffer(work.sent, np.uint8))
@@ -126,7 +128,7 @@ class RayExecutor(QueuedExecutor):
                 error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError
             )
             if process_died and self._is_alive(node):
-                return crashed(self._nodes.name(node))
+                return crashed_evaluation(self._nodes.name(node))
             return self._lost(node, ticket)
         if isinstance(answer, WorkerException):
             return answer
@@ -151,7 +153,7 @@ class RayExecutor(QueuedExecutor):
                 f"node {name} of the Ray cluster was lost; its plans run again on other nodes"
             )
         self._places = [slot for slot in self._nodes.slots() if slot[0] != node]
-        return crashed(name) if ticket.losses > RUNS_AGAIN else None
+        return crashed_evaluation(name) if ticket.losses > RUNS_AGAIN else None
 
     def close(self) -> None:
         """Cancel running tasks; leave the cluster if joined here."""

@@ -14,7 +14,7 @@ from neural_mp.adaptors.contract import Adaptor
 from neural_mp.core import hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.errors import ConfigurationError, TuningError
-from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.executors.contract import Workers
 from neural_mp.util.environment import versions_of
 from neural_mp.util.text import counted
 
@@ -70,11 +70,6 @@ class NumericalTraits:
             for name in names
             if self.values.get(name) != machine.values.get(name)
         ]
-
-
-def traits_of(kind: type[Adaptor[Any]]) -> NumericalTraits:
-    """Return the traits of the calling machine for the models of an adaptor."""
-    return NumericalTraits.here(kind)
 
 
 def _report_traits(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTraits]:
@@ -198,7 +193,7 @@ class ClusterNodes:
             ray.shutdown()
 
 
-def remote(subject: Any, node: str, cpus: int, **options: Any) -> Any:
+def remote(subject: object, node: str, cpus: int, **options: object) -> Any:
     """Return a function or class that runs on one node only."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

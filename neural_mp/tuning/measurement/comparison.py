@@ -7,17 +7,21 @@ with the data nor with the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel, OpOutput
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ComparisonError
-from neural_mp.tuning.measurement.op_outputs import ChunkedOutputs
+from neural_mp.runs.report import Stage, StageNoise
+from neural_mp.search.corrections import rounded_to_nearest
+from neural_mp.space import ResolvedPlan
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.sqnr import MAX_NSR, MIN_SQNR_DB, decibels
 from neural_mp.util.display import Displayed, displays
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
@@ -351,3 +355,154 @@ def _missing_ops(lhs: OpGraph, rhs: OpGraph) -> tuple[str, ...]:
 def _first_names(ops: Iterable[Op]) -> str:
     shown = [repr(op.name) for op in islice(ops, 3)]
     return ", ".join(shown) + ", …" if shown else "none"
+
+
+#: Maximum bytes of op outputs of one model held at once.
+HELD_BYTES = 256 << 20
+#: Maximum bytes of weights in functions that are kept between batches.
+KEPT_BYTES = 2 << 30
+#: Number of ops in a chunk while the sizes of outputs are unknown.
+_AT_FIRST = 8
+
+_Values = Callable[[Any], Mapping[str, OpOutput]]
+
+
+class ChunkedOutputs:
+    """Outputs of ops of two models in chunks, in the order of the graph.
+
+    A model runs once per chunk; most batches need a single chunk. The first batch determines the
+    sizes of the outputs.
+    """
+
+    def __init__(self, a: AnyModel, b: AnyModel, ops: Sequence[str]) -> None:
+        self._models = a, b
+        self._ops = list(ops)
+        self._bytes: dict[str, int] = {}
+        self._samples = 0
+        self._groups: list[tuple[str, ...]] = []
+        self._made: dict[tuple[str, ...], tuple[_Values, _Values]] = {}
+
+    def values(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
+        """Yield the outputs of the ops in both models, for one batch."""
+        samples = batch_size_of(inputs)
+        if not self._samples:
+            yield from self._measure_chunks(inputs)
+        else:
+            if samples > self._samples or not self._groups:
+                self._divide_into_chunks(samples)
+            for group in self._groups:
+                yield from self._run(group, inputs)
+        self._samples = max(self._samples, samples)
+
+    def _measure_chunks(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
+        """Yield all outputs, in chunks that fit if no op exceeds the largest output so far."""
+        start, count = 0, _AT_FIRST
+        while start < len(self._ops):
+            group = tuple(self._ops[start : start + count])
+            for op, reference, output in self._run(group, inputs):
+                self._bytes[op] = reference.real.nbytes
+                yield op, reference, output
+            start += len(group)
+            count = max(1, HELD_BYTES // max(self._bytes.values(), default=1))
+        self._made.clear()
+
+    def _divide_into_chunks(self, samples: int) -> None:
+        # Sizes of outputs are assumed proportional to the number of samples.
+        ratio = samples / self._samples
+        self._bytes = {op: int(size * ratio) for op, size in self._bytes.items()}
+        self._groups, total = [], 0
+        waiting: list[str] = []
+        for op in (op for op in self._ops if op in self._bytes):
+            if waiting and total + self._bytes[op] > HELD_BYTES:
+                self._groups.append(tuple(waiting))
+                waiting, total = [], 0
+            waiting.append(op)
+            total += self._bytes[op]
+        if waiting:
+            self._groups.append(tuple(waiting))
+        self._made.clear()
+
+    def _run(
+        self, group: tuple[str, ...], inputs: object
+    ) -> Iterator[tuple[str, OpOutput, OpOutput]]:
+        first, second = self._output_functions(group)
+        values = dict(first(inputs))
+        second_values = dict(second(inputs))
+        for op in group:
+            if op in values and op in second_values:
+                yield op, values.pop(op), second_values.pop(op)
+
+    def _output_functions(self, group: tuple[str, ...]) -> tuple[_Values, _Values]:
+        if group not in self._made:
+            weights = sum(model.size for model in self._models)
+            if (len(self._made) + 1) * weights > KEPT_BYTES or not self._groups:
+                self._made.clear()
+            a, b = self._models
+            self._made[group] = a.op_outputs(group), b.op_outputs(group)
+        return self._made[group]
+
+
+#: Samples are enough for the noise of whole tensors.
+_SAMPLES = 64
+
+
+def stage_noise(
+    job: TuningJob,
+    model: AnyTunableModel,
+    plan: ResolvedPlan,
+    log: RunLog,
+    trained: AnyModel | None = None,
+) -> StageNoise | None:
+    """Return the noise of a plan's results at each stage of its weights.
+
+    Args:
+        job: the run.
+        model: the calibrated FP32 model.
+        plan: the plan.
+        log: receives the duration.
+        trained: the converted model after training, if any.
+
+    Returns:
+        The noise; None with one stage only, without calibration data, or if the framework does not
+        expose results of single ops.
+    """
+    nearest = rounded_to_nearest(plan.plan)
+    is_reconstructed = nearest != plan.plan
+    has_stages = is_reconstructed or trained is not None
+    if not has_stages or job.calibration is None or model.adaptor.op_outputs is None:
+        return None
+    with log.phase("compare", "Comparing with FP32"):
+        models = {Stage.NEAREST: model.converted(job.space.resolve(nearest))}
+        if is_reconstructed:
+            models[Stage.RECONSTRUCTED] = model.converted(plan)
+        if trained is not None:
+            models[Stage.TRAINED] = trained
+        few = replace(job.calibration, samples=min(job.calibration.samples, _SAMPLES))
+        rescaled = model.rescaled_by(plan.plan)
+        comparisons = {
+            stage: compare_models(job.model, staged, few.inputs(), rescaled)
+            for stage, staged in models.items()
+        }
+    return _stage_noise(plan, comparisons)
+
+
+def _stage_noise(plan: ResolvedPlan, comparisons: dict[Stage, Comparison]) -> StageNoise:
+    by_stage = {stage.value: _nsr_by_op(comparison) for stage, comparison in comparisons.items()}
+    outputs = {
+        stage.value: max((output.noise for output in comparison.outputs), default=0.0)
+        for stage, comparison in comparisons.items()
+    }
+    ops = {
+        op: {stage: noise[op] for stage, noise in by_stage.items() if op in noise}
+        for op in plan.plan
+    }
+    samples = min(comparison.samples for comparison in comparisons.values())
+    return StageNoise({op: by for op, by in ops.items() if by}, outputs, samples)
+
+
+def _nsr_by_op(comparison: Comparison) -> dict[str, float]:
+    return {
+        name: layer.noise
+        for layer in comparison.layers
+        for name in (layer.name, *(fused for fused, _ in layer.fused_ops))
+    }

@@ -6,16 +6,17 @@ import logging
 from dataclasses import replace
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.profiling import ratio
+from neural_mp.profiling import latency_ratio
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.final_selection import Selection, compare_latency
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.objectives import latency_figures
+from neural_mp.tuning.measurement.other_runtimes import measure_accuracy
 from neural_mp.tuning.measurement.sqnr import output_sqnr_db
 
 logger = logging.getLogger(__name__)
@@ -55,19 +56,21 @@ def with_faster_kernels(
     with log.phase("measure", "Measuring FP32 kernels"):
         references = [job.model, *([selection.model] if selection.model is not job.model else [])]
         fp32_seconds, *chosen, seconds = job.measurement.contest([*references, candidate])
-    gain = ratio(chosen[0] if chosen else fp32_seconds, seconds)
+    gain = latency_ratio(chosen[0] if chosen else fp32_seconds, seconds)
     if gain.low <= 1 or gain.value < job.measurement.min_speedup:
         return selection
     trial = selection.trial
-    if not _equal_but_for_rounding(job, selection.model, candidate):
+    sqnr_db = output_sqnr_db(selection.model, candidate, [job.measurement.inputs])
+    if sqnr_db is None or sqnr_db < _FP32_ROUNDING_DB:
         if not plan.has_low_precision:
             return selection
-        accuracy = None if baseline is None else _measure_accuracy(job, candidate, log, deadline)
-        if baseline is not None and (
-            accuracy is None
-            or not job.evaluator.spread.met(job.settings.criterion, baseline, accuracy)
-        ):
-            return selection
+        accuracy = None
+        if baseline is not None:
+            title = "Evaluating FP32 kernels"
+            accuracy = measure_accuracy(job, candidate, log, deadline, "evaluate", title)
+            criterion = job.settings.criterion
+            if accuracy is None or not job.evaluator.spread.met(criterion, baseline, accuracy):
+                return selection
         if trial is not None:
             trial = replace(trial, accuracy=accuracy, metrics=job.evaluator.values or trial.metrics)
     speed = compare_latency(fp32_seconds, seconds)
@@ -103,23 +106,6 @@ def _convert_and_run(job: TuningJob, model: AnyTunableModel, plan: ResolvedPlan)
         logger.debug("faster kernels do not run", exc_info=True)
         return None
     return candidate
-
-
-def _equal_but_for_rounding(job: TuningJob, selected: AnyModel, candidate: AnyModel) -> bool:
-    """Whether the outputs of a candidate are those of the selected model but for rounding."""
-    sqnr_db = output_sqnr_db(selected, candidate, [job.measurement.inputs])
-    return sqnr_db is not None and sqnr_db >= _FP32_ROUNDING_DB
-
-
-def _measure_accuracy(
-    job: TuningJob, candidate: AnyModel, log: RunLog, deadline: Deadline
-) -> float | None:
-    """Return the accuracy of a candidate; None if the time limit passed."""
-    with log.phase("evaluate", "Evaluating FP32 kernels", job.evaluator.batch_count):
-        try:
-            return job.evaluator(candidate, deadline, reference=job.model)
-        except DeadlineExceededError:
-            return None
 
 
 def latest(trials: list[Trial], selection: Selection) -> list[Trial]:

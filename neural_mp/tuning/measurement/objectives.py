@@ -12,17 +12,17 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.criterion import MIN_SPEEDUP
 from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.hardware import detect
+from neural_mp.core.op_timings import Workload
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import RELATIVE_FIGURES, Trial, relative_cost
-from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import (
     CALLS_PER_CALLER,
     bound_ratio,
     concurrent_runs,
     interleaved_rounds,
-    ratio,
-    uncontended,
+    latency_ratio,
+    uncontended_latency,
 )
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
 from neural_mp.util.pytree import batch_size_of, structure_of, tree_leaves, unflatten
@@ -95,7 +95,7 @@ class Measurement:
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
         """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
-        return [uncontended(seconds) for seconds in self._time_models(models, longer)]
+        return [uncontended_latency(seconds) for seconds in self._time_models(models, longer)]
 
     def fastest_of(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
         """Return seconds per batch of the fastest of few interleaved rounds."""
@@ -238,7 +238,7 @@ class Measurement:
         return all(self._is_decided(baseline, seconds) for seconds in candidates)
 
     def _is_decided(self, baseline: Sequence[float], candidate: Sequence[float]) -> bool:
-        relative, least = ratio(candidate, baseline), 1 / self.min_speedup
+        relative, least = latency_ratio(candidate, baseline), 1 / self.min_speedup
         faster = [
             seconds <= least * fp32 for seconds, fp32 in zip(candidate, baseline, strict=True)
         ]
@@ -261,11 +261,11 @@ def latency_figures(
 
     The interval of the relative latency contains the value of an `earlier` measurement, if any.
     """
-    relative = ratio(candidate, baseline)
+    relative = latency_ratio(candidate, baseline)
     if earlier is not None:
         relative = relative.spanning(earlier)
     return {
-        "performance": uncontended(candidate),
+        "performance": uncontended_latency(candidate),
         "relative_latency": relative.value,
         "relative_latency_low": relative.low,
         "relative_latency_high": relative.high,
@@ -340,7 +340,7 @@ class Footprints:
         return self.model.tensor_values(self.inputs)
 
 
-def with_tokens(inputs: Any, count: int) -> Any:
+def with_tokens(inputs: object, count: int) -> Any:
     """Return the inputs of a decoder for one sequence of this many tokens, repeated if needed.
 
     Raises:

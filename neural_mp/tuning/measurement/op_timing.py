@@ -11,11 +11,17 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.op_timings import WITHIN_ANOTHER_SECONDS, Duration, OpRuns, OpTimings
+from neural_mp.core.op_timings import (
+    WITHIN_ANOTHER_SECONDS,
+    Duration,
+    OpRuns,
+    OpTimings,
+    Workload,
+    form_of,
+)
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
-from neural_mp.core.workload import Workload, form_of
 from neural_mp.profiling import interleaved_medians
 from neural_mp.runs.report import Conversion
 from neural_mp.space import ResolvedPlan, TuningSpace
@@ -29,7 +35,6 @@ class Timed:
 
     Attributes:
         plan: the resolved plan.
-        model: the model.
         runs: op or conversion → seconds of each run, scaled: their `profile` adds up to `whole`.
         whole: seconds of one run.
     """
@@ -51,7 +56,7 @@ class Timed:
         return Duration.of(together) if runs else Duration(0.0, 0.0, 0.0)
 
 
-def all_in(
+def plan_in_precision(
     precision: Precision, space: TuningSpace, ops: Collection[str] | None = None
 ) -> ResolvedPlan:
     """Return the plan with all ops, or those of `ops`, in a precision; FP32 if ineligible."""
@@ -63,7 +68,7 @@ def all_in(
     return space.resolve(PrecisionPlan(chosen))
 
 
-def timed(
+def time_ops(
     models: Mapping[ResolvedPlan, AnyModel],
     profiled: Callable[[AnyModel], OpRuns],
     wholes: Callable[[Sequence[AnyModel]], Sequence[float]],
@@ -82,12 +87,12 @@ def timed(
             for name, runs in profiled(model).items():
                 best[name] = min(runs, best.get(name, runs), key=Duration.of)
     return [
-        Timed(plan, models[plan], scaled(fastest[plan], whole), whole)
+        Timed(plan, models[plan], scale_runs(fastest[plan], whole), whole)
         for plan, whole in zip(models, wholes(list(models.values())), strict=True)
     ]
 
 
-def scaled(runs: OpRuns, whole: float) -> dict[str, tuple[float, ...]]:
+def scale_runs(runs: OpRuns, whole: float) -> dict[str, tuple[float, ...]]:
     """Return runs of ops scaled to the sum `whole`; unscaled if the sum or `whole` is zero."""
     total = sum(Duration.of(times).seconds for times in runs.values())
     scale = whole / total if total > 0 and whole > 0 else 1.0
@@ -149,13 +154,13 @@ def durations(space: TuningSpace, timing: Timed) -> dict[str, Duration]:
     plan = timing.plan
     times = {
         op: timing.duration(names)
-        for op, names in kernels(space).items()
+        for op, names in ops_by_kernel(space).items()
         if plan.plan[op].precision is plan.effective[op]
     }
     return {op: duration for op, duration in times.items() if duration.seconds > 0}
 
 
-def kernels(space: TuningSpace) -> dict[str, list[str]]:
+def ops_by_kernel(space: TuningSpace) -> dict[str, list[str]]:
     """Return tunable op → itself and the ops fused into its kernel."""
     groups = {op: [op] for op in space.tunable_ops}
     for op in space.graph:
@@ -183,7 +188,7 @@ def _slowdown_of_fp32(baseline: Timed, candidate: Timed) -> float:
     return max(0.0, sum(more))
 
 
-def updated(times: OpTimings, within: OpTimings) -> OpTimings:
+def update_times(times: OpTimings, within: OpTimings) -> OpTimings:
     """Return times updated with those measured within a plan."""
     ops = {op: {**by, **within.ops.get(op, {})} for op, by in times.ops.items()}
     spread = {op: {**times.spread.get(op, {}), **within.spread.get(op, {})} for op in ops}
@@ -248,7 +253,7 @@ def loses_in_int8(times: OpTimings) -> bool:
 
 def weights_in_int8(space: TuningSpace) -> ResolvedPlan:
     """Return the plan with INT8 in ops with weights only: most tensors between are converted."""
-    return all_in(Precision.INT8, space, {op.name for op in space.graph if op.weights})
+    return plan_in_precision(Precision.INT8, space, {op.name for op in space.graph if op.weights})
 
 
 def with_conversions(
@@ -269,7 +274,7 @@ def with_conversions(
     effective = mixed.plan.effective
     more = {
         op: max(0.0, mixed.duration(names).seconds - baseline)
-        for op, names in kernels(space).items()
+        for op, names in ops_by_kernel(space).items()
         if (baseline := times.ops.get(op, {}).get(effective[op])) is not None
     }
     seconds: dict[str, float] = defaultdict(float)

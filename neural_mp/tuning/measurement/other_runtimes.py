@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.deadline import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import Ratio, ratio, uncontended
+from neural_mp.profiling import Ratio, latency_ratio, uncontended_latency
 from neural_mp.runs.report import MetricFigures, RuntimeFigures
 from neural_mp.tuning.final_selection import LatencyComparison, Selection
 from neural_mp.tuning.job import TuningJob
@@ -26,7 +26,6 @@ class Settlement:
 
     Attributes:
         job: the job, with the FP32 model in the runtime of the result.
-        selection: the result.
         accuracy: accuracy of FP32 in another runtime; None if the search is the result.
         metrics: figures of several metrics of FP32 in another runtime.
         rejected: the best trial, if it met the accuracy target and FP32 elsewhere is as fast.
@@ -66,10 +65,10 @@ class _Timed:
 
     def over(self, reference: _Timed) -> Ratio:
         """Return the speed relative to another model."""
-        return ratio(reference.rounds, self.rounds)
+        return latency_ratio(reference.rounds, self.rounds)
 
 
-def settled(
+def settle_runtime(
     job: TuningJob, selection: Selection, baseline: float | None, log: RunLog, deadline: Deadline
 ) -> Settlement:
     """Return FP32 in another runtime if the selection is not faster, else the selection.
@@ -98,16 +97,18 @@ def settled(
     )
     if winner is None:
         return settlement
-    accuracy = None if baseline is None else _measure_accuracy(job, winner.model, log, deadline)
-    if baseline is not None and (
-        accuracy is None or not job.evaluator.spread.met(job.settings.criterion, baseline, accuracy)
-    ):
-        reason = "the time limit passed" if accuracy is None else f"got accuracy {accuracy:.6g}"
-        log.warn(
-            f"FP32 in {winner.framework} is faster than the result, and must meet the accuracy "
-            f"target to replace the result; {reason}"
-        )
-        return settlement
+    accuracy = None
+    if baseline is not None:
+        title = f"Evaluating FP32 in {winner.framework}"
+        accuracy = measure_accuracy(job, winner.model, log, deadline, "baseline", title)
+        criterion = job.settings.criterion
+        if accuracy is None or not job.evaluator.spread.met(criterion, baseline, accuracy):
+            reason = "the time limit passed" if accuracy is None else f"got accuracy {accuracy:.6g}"
+            log.warn(
+                f"FP32 in {winner.framework} is faster than the result, and must meet the accuracy "
+                f"target to replace the result; {reason}"
+            )
+            return settlement
     what = f"the best plan in {result.framework}" if is_tuned else f"FP32 in {result.framework}"
     log.warn(
         f"FP32 in {winner.framework} runs at {winner.over(result)} the speed of {what}; the result "
@@ -163,7 +164,7 @@ def _faster_than_plan(
 
 def _faster_runtime(fp32: _Timed, alternatives: Sequence[_Timed]) -> _Timed | None:
     """Return FP32 in another runtime if faster than in the searched one; None if not."""
-    best = min(alternatives, key=lambda timed: uncontended(timed.rounds))
+    best = min(alternatives, key=lambda timed: uncontended_latency(timed.rounds))
     pool = [best] if best.over(fp32).low > 1 else [fp32]
     winner = _prefer_source(pool, [fp32, *alternatives])
     return None if winner is fp32 else winner
@@ -171,17 +172,16 @@ def _faster_runtime(fp32: _Timed, alternatives: Sequence[_Timed]) -> _Timed | No
 
 def _prefer_source(pool: Sequence[_Timed], every: Sequence[_Timed]) -> _Timed:
     """Return the fastest, or the source if the fastest gains too little over the source."""
-    winner = min(pool, key=lambda timed: uncontended(timed.rounds))
+    winner = min(pool, key=lambda timed: uncontended_latency(timed.rounds))
     source = next((timed for timed in every if timed.is_source), winner)
     return winner if winner.over(source).low >= MIN_RUNTIME_SPEEDUP else source
 
 
-def _measure_accuracy(
-    job: TuningJob, model: AnyModel, log: RunLog, deadline: Deadline
+def measure_accuracy(
+    job: TuningJob, model: AnyModel, log: RunLog, deadline: Deadline, phase: str, title: str
 ) -> float | None:
-    """Return the accuracy of FP32 in another runtime; None if the time limit passed."""
-    title = f"Evaluating FP32 in {model.adaptor.framework}"
-    with log.phase("baseline", title, job.evaluator.batch_count):
+    """Return the accuracy of a model, in a phase of the log; None if the time limit passed."""
+    with log.phase(phase, title, job.evaluator.batch_count):
         try:
             return job.evaluator(model, deadline, reference=job.model)
         except DeadlineExceededError:
@@ -199,7 +199,7 @@ def _mark_as_slow(trial: Trial | None, winner: _Timed, result: _Timed) -> Trial 
 def _in_fp32(
     job: TuningJob, selection: Selection, winner: _Timed, rejected: Trial | None
 ) -> Selection:
-    seconds = uncontended(winner.rounds)
+    seconds = uncontended_latency(winner.rounds)
     more = () if rejected is None else (rejected,)
     measured = [trial for trial in selection.remeasured if trial is not selection.trial]
     return Selection(

@@ -16,11 +16,17 @@ from typing import Any, TypeVar
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
-from neural_mp.core.op_timings import BRIEF_PROFILE, FULL_PROFILE, OpTimings, ProfileRuns
+from neural_mp.core.op_timings import (
+    BRIEF_PROFILE,
+    FULL_PROFILE,
+    FormTimes,
+    OpTimings,
+    ProfileRuns,
+    Workload,
+)
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision, weight_only
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.core.workload import FormTimes, Workload
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.report import OUTPUT_NSR, TIMES, corrections_in
@@ -30,13 +36,13 @@ from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measurement.op_timing import (
     Timed,
-    all_in,
     form_times,
     loses_in_int8,
+    plan_in_precision,
     seconds_per_element,
-    timed,
+    time_ops,
     times_of,
-    updated,
+    update_times,
     weights_in_int8,
     with_conversions,
 )
@@ -94,7 +100,6 @@ class MeasuringProbe(Probe):
     CPU time over all threads, whatever else is running.
 
     Attributes:
-        job: the run.
         model: the FP32 model, calibrated.
         run_cache: measurements of this run.
         cache: measurements of earlier runs under the same conditions.
@@ -170,7 +175,7 @@ class MeasuringProbe(Probe):
 
         def measure_times() -> dict[str, Any] | None:
             timings = self._time_ops(lambda: {resolved: self.model.converted(resolved)}, True)
-            return None if timings is None else updated(previous, timings).to_dict()
+            return None if timings is None else update_times(previous, timings).to_dict()
 
         timings = self._recall_or_measure(
             f"times within {_digest_plans([resolved])}", kind, measure_times
@@ -191,7 +196,7 @@ class MeasuringProbe(Probe):
                 if not self._has_time(started):
                     self.untimed = f"the time limit does not suffice from {precision} on"
                     break
-                plan = all_in(precision, self.job.space)
+                plan = plan_in_precision(precision, self.job.space)
                 models[plan] = self._convert_plan(plan)
         return models
 
@@ -210,7 +215,7 @@ class MeasuringProbe(Probe):
             return None
         passes = effort.passes if needed * 2 * effort.passes <= self.allowance else 1
         try:
-            fp32 = all_in(Precision.FP32, space)
+            fp32 = plan_in_precision(Precision.FP32, space)
             reference, *candidates = self._profile_models(
                 lambda: {fp32: self.model, **lowered()}, passes
             )
@@ -243,7 +248,7 @@ class MeasuringProbe(Probe):
         """Return models, made for the threads of the measurement, with the times of their ops."""
         measurement, effort = self.job.measurement, self.effort
         with self.model.adaptor.threads(measurement.threads):
-            return timed(
+            return time_ops(
                 models(),
                 lambda model: model.profile(measurement.inputs, effort.profile),
                 lambda converted: measurement.fastest_of(converted, effort.whole_runs),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from math import inf
 from typing import Any
 
-from neural_mp.core.deadline import Deadline
+from neural_mp.core.criterion import Deadline
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
@@ -24,7 +24,7 @@ from neural_mp.runs.report import (
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import TuningSpace, why_int8
 from neural_mp.space.resolution import BY_PLAN
-from neural_mp.tuning.baseline import calibrated
+from neural_mp.tuning.baseline import calibrate_model
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import MeasuringProbe
@@ -260,7 +260,7 @@ def measured_sensitivities(
 
 
 def _measure_sensitivities(job: TuningJob, log: RunLog, most: int | None) -> SensitivityReport:
-    model = calibrated(job, log, Deadline())
+    model = calibrate_model(job, log, Deadline())
     job, space = job.in_space(model.space), model.space
     cache = RunCache()
     probe = MeasuringProbe(job, model, cache, inf)

@@ -35,7 +35,7 @@ def decibels(nsr: float) -> float:
     return -10 * math.log10(nsr) if nsr > 0 else math.inf
 
 
-def finite_values(reference: Any, output: Any) -> tuple[Array, Array] | None:
+def finite_values(reference: object, output: object) -> tuple[Array, Array] | None:
     """Return the finite values of a reference, and what those of another array add to them.
 
     None if NaN and Inf are not at the same places in both, or if the shapes differ, as those of
@@ -102,7 +102,6 @@ class TimedRun:
     """A run of one batch.
 
     Attributes:
-        inputs: the batch.
         outputs: the floating-point arrays among the outputs.
         seconds, cpu_seconds: wall-clock and CPU seconds.
     """
@@ -113,14 +112,14 @@ class TimedRun:
     cpu_seconds: float
 
     @classmethod
-    def of(cls, model: AnyModel, inputs: Any) -> TimedRun:
+    def of(cls, model: AnyModel, inputs: object) -> TimedRun:
         """Run a model on a batch."""
         clock, started = time.process_time(), time.perf_counter()
         outputs = model(inputs)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - clock
         return cls(inputs, float_arrays(outputs), seconds, cpu_seconds)
 
-    def is_on(self, inputs: Any) -> bool:
+    def is_on(self, inputs: object) -> bool:
         """Whether the run was on these inputs, or on equal ones."""
         if inputs is self.inputs:
             return True
@@ -175,7 +174,7 @@ class OutputNoise:
             self._count_isolated_runs(self.measurement)
         return _mean_fidelity(self._nsrs)
 
-    def _output_pair(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _output_pair(self, inputs: object) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the outputs of both models; FP32 runs if these or its time are not known."""
         is_timed = self._is_timed(inputs)
         cached = None if is_timed and not self._is_far_faster() else self.kept.of(inputs)
@@ -187,7 +186,7 @@ class OutputNoise:
             self._alone.append(actual.seconds)
         return cached, actual.outputs
 
-    def _is_timed(self, inputs: Any) -> bool:
+    def _is_timed(self, inputs: object) -> bool:
         measurement = self.measurement
         return measurement is not None and shape_words(inputs) == shape_words(measurement.inputs)
 
@@ -198,7 +197,7 @@ class OutputNoise:
             return False
         return self.measurement.is_far_faster([min(baseline)], [min(candidate + self._alone)])
 
-    def _run_round(self, inputs: Any) -> tuple[TimedRun, TimedRun]:
+    def _run_round(self, inputs: object) -> tuple[TimedRun, TimedRun]:
         """Run both models, which begin in turn."""
         earlier, self.earlier = self.earlier, None
         if earlier is not None and earlier.is_on(inputs):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.common.signatures.boundary import Boundary
-from neural_mp.adaptors.common.signatures.call_layouts import MAX_LAYOUTS
-from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
+from neural_mp.adaptors.common.signatures.signature import MAX_LAYOUTS, Signature, TensorSpec
 from neural_mp.errors import DataError
 
 FLOAT = np.dtype(np.float32)

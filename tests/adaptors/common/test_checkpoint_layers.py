@@ -10,7 +10,7 @@ from neural_mp.adaptors.common.weights.checkpoint_formats import (
     CheckpointFormat,
     IntegerLayer,
     integer_layers,
-    unpacked_words,
+    unpack_words,
 )
 from neural_mp.errors import ModelLoadError
 
@@ -41,8 +41,8 @@ def test_layers_survive_writing_and_reading(form, bits, symmetric):
 
 
 def test_words_hold_the_first_code_in_the_lowest_bits():
-    assert unpacked_words(np.array([[0x21]], np.int32), 4, 3).tolist() == [[1, 2, 0]]
-    assert unpacked_words(np.array([[-1]], np.int32), 8, 4).tolist() == [[255] * 4]
+    assert unpack_words(np.array([[0x21]], np.int32), 4, 3).tolist() == [[1, 2, 0]]
+    assert unpack_words(np.array([[-1]], np.int32), 8, 4).tolist() == [[255] * 4]
 
 
 @pytest.mark.parametrize("form", list(CheckpointFormat))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neural_mp.adaptors.common.counterparts import KnownKinds, counterparts
+from neural_mp.adaptors.common.counterparts import KnownKinds, match_ops
 from neural_mp.adaptors.openvino.ops import types_by_kind
 from neural_mp.adaptors.tensorflow.graph.ops import TYPES as HERE
 from neural_mp.core.graph import Op, OpGraph
@@ -36,7 +36,7 @@ def test_a_chain_is_read_backwards_and_folded_and_moved_ops_are_passed_over():
         Op("Reshape_6", "Reshape", ("Transpose_5",)),
         Op("head", "MatMul", ("Reshape_6",)),
     )
-    assert counterparts(original, converted) == {
+    assert match_ops(original, converted) == {
         "Convolution_2": "conv",
         "Add_3": "norm/add",
         "Relu_4": "relu",
@@ -54,13 +54,13 @@ def test_branches_are_told_apart_by_the_place_at_which_they_are_read():
         Op("a", "Convolution", ("x",)),
         Op("c", "Add", ("a", "b")),
     )
-    assert counterparts(original, converted) == {"a": "left", "b": "right", "c": "sum"}
+    assert match_ops(original, converted) == {"a": "left", "b": "right", "c": "sum"}
 
 
 def test_a_contraction_is_never_passed_over():
     original = source(Op("first", "MatMul", ("x",)), Op("second", "MatMul", ("first",)))
     converted = target(Op("Relu_1", "Relu", ("x",)), Op("second", "MatMul", ("Relu_1",)))
-    assert counterparts(original, converted) == {}
+    assert match_ops(original, converted) == {}
 
 
 def test_an_op_with_two_pairs_has_none():
@@ -70,7 +70,7 @@ def test_an_op_with_two_pairs_has_none():
         Op("sum", "AddV2", ("one", "two")),
     )
     converted = target(Op("Relu_1", "Relu", ("x",)), Op("sum", "Add", ("Relu_1", "Relu_1")))
-    assert counterparts(original, converted) == {}
+    assert match_ops(original, converted) == {}
 
 
 def test_names_of_the_source_stay_where_they_are():
@@ -84,4 +84,4 @@ def test_names_of_the_source_stay_where_they_are():
         Op("fc/Add", "Add", ("fc",)),
         Op("act", "Relu", ("fc/Add",)),
     )
-    assert counterparts(original, converted) == {}
+    assert match_ops(original, converted) == {}

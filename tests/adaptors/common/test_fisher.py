@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 from torch import nn
 
 from neural_mp.adaptors.common.sensitivity import fisher
-from neural_mp.adaptors.common.sensitivity.fisher import direction, weight_noise
+from neural_mp.adaptors.common.sensitivity.fisher import draw_direction, weight_noise
 from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.quant_spec import QuantSpec
@@ -102,7 +102,7 @@ def test_scores_do_not_depend_on_the_memory_for_rounding_errors(scored, monkeypa
 
 def test_the_direction_at_logits_is_the_mean_zero_gradient_of_a_drawn_class():
     logits = np.random.default_rng(0).normal(size=(2000, 5)).astype(np.float32)[:1].repeat(4000, 0)
-    (gradient,) = direction([logits], True, np.random.default_rng(1))
+    (gradient,) = draw_direction([logits], True, np.random.default_rng(1))
     chances = np.exp(log_softmax(logits[0].astype(np.float64)))
     np.testing.assert_allclose(gradient.sum(axis=1), 0, atol=1e-6)
     np.testing.assert_allclose(gradient.mean(axis=0), 0, atol=0.03)

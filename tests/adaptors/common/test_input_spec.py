@@ -5,8 +5,7 @@ import pytest
 
 from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
 from neural_mp.adaptors.common.naming import unique_name
-from neural_mp.adaptors.common.signatures.example_inputs import in_parts
-from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec, in_parts, unused_capture
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError, NeuralMPError

@@ -10,9 +10,9 @@ from neural_mp.adaptors.common.weights.adaround import (
     CodeChoice,
     LayerError,
     WeightGrid,
-    compensated,
+    compensate_codes,
     reconstructed_layer,
-    settled,
+    settle_codes,
 )
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.reconstruction import MomentsOfRows
@@ -63,10 +63,10 @@ def test_no_code_can_change_alone_without_more_error(layer, limit, start):
     weight, error = layer
     grid = WeightGrid(limit)
     choice = choice_of(weight, error, grid)
-    codes = compensated(weight, choice)
+    codes = compensate_codes(weight, choice)
     if start == "nearest":
         codes = grid.nearest(weight, choice.scales).codes
-    result = settled(codes, choice)
+    result = settle_codes(codes, choice)
     least = exactly(error, result * choice.scales)
     assert np.all(least <= exactly(error, codes * choice.scales) + TOLERANCE)
     for column in range(INPUTS):
@@ -80,7 +80,7 @@ def test_no_code_can_change_alone_without_more_error(layer, limit, start):
 def test_codes_stay_next_to_the_weight(layer, limit):
     weight, error = layer
     choice = choice_of(weight, error, WeightGrid(limit))
-    codes = settled(compensated(weight, choice), choice)
+    codes = settle_codes(compensate_codes(weight, choice), choice)
     assert np.all((codes == choice.low) | (codes == choice.low + choice.is_free))
     assert np.abs(codes).max() == limit
 
@@ -123,4 +123,4 @@ def test_products_without_an_inverse_are_rounded_to_nearest_first(layer):
     choice = choice_of(weight, error, WeightGrid(7))
     broken = replace(choice, products=-choice.products)
     nearest = np.clip(np.rint(weight / choice.scales), -7, 7)
-    np.testing.assert_array_equal(compensated(weight, broken), nearest)
+    np.testing.assert_array_equal(compensate_codes(weight, broken), nearest)

@@ -12,8 +12,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.testing import signal_to_noise
 from neural_mp.testing.graph_check import Verdict
-from neural_mp.testing.onnx_graph_check import checked
-from neural_mp.testing.onnx_graphs import OnnxGraph, drawn_graph
+from neural_mp.testing.onnx_graphs import OnnxGraph, check_graph, drawn_graph
 
 INT8 = Precision.INT8
 
@@ -151,7 +150,7 @@ def test_a_plan_with_a_wrong_fusion_is_a_failed_candidate():
 
 @pytest.mark.slow
 def test_drawn_graphs_compute_the_same_fused_unfused_and_in_floats():
-    outcomes = [(graph, checked(graph)) for graph in map(drawn_graph, range(40))]
+    outcomes = [(graph, check_graph(graph)) for graph in map(drawn_graph, range(40))]
     assert [f"{graph}: {outcome}" for graph, outcome in outcomes if outcome.is_failure] == []
     kinds = [graph.kind for graph, outcome in outcomes if outcome.verdict is Verdict.RIGHT]
     assert len(kinds) > 30
@@ -162,7 +161,7 @@ def test_drawn_graphs_compute_the_same_fused_unfused_and_in_floats():
 @pytest.mark.parametrize("kind", ["AveragePool", "MaxPool", "Resize", "Pad", "CenterCropPad"])
 def test_drawn_graphs_of_images_compute_the_same(kind):
     graphs = [drawn_graph(seed, kind) for seed in range(1000, 1008)]
-    outcomes = [(graph, checked(graph)) for graph in graphs]
+    outcomes = [(graph, check_graph(graph)) for graph in graphs]
     assert [f"{graph}: {outcome}" for graph, outcome in outcomes if outcome.is_failure] == []
 
 
@@ -175,4 +174,4 @@ def test_the_check_of_drawn_graphs_finds_wrong_fusions():
     ):
         node, constants, opset, _ = MISCOMPILED[case]
         drawn = OnnxGraph("AveragePool", between_convolutions(node, constants, opset), X)
-        assert checked(drawn).verdict is verdict
+        assert check_graph(drawn).verdict is verdict

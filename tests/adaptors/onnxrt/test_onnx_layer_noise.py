@@ -8,8 +8,7 @@ from onnx_nets import MACHINE, run
 from onnx_words import IDS, WEIGHTS, plan_of, words
 
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.sensitivity.fisher import specs_of
-from neural_mp.adaptors.common.sensitivity.layer_noise import layer_noise
+from neural_mp.adaptors.common.sensitivity.fisher import layer_noise, specs_of
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.observations import Observations

@@ -11,11 +11,11 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.capabilities import kernels
 from neural_mp.adaptors.openvino.graph_edit import type_of
-from neural_mp.adaptors.openvino.reduce_range import full_range_kernels, with_reduced_range
+from neural_mp.adaptors.openvino.layer_params import full_range_kernels, with_reduced_range
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import Precision
-from neural_mp.profiling.audit import audited
+from neural_mp.profiling.audit import audit_model
 from neural_mp.space import planned_ops
 from neural_mp.testing import machine, signal_to_noise
 
@@ -32,7 +32,7 @@ class Converted:
         self.seen = ADAPTOR.observe(self.model, source.batches, space)
         resolved = space.resolve(space.fastest_plan())
         self.result = ADAPTOR.convert(self.model, resolved, self.seen, space)
-        self.audit = audited(LoadedModel(ADAPTOR, self.result), planned_ops(space, resolved))
+        self.audit = audit_model(LoadedModel(ADAPTOR, self.result), planned_ops(space, resolved))
 
     def fidelity(self, result):
         """Return the least SQNR over batches, in dB."""

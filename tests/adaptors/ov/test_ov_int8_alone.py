@@ -11,7 +11,7 @@ from ov_nets import read, require_by_channel, run
 
 import neural_mp
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.sensitivity.layer_noise import layer_noise
+from neural_mp.adaptors.common.sensitivity.fisher import layer_noise
 from neural_mp.adaptors.common.weights.grouped_weight import rounded_inputs
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino import integer_weights
@@ -21,7 +21,7 @@ from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.profiling.audit import audited
+from neural_mp.profiling.audit import audit_model
 from neural_mp.space import planned_ops
 
 F32 = np.float32
@@ -189,4 +189,4 @@ def test_weights_alone_keep_their_range_on_every_cpu():
             assert np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs)
         names = {node.get_friendly_name() for node in adaptor.native(portable).get_ops()}
         assert "third/weight_alone/int8" in names
-        assert audited(LoadedModel(adaptor, portable), planned_ops(space, resolved)).holds
+        assert audit_model(LoadedModel(adaptor, portable), planned_ops(space, resolved)).holds

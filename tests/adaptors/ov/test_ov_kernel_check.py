@@ -20,8 +20,7 @@ from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConversionError
 from neural_mp.testing import signal_to_noise, uniform
 from neural_mp.testing.graph_check import Verdict
-from neural_mp.testing.onnx_graph_check import checked
-from neural_mp.testing.onnx_graphs import OnnxGraph, drawn_graph
+from neural_mp.testing.onnx_graphs import OnnxGraph, check_graph, drawn_graph
 
 ADAPTOR = OpenVinoAdaptor()
 INT8 = Precision.INT8
@@ -169,7 +168,7 @@ def test_a_plan_with_wrong_outputs_is_a_failed_candidate(seed, words):
 def test_drawn_graphs_compute_the_same_fused_unfused_and_in_floats():
     graphs = [*map(drawn_graph, range(20)), *map(drawn_graph, MOVED)]
     outcomes = [
-        (drawn, checked(drawn, adaptor=ADAPTOR, source=read(drawn.model))) for drawn in graphs
+        (drawn, check_graph(drawn, adaptor=ADAPTOR, source=read(drawn.model))) for drawn in graphs
     ]
     assert [f"{drawn}: {outcome}" for drawn, outcome in outcomes if outcome.is_failure] == []
     assert sum(outcome.verdict is Verdict.RIGHT for _, outcome in outcomes) > 15
@@ -179,7 +178,7 @@ def test_drawn_graphs_compute_the_same_fused_unfused_and_in_floats():
 def test_the_check_of_drawn_graphs_finds_wrong_kernels():
     for seed, verdict in ((MAXIMUM, Verdict.WRONG_FUSION), (SCALAR_INDEX, Verdict.NOT_LOADED)):
         drawn = drawn_graph(seed)
-        assert checked(drawn, adaptor=ADAPTOR, source=read(drawn.model)).verdict is verdict
+        assert check_graph(drawn, adaptor=ADAPTOR, source=read(drawn.model)).verdict is verdict
 
 
 def test_an_op_is_compared_with_each_of_its_sources():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neural_mp import MixedPrecision, compare
-from neural_mp.adaptors.transfer import transferred
+from neural_mp.adaptors.transfer import transfer_model
 from neural_mp.api.loading import load_source
 
 pytest.importorskip("tensorflow")
@@ -25,7 +25,7 @@ def net():
 def both(net):
     """The model in TensorFlow, and in OpenVINO."""
     source = load_source(net, None, None)
-    return source, transferred(source, "openvino")
+    return source, transfer_model(source, "openvino")
 
 
 def contractions(model) -> set[str]:
@@ -64,7 +64,7 @@ def test_ops_are_compared_wherever_their_channels_lie():
         ]
     )
     source = load_source(cube, None, None)
-    target = transferred(source, "openvino")
+    target = transfer_model(source, "openvino")
     images = np.random.default_rng(0).random((4, 8, 8, 1), np.float32)
     comparison = compare(source, target, [images])
     assert len(comparison.layers) >= 6

@@ -19,7 +19,7 @@ from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.profiling.audit import audited
+from neural_mp.profiling.audit import audit_model
 from neural_mp.space import planned_ops
 from neural_mp.testing import machine, signal_to_noise, uniform
 
@@ -103,7 +103,7 @@ def test_layers_of_the_same_sizes_have_their_own_scales_on_every_cpu(kind):
     adaptor, forms, planned, expected = quantized(of(stacked), images)
     for converted in forms:
         assert signal_to_noise(expected, adaptor.predict(converted, images)) > 25
-        audit = audited(LoadedModel(adaptor, converted), planned)
+        audit = audit_model(LoadedModel(adaptor, converted), planned)
         assert audit.holds
         ran = [op.ran_in for op in audit.ops if op.planned.type in SEQUENCES]
         assert ran == [INT8, INT8]
@@ -122,7 +122,7 @@ def test_both_directions_run_in_integer_kernels(kind):
         results = adaptor.predict(converted, images)
         assert [ours.shape for ours in results] == [theirs.shape for theirs in expected]
         assert all(signal_to_noise(b, a) > 25 for a, b in zip(results, expected, strict=True))
-        audit = audited(LoadedModel(adaptor, converted), planned)
+        audit = audit_model(LoadedModel(adaptor, converted), planned)
         assert audit.holds
         assert [op.ran_in for op in audit.ops if op.planned.approach is not None] == [INT8, INT8]
         assert [output.any_name for output in adaptor.native(converted).outputs] == names
@@ -154,7 +154,7 @@ def test_states_of_any_size_in_both_directions_are_quantized():
     images = drawn(BATCH, STEPS, SIZE, seed=3)
     adaptor, (converted, _), planned, expected = quantized(of(build), images)
     assert signal_to_noise(expected, adaptor.predict(converted, images)) > 25
-    assert audited(LoadedModel(adaptor, converted), planned).holds
+    assert audit_model(LoadedModel(adaptor, converted), planned).holds
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])

@@ -11,7 +11,7 @@ from torch import nn
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.decoders import grouped_weights
+from neural_mp.adaptors.pytorch.decoders import decoder_blocks
 from neural_mp.core.enums import Capture
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
@@ -108,7 +108,7 @@ def test_conversion_is_repeatable(net, batches):
 def test_moments_are_those_of_the_rows_a_layer_reads(net, batches):
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=batches[0])
-    moments = grouped_weights.input_moments(model, batches, ["hidden"])["hidden"]
+    moments = decoder_blocks.input_moments(model, batches, ["hidden"])["hidden"]
     with torch.no_grad():
         rows = net.table(torch.cat(batches)).reshape(-1, 64)
     np.testing.assert_allclose(moments.products, rows.T @ rows / len(rows), rtol=1e-4, atol=1e-4)

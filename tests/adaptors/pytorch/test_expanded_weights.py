@@ -10,8 +10,7 @@ from torch import nn
 
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
-from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
+from neural_mp.adaptors.common.weights.grouped_weight import BitOrder, Quantizer, pack_codes
 from neural_mp.adaptors.pytorch.graph.qdq_ops import codes_of
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
@@ -50,7 +49,7 @@ def test_all_codes_cover_the_range_of_a_group(bits, spec):
 
 def test_packed_codes_are_read_back(bits):
     codes = np.random.default_rng(0).integers(2**bits, size=(3, 16)).astype(np.uint8)
-    stored = packed(codes, bits, BitOrder.UPPER_FIRST)
+    stored = pack_codes(codes, bits, BitOrder.UPPER_FIRST)
     assert stored.shape == (3, 2 * bits)
     assert (codes_of(torch.from_numpy(stored), bits).numpy() == codes).all()
 

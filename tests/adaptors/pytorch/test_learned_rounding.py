@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.decoders import grouped_weights, learned_blocks
+from neural_mp.adaptors.pytorch.decoders import decoder_blocks, learned_blocks
 from neural_mp.core.enums import Capture
 from neural_mp.core.precision import weight_only
 from neural_mp.core.quant_spec import QuantSpec
@@ -165,13 +165,13 @@ def test_corrections_by_calibration_continue_after_the_last_block(
     for file in files[1:]:
         file.unlink()
     paths: list[str] = []
-    observe = grouped_weights.moments_of_layers
+    observe = decoder_blocks.moments_of_layers
 
     def noted(module, block, *args):
         paths.append(block.path)
         return observe(module, block, *args)
 
-    monkeypatch.setattr(grouped_weights, "moments_of_layers", noted)
+    monkeypatch.setattr(decoder_blocks, "moments_of_layers", noted)
     resumed = _made(model, words, folder=tmp_path)
     assert paths == ["model.layers.1"], first
     _assert_equal(resumed, whole)
@@ -179,9 +179,9 @@ def test_corrections_by_calibration_continue_after_the_last_block(
 
 def test_moments_block_by_block_are_those_of_the_whole_model(model):
     ops = [op for op in ADAPTOR.grouped_weights.weights(model) if "layers" in op]
-    whole = grouped_weights.input_moments(model, samples(), ops)
+    whole = decoder_blocks.input_moments(model, samples(), ops)
     blockwise = {}
-    for moments in grouped_weights.block_moments(
+    for moments in decoder_blocks.block_moments(
         model, lambda: iter(samples()), ops, lambda _: False
     ):
         blockwise |= moments

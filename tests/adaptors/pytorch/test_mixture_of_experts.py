@@ -10,7 +10,7 @@ from torch import nn
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.capture.module_capture import private
+from neural_mp.adaptors.pytorch.capture.module_capture import copy_module
 from neural_mp.adaptors.pytorch.decoders.experts import split_experts
 from neural_mp.core.enums import Capture
 from neural_mp.core.precision import OpConfig, Precision
@@ -65,7 +65,7 @@ def _written(model: nn.Module, inputs: dict) -> list[int]:
 @pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe"])
 def test_split_experts_compute_as_those_of_transformers(kind):
     model = _decoder(kind)
-    split = private(model)
+    split = copy_module(model)
     split_experts(split)
     names = [name for name, _ in split.named_parameters()]
     assert sum(".experts.experts." in name for name in names) == 2 * 2 * 4

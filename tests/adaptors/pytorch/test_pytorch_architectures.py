@@ -20,7 +20,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError
-from neural_mp.profiling.audit import Verdict, audit_ops, audited
+from neural_mp.profiling.audit import Verdict, audit_model, audit_ops
 from neural_mp.space import TuningSpace, planned_ops
 from neural_mp.testing import signal_to_noise
 
@@ -93,7 +93,7 @@ def test_any_plan_runs_near_fp32(name, data):
     assert len(single) == len(loaded.reference)
 
     planned = planned_ops(loaded.space, loaded.space.resolve(plan))
-    audit = audited(LoadedModel(loaded.adaptor, converted), planned)
+    audit = audit_model(LoadedModel(loaded.adaptor, converted), planned)
     assert audit.holds, audit.findings
     assert not [op for op in audit.findings if op.verdict is Verdict.LOWER]
 

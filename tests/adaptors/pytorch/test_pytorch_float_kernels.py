@@ -210,7 +210,7 @@ def test_kernels_that_gain_nothing_are_not_used(converter, monkeypatch):
 
 def test_small_models_are_not_measured(adaptor, fp32, packed_plan, monkeypatch):
     monkeypatch.setattr(float_kernels, "fastest_runs", lambda variants: pytest.fail("measured"))
-    assert float_kernels.faster(fp32, images(2), list(packed_plan.plan)) == {}
+    assert float_kernels.find_faster_kernels(fp32, images(2), list(packed_plan.plan)) == {}
 
 
 def test_every_variant_of_a_layer_is_measured(adaptor, fp32, packed_plan, monkeypatch):
@@ -229,7 +229,7 @@ def test_every_variant_of_a_layer_is_measured(adaptor, fp32, packed_plan, monkey
 
     monkeypatch.setattr(float_kernels, "fastest_runs", fastest)
     monkeypatch.setattr(float_kernels, "_LEAST_PRODUCTS", 0)
-    kernels = float_kernels.faster(fp32, images(2), list(packed_plan.plan))
+    kernels = float_kernels.find_faster_kernels(fp32, images(2), list(packed_plan.plan))
     layers = [op for op in kernels if packed_plan.plan[op] == PACKED]
     assert len(kernels) == len(LAYERS) == len(layers)
     assert sorted(measured) == [1, 1, 2, 2, 2]

@@ -16,7 +16,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.enums import Approach
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.profiling.audit import audited
+from neural_mp.profiling.audit import audit_model
 from neural_mp.space import planned_ops
 from neural_mp.testing import uniform
 
@@ -89,7 +89,7 @@ class Case:
 
     def audit(self):
         planned = planned_ops(self.space, self.resolved)
-        return audited(LoadedModel(self.adaptor, self.converted), planned)
+        return audit_model(LoadedModel(self.adaptor, self.converted), planned)
 
     @property
     def layer(self):

@@ -17,9 +17,9 @@ from neural_mp import convert_with_plan
 from neural_mp.adaptors.common.weights import grouped_weight
 from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.common.weights.weight_corrections import corrected_weight
-from neural_mp.adaptors.pytorch import hessian
+from neural_mp.adaptors.pytorch import layer_weights
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.decoders import weight_files
+from neural_mp.adaptors.pytorch.decoders import transformers_folder
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import read_folder
 from neural_mp.adaptors.pytorch.graph import kernel_ops
 from neural_mp.core.enums import Capture
@@ -109,7 +109,7 @@ def test_a_folder_is_converted_like_the_model_in_memory(kind, correction, dtype,
 def test_a_result_keeps_no_float_weight_and_is_written_and_read_shard_by_shard(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(weight_files, "MAX_SHARD_BYTES", 20_000)
+    monkeypatch.setattr(transformers_folder, "MAX_SHARD_BYTES", 20_000)
     decoder = _decoder("llama")
     plan = _plan(decoder, "uint4 asymmetric per_group 32")
     embedding = decoder.get_submodule("model.embed_tokens").weight.detach().clone()
@@ -130,7 +130,7 @@ def test_a_result_keeps_no_float_weight_and_is_written_and_read_shard_by_shard(
     assert torch.equal(again(**inputs).logits, result(**inputs).logits)
     result.save_pretrained(tmp_path / "checkpoint", "compressed-tensors")
     assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 1
-    weights = weight_files.read_weights(tmp_path / "checkpoint" / "model.safetensors")
+    weights = transformers_folder.read_weights(tmp_path / "checkpoint" / "model.safetensors")
     assert torch.equal(weights["model.embed_tokens.weight"], embedding)
     shards[0].unlink()
     with pytest.raises(ModelLoadError, match=shards[0].name):
@@ -138,34 +138,34 @@ def test_a_result_keeps_no_float_weight_and_is_written_and_read_shard_by_shard(
 
 
 def test_transformers_reads_shards_in_place_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(weight_files, "MAX_SHARD_BYTES", 20_000)
+    monkeypatch.setattr(transformers_folder, "MAX_SHARD_BYTES", 20_000)
     decoder = _decoder("llama")
     decoder.config.save_pretrained(tmp_path)
-    weight_files.write_weights(tmp_path / "model.safetensors", decoder.state_dict())
+    transformers_folder.write_weights(tmp_path / "model.safetensors", decoder.state_dict())
     again = type(decoder).from_pretrained(tmp_path).eval()
     assert torch.equal(again(input_ids=_IDS).logits, decoder(input_ids=_IDS).logits)
 
 
 def test_an_index_names_files_of_its_folder_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(weight_files, "MAX_SHARD_BYTES", 20_000)
+    monkeypatch.setattr(transformers_folder, "MAX_SHARD_BYTES", 20_000)
     file = tmp_path / "model.safetensors"
-    weight_files.write_weights(file, _decoder("llama").state_dict())
+    transformers_folder.write_weights(file, _decoder("llama").state_dict())
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(index.read_text().replace("model-00001", "../model-00001"))
     with pytest.raises(ModelLoadError, match="files of the folder"):
-        weight_files.read_weights(file)
+        transformers_folder.read_weights(file)
 
 
 def test_no_weights_are_a_file_without_weights(tmp_path):
-    weight_files.write_weights(tmp_path / "layers.safetensors", {})
-    assert weight_files.read_weights(tmp_path / "layers.safetensors") == {}
+    transformers_folder.write_weights(tmp_path / "layers.safetensors", {})
+    assert transformers_folder.read_weights(tmp_path / "layers.safetensors") == {}
 
 
 def test_weights_in_16_bits_are_read_in_float32_one_at_a_time():
     decoder = _decoder("llama", torch.bfloat16)
     with torch.no_grad():
         model = PyTorchAdaptor().load(decoder, example={"input_ids": _IDS}, capture=Capture.LAYERS)
-    weights = hessian.weights(model)
+    weights = layer_weights.weights(model)
     layer = "model.layers.1.mlp.up_proj"
     first, second = weights[layer], weights[layer]
     assert first.dtype == np.float32

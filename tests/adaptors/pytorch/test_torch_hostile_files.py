@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
-from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads
-from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
+from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads, checked_tree
 from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
 from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
 from neural_mp.adaptors.registry import adaptor_for

@@ -9,8 +9,8 @@ from test_quantization_aware import IMAGES, LABELS, simulation
 from torch.nn import functional as F
 
 from neural_mp import training
-from neural_mp.adaptors.common.training_choices import LossChoice
-from neural_mp.adaptors.pytorch.training.choices import chosen_loss
+from neural_mp.adaptors.common.simulation import LossChoice
+from neural_mp.adaptors.pytorch.training.trainer import chosen_loss
 from neural_mp.errors import ConfigurationError, DataError
 
 RATE = 1e-2

@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 from neural_mp import training
-from neural_mp.adaptors.common.training_choices import LossChoice
+from neural_mp.adaptors.common.simulation import LossChoice
 from neural_mp.adaptors.tensorflow.training.trainer import chosen_loss, optimizer_of
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import DataError

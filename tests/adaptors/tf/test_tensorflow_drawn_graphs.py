@@ -12,8 +12,7 @@ from neural_mp.adaptors.tensorflow.graph import fusion
 from neural_mp.adaptors.tensorflow.graph.ops import OPS
 from neural_mp.core.precision import Precision
 from neural_mp.testing.graph_check import Verdict
-from neural_mp.testing.tensorflow_graph_check import checked
-from neural_mp.testing.tensorflow_graphs import TensorFlowGraph, drawn_graph
+from neural_mp.testing.tensorflow_graphs import TensorFlowGraph, check_graph, drawn_graph
 from neural_mp.testing.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw
 
 KINDS = (*EVERYWHERE, *ON_IMAGES)
@@ -33,7 +32,7 @@ def between_convolutions(op):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drawn_graph_is_right(kind):
     graph = drawn_graph(0, kind)
-    outcome = checked(graph, machine())
+    outcome = check_graph(graph, machine())
     assert outcome.verdict is Verdict.RIGHT, f"{outcome.details}: {graph}"
 
 
@@ -43,7 +42,7 @@ def test_blocks_are_padded_with_zero_whatever_its_integer(paddings):
         blocks = tf.raw_ops.SpaceToBatchND(input=x, block_shape=[2, 2], paddings=paddings)
         return tf.raw_ops.BatchToSpaceND(input=blocks, block_shape=[2, 2], crops=[[0, 0]] * 2)
 
-    outcome = checked(between_convolutions(there_and_back), machine())
+    outcome = check_graph(between_convolutions(there_and_back), machine())
     assert outcome.verdict is Verdict.RIGHT, outcome.details
 
 
@@ -61,5 +60,7 @@ def test_an_average_is_taken_in_integers_only_if_their_kernel_rounds(monkeypatch
 def test_the_check_finds_a_wrong_kernel(monkeypatch):
     """The check itself: a pooling in INT8 that averages instead is found."""
     monkeypatch.setitem(OPS, "MaxPool", replace(OPS["MaxPool"], kernel="QuantizedAvgPool"))
-    outcome = checked(between_convolutions(lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME")), machine())
+    outcome = check_graph(
+        between_convolutions(lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME")), machine()
+    )
     assert outcome.verdict is Verdict.WRONG_KERNEL

@@ -10,7 +10,12 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.grappler import tf_optimizer
 
-from neural_mp.adaptors.tensorflow.graph.runtime import Runner, imported, offline_passes, runnable
+from neural_mp.adaptors.tensorflow.graph.runtime import (
+    Runner,
+    import_graph,
+    import_runnable,
+    offline_passes,
+)
 
 DATA = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("f4")
 
@@ -36,14 +41,14 @@ def plainly_imported(graph):
 
 def test_an_imported_graph_equals_the_one_that_tensorflow_imports(recurrent):
     graph = recurrent[0]
-    ours, plain = imported(graph), plainly_imported(graph)
+    ours, plain = import_graph(graph), plainly_imported(graph)
     assert ours.as_graph_def(add_shapes=True) == plain.as_graph_def(add_shapes=True)
     assert [op.name for op in ours.get_operations()] == [op.name for op in plain.get_operations()]
 
 
 def test_an_imported_graph_can_be_extended_and_names_stay_unique(recurrent):
     graph, input_name, output_name = recurrent
-    ours = imported(graph)
+    ours = import_graph(graph)
     with ours.as_default():
         tensor = ours.get_tensor_by_name(output_name)
         doubled = tf.raw_ops.AddV2(x=tensor, y=tensor, name=tensor.op.name)
@@ -56,7 +61,7 @@ def test_a_runnable_graph_computes_what_the_plain_import_does(recurrent):
     graph, input_name, output_name = recurrent
     plain, ours = (
         Runner(form)({input_name: DATA}, [output_name])[0]
-        for form in (plainly_imported(graph), runnable(graph))
+        for form in (plainly_imported(graph), import_runnable(graph))
     )
     np.testing.assert_array_equal(ours, plain)
 
@@ -84,7 +89,7 @@ def test_a_graph_that_is_not_valid_is_refused_before_any_pass(recurrent):
     graph, input_name, output_name = recurrent
     broken = tf.compat.v1.GraphDef.FromString(graph.SerializeToString())
     broken.node[-1].input[0] = "missing"
-    for importer in (imported, runnable):
+    for importer in (import_graph, import_runnable):
         with pytest.raises(ValueError, match="missing"):
             importer(broken)
     with pytest.raises(ValueError, match="missing"):

@@ -18,7 +18,7 @@ from ties import near_tie, off_ties
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.graph.fusion import rounds_averages
-from neural_mp.adaptors.tensorflow.graph.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_graph
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import make_node
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.precision import Precision
@@ -372,7 +372,7 @@ def test_what_passes_integers_on_changes_none(carrier, channels):
     tensors = {"before": "first/uint8", "behind": nodes["second/uint8"].input[0]}
     for name, stored in tensors.items():
         nodes.add(make_node("Bitcast", name, [stored], T=tf.quint8, type=tf.uint8))
-    fetched = Runner(imported(nodes.to_graph_def()))({"x": data}, list(tensors))
+    fetched = Runner(import_graph(nodes.to_graph_def()))({"x": data}, list(tensors))
     inputs, outputs = (np.asarray(part).astype(np.float32) for part in fetched)
     # What moves numbers has their scale; what is joined shares one that holds all of them.
     joined = set(converted.observations.ranges) - {"x", "second"}

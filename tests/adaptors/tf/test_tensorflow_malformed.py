@@ -298,7 +298,7 @@ print(refused)
 
 
 _HUGE = """
-from neural_mp.adaptors.tensorflow.graph.runtime import imported
+from neural_mp.adaptors.tensorflow.graph.runtime import import_graph
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef
 from neural_mp.errors import ModelLoadError
 graph = GraphDef()
@@ -309,7 +309,7 @@ graph.node[1].attr["shape"].shape.dim.add().size = 2**40
 node = graph.node.add(name="turned", op="Transpose", input=["x", "axes"])
 node.attr["T"].type, node.attr["Tperm"].type = 1, 3
 try:
-    imported(graph)
+    import_graph(graph)
 except ModelLoadError as error:
     print("refused:", error)
 """

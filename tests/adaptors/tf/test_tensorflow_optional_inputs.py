@@ -8,7 +8,7 @@ import neural_mp
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.transfer import transferred
+from neural_mp.adaptors.transfer import transfer_model
 from neural_mp.errors import DataError
 
 v1 = tf.compat.v1
@@ -138,7 +138,7 @@ def test_an_input_with_a_default_stays_optional_in_another_runtime():
         tf.identity(tf.matmul(tf.nn.relu(tf.matmul(rows, FIRST)) * keep, SECOND), name="result")
     adaptor = TensorFlowAdaptor()
     source = LoadedModel(adaptor, adaptor.load(graph, example=ROWS))
-    model = transferred(source, "openvino")
+    model = transfer_model(source, "openvino")
     np.testing.assert_allclose(model(ROWS), reference(), rtol=1e-3, atol=1e-3)
     outputs = model({"rows": ROWS, "keep": HALF})
     np.testing.assert_allclose(outputs, reference(HALF), rtol=1e-3, atol=1e-3)

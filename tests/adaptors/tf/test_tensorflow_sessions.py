@@ -73,7 +73,7 @@ def test_bf16_convolutions_are_fused_by_the_session():
         tf.identity(tf.nn.relu(tf.nn.conv2d(x, tf.ones((3, 3, 2, 2), tf.bfloat16), 1, "SAME")), "y")
     written = runtime.TensorGraph.from_graph_def(graph.as_graph_def())
     images = np.ones((1, 4, 4, 2), tf.bfloat16.as_numpy_dtype)
-    (output,) = runtime.compiled(written, {}, ["x"], ["y"])({"x": images}, ["y"])
+    (output,) = runtime.compile_runner(written, {}, ["x"], ["y"])({"x": images}, ["y"])
     assert output[0, 1, 1].tolist() == [18, 18]
 
 
@@ -83,13 +83,13 @@ def test_sessions_that_live_until_the_interpreter_ends_end_quietly():
 import os
 import numpy as np
 import tensorflow as tf
-from neural_mp.adaptors.tensorflow.graph.runtime import Runner, runnable
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import TensorGraph
 
 graph = TensorGraph({})
 graph.put("Placeholder", "x", dtype=tf.float32, shape=tf.TensorShape([1]))
 graph.put("Neg", "y", ["x"], T=tf.float32)
-os.runner = Runner(runnable(graph.to_graph_def()))
+os.runner = Runner(import_runnable(graph.to_graph_def()))
 print(os.runner({"x": np.ones(1, "f4")}, ["y"])[0])
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

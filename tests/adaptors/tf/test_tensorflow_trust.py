@@ -7,7 +7,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
 import neural_mp
-from neural_mp.adaptors.tensorflow.files.graph_checks import check_graph, harmless, suspicious
+from neural_mp.adaptors.tensorflow.files.graph_checks import check_graph, is_harmless, unsafe_ops
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef, NodeDef
 from neural_mp.api.loading import load_source
 from neural_mp.errors import ModelLoadError
@@ -71,7 +71,7 @@ def test_an_op_that_reads_a_file_is_refused_unless_it_is_trusted(reading):
 )
 def test_ops_that_compute_and_keep_values_are_taken(op):
     assert op_def_registry.get(op) is not None
-    assert harmless(NodeDef(op=op))
+    assert is_harmless(NodeDef(op=op))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_ops_that_compute_and_keep_values_are_taken(op):
 )
 def test_ops_that_do_more_are_not(op):
     assert op_def_registry.get(op) is not None
-    assert not harmless(NodeDef(op=op))
+    assert not is_harmless(NodeDef(op=op))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_refusal_says_what_the_op_does_at_any_depth(op, reason, depth):
     for attribute in op_def_registry.get(op).attr if op_def_registry.get(op) else ():
         if not attribute.HasField("default_value") and attribute.type == "type":
             node.attr[attribute.name].type = tf.float32.as_datatype_enum
-    harm = [suspect for suspect in suspicious(graph) if suspect.node.name == "harmful"]
+    harm = [suspect for suspect in unsafe_ops(graph) if suspect.node.name == "harmful"]
     assert len(harm) == 1
     assert reason in str(harm[0].refusal("the graph"))
 
@@ -196,7 +196,7 @@ def test_ops_print_to_streams_only():
     for stream, fine in (("stderr", True), ("log(info)", True), ("file:///tmp/x", False)):
         node = NodeDef(op="PrintV2")
         node.attr["output_stream"].s = stream.encode()
-        assert harmless(node) is fine
+        assert is_harmless(node) is fine
 
 
 @pytest.mark.parametrize("op", ["WriteFile", "PyFunc"])

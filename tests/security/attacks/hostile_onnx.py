@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from attacks.hostile import Attacks
 
-from neural_mp.api.benchmark import benchmark_models
 from neural_mp.api.loading import load_source
+from neural_mp.api.named_models import benchmark_models
 
 ONNX = Attacks()
 

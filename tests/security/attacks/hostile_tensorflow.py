@@ -9,8 +9,8 @@ from typing import Any
 
 from attacks.hostile import Attacks, command_here
 
-from neural_mp.api.benchmark import benchmark_models
 from neural_mp.api.loading import load_source
+from neural_mp.api.named_models import benchmark_models
 
 TENSORFLOW = Attacks()
 
@@ -309,15 +309,15 @@ def _has_a_table(folder: Path, canary: Path) -> None:
 def _is_ours(folder: Path, canary: Path, name: str) -> None:
     from tensorflow.core.protobuf import saved_model_pb2
 
-    from neural_mp.adaptors.tensorflow.files import storage
+    from neural_mp.adaptors.tensorflow.files import graph_files
 
     loaded = load_source(_net(), None, None)
-    storage.save(loaded.held, folder)
+    graph_files.save(loaded.held, folder)
     saved = saved_model_pb2.SavedModel()
-    saved.ParseFromString((folder / storage.MODEL_FILE).read_bytes())
+    saved.ParseFromString((folder / graph_files.MODEL_FILE).read_bytes())
     saved.meta_graphs[0].graph_def.CopyFrom(_frozen(_with(name, canary)))
-    (folder / storage.MODEL_FILE).write_bytes(saved.SerializeToString())
-    storage.restore(folder)
+    (folder / graph_files.MODEL_FILE).write_bytes(saved.SerializeToString())
+    graph_files.restore(folder)
 
 
 @TENSORFLOW.here("a text that is nested", 90, 5_000)

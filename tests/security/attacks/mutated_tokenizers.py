@@ -146,7 +146,7 @@ def _of_text(folder: Path, scratch: Path, data: bytes) -> Callable[[], object]:
 
 
 def _of_task(folder: Path, scratch: Path, name: str, data: bytes) -> Callable[[], object]:
-    from neural_mp.compat.inc.components.glue import glue
+    from neural_mp.compat.inc.components.text_datasets import glue
 
     def call() -> None:
         target = scratch / "model"

@@ -23,7 +23,7 @@ import psutil
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.errors import HistoryError, NeuralMPError
-from neural_mp.runs.run_table import RUN_TABLE
+from neural_mp.runs.lease import RUN_TABLE
 from neural_mp.testing import digits
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _IMPORTS = (
     "optuna",
     "sqlalchemy",
     "scipy.stats",
-    "neural_mp.strategies.bayesian",
+    "neural_mp.strategies.optuna_search",
     "optuna.samplers",
     "loky",
     "sklearn.datasets",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from neural_mp.adaptors.common.named_graphs.model_metadata import details_of
 from neural_mp.adaptors.common.op_outputs import OutputLocation
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.signatures.signature import Array, Signature
-from neural_mp.adaptors.common.threads import allowed_threads, requested_threads
+from neural_mp.adaptors.common.threads import allowed_threads, limited_threads, requested_threads
 from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight
-from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.contract import Adaptor, ConversionCounts
+from neural_mp.core.enums import Capture
 
 P = TypeVar("P")
 G = TypeVar("G", bound="GraphModel[Any]")
@@ -27,7 +29,6 @@ class GraphModel(ABC, Generic[P]):
 
     Attributes:
         program: the graph for planning: canonicalized, or converted.
-        signature: the inputs and outputs.
         example: tensor → array, inputs for a run.
         given: the user's graph; None for a converted model.
         ops: for a converted model, node → the op of the unconverted graph that its time counts
@@ -35,7 +36,6 @@ class GraphModel(ABC, Generic[P]):
         results: for a converted model, op of the unconverted graph → location of its result; ops
             fused into others have none.
         warnings: notes to the user.
-        counts: the inserted conversions.
         grouped: op → weight in groups that the next conversion stores.
     """
 
@@ -85,3 +85,42 @@ def graph_details(model: GraphModel[Any]) -> dict[str, Any]:
     """Return the metadata of a model for JSON."""
     details = details_of(model.signature, model.example, model.ops, model.results, model.counts)
     return {**details, "converted": model.given is None}
+
+
+class GraphAdaptor(Adaptor[G]):
+    """An adaptor of a runtime that compiles graphs, from and to numpy arrays."""
+
+    #: The name of the format in messages.
+    title: ClassVar[str]
+
+    threads = staticmethod(limited_threads)
+
+    @abstractmethod
+    def read(self, source: object, spec: InputSpec) -> G:
+        """Read and canonicalize a model, as described in `Adaptor.load`."""
+
+    def load(
+        self,
+        source: object,
+        *,
+        inputs: object = None,
+        outputs: object = None,
+        example: object = None,
+        capture: Capture = Capture.WHOLE,
+    ) -> G:
+        """Read and canonicalize a model. `inputs` are names, or example arrays."""
+        spec = InputSpec.read(inputs, outputs, example).without_shapes(self.title)
+        model = self.read(source, spec)
+        return replace(model, warnings=(*model.warnings, *unused_capture(self.title, capture)))
+
+    def prepare(self, model: G) -> None:
+        """Compile the graph."""
+        model.runner()
+
+    def predict(self, model: G, inputs: object) -> Any:
+        """Return outputs as arrays."""
+        return model.signature.packed(model.run(model.signature.bind(inputs)))
+
+    def example_inputs(self, model: G, batch_size: int | None = None) -> Any:
+        """Return a tuple in input order: the example of the data, or synthetic inputs."""
+        return model.signature.in_order(model.example, batch_size)

@@ -11,13 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signatures.example_inputs import example_for
-from neural_mp.adaptors.common.signatures.signature import (
-    Array,
-    Shape,
-    Signature,
-    shape_of,
-)
+from neural_mp.adaptors.common.signatures.input_spec import example_for
+from neural_mp.adaptors.common.signatures.signature import Array, Shape, Signature, shape_of
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.readers import read_json

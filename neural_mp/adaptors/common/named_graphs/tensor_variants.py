@@ -114,9 +114,7 @@ class TensorVariants(ABC, Generic[T]):
         array = self.value_of(tensor)
         if array is not None:
             return self.constant_in(tensor, variant, cast_saturating(array, _NARROW[variant]))
-        source = next(
-            (candidate for candidate in (FP32, BF16, FP16) if candidate in variants), None
-        )
+        source = next((name for name in (FP32, BF16, FP16) if name in variants), None)
         if source is None and variant in self.dequantized_to:
             return self.dequantized(tensor, variant)
         return self.cast(tensor, source or FP32, variant)

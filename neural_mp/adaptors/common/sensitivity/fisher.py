@@ -1,10 +1,16 @@
-"""Sensitivity of outputs to the rounding of each weight, for every form of storage: Fisher probe.
+"""Sensitivity to the rounding of each weight, for every form of storage: Fisher probe.
 
 A sampled log-likelihood is differentiated by all weights, one sample at a time. Half the mean of
 ⟨gradient, rounded weight - weight⟩² is the divergence of the outputs to second order, as the Fisher
 matrix is the mean outer product of these gradients (Amari, "Natural Gradient Works Efficiently in
 Learning", 1998). The score of a weight is the divergence per prediction: per token of a language
 model, in nats. One pass serves all layers and all forms, as far as their errors fit into memory.
+
+Without gradients, the noise of a layer is the squared error of its results relative to their
+square: of a weight W with the rounding error Δ, tr(ΔHΔᵀ) / tr(WHWᵀ), where H is the second moment
+of its inputs, the Hessian of the squared error by a row of W (Frantar and Alistarh, "Optimal Brain
+Compression", 2022). Both are computed on sampled inputs; a kernel that rounds its inputs to INT8
+adds that error.
 """
 
 from __future__ import annotations
@@ -17,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.framework import Framework
-from neural_mp.adaptors.common.optional import Gradients, needed
-from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, portions
+from neural_mp.adaptors.common.optional import Gradients, StoredLayer, needed
+from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, split_portions
+from neural_mp.adaptors.common.weights.grouped_weight import Floats, input_group, rounded_inputs
+from neural_mp.core.enums import KernelInputs
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import TuningSpace
 from neural_mp.util.pytree import Array, batch_size_of, sample_of
@@ -29,6 +37,9 @@ M = TypeVar("M")
 FISHER_SAMPLES = 48
 #: Maximum bytes of rounding errors held at a time; more weights are scored in further passes.
 _CHANGE_BYTES = 2 << 30
+#: Rows of an input sampled from one part of a batch, and in total.
+_ROWS_PER_PART, _ROWS = 32, 512
+_TINY = 1e-30
 
 
 def weight_noise(
@@ -49,21 +60,25 @@ def weight_noise(
     gradients = needed(adaptor.gradients, adaptor.framework, "gradients of weights")
     weights = gradients.weights(model)
     specs = {op: specs_of(space, op) for op in space.tunable_ops if op in weights}
-    corrected = corrected or CorrectedWeights(adaptor, model)
-    corrected.of({op: [s for s in op_specs if s.corrections] for op, op_specs in specs.items()})
+    corrected = _correct_weights(corrected or CorrectedWeights(adaptor, model), specs)
     samples = list(_first_samples(batches))
     scores: dict[str, dict[str, float]] = {}
     sizes = {op: weights[op].nbytes * len(op_specs) for op, op_specs in specs.items()}
-    for part in portions(sizes, _CHANGE_BYTES):
-        changes = {
-            op: {
-                str(spec): corrected.rounded(op, weights[op], spec) - weights[op]
-                for spec in specs[op]
-            }
-            for op in part
-        }
+    for part in split_portions(sizes, _CHANGE_BYTES):
+        changes: dict[str, dict[str, NDArray[np.float32]]] = {op: {} for op in part}
+        for op in part:
+            for spec in specs[op]:
+                changes[op][str(spec)] = corrected.rounded(op, weights[op], spec) - weights[op]
         scores |= _score_changes(gradients, model, samples, changes)
     return scores
+
+
+def _correct_weights(
+    corrected: CorrectedWeights[M], specs: Mapping[str, Iterable[QuantSpec]]
+) -> CorrectedWeights[M]:
+    """Return corrected weights, made for all quantizations with corrections."""
+    corrected.of({op: [s for s in op_specs if s.corrections] for op, op_specs in specs.items()})
+    return corrected
 
 
 def _score_changes(
@@ -79,13 +94,13 @@ def _score_changes(
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
     predictions, random = 0, np.random.default_rng(0)
 
-    def draw_direction(outputs: Sequence[Array], are_logits: bool) -> list[Array]:
+    def count_and_draw(outputs: Sequence[Array], are_logits: bool) -> list[Array]:
         nonlocal predictions
         predictions += sum(y.size // y.shape[-1] for y in outputs) if are_logits else 1
-        return direction(outputs, are_logits, random)
+        return draw_direction(outputs, are_logits, random)
 
     for sample in samples:
-        entries = gradients.weight_gradients(model, sample, list(changes), draw_direction)
+        entries = gradients.weight_gradients(model, sample, list(changes), count_and_draw)
         for op, gradient in entries.items():
             for text, change in changes[op].items():
                 sums[op, text] += float(np.vdot(gradient, change)) ** 2
@@ -107,7 +122,7 @@ def specs_of(space: TuningSpace, op: str) -> tuple[QuantSpec, ...]:
     return tuple(specs.values())
 
 
-def direction(
+def draw_direction(
     outputs: Sequence[Array], are_logits: bool, random: np.random.Generator
 ) -> list[Array]:
     """Return the gradient of a sampled log-likelihood by the outputs.
@@ -140,3 +155,83 @@ def _first_samples(batches: Iterable[Any]) -> Iterator[Any]:
             remaining -= 1
         if remaining <= 0:
             return
+
+
+def layer_noise(
+    adaptor: Framework[M],
+    model: M,
+    batches: Iterable[Any],
+    space: TuningSpace,
+    corrected: CorrectedWeights[M] | None = None,
+) -> dict[str, dict[str, float]]:
+    """Return op → text of the quantization of its weight → relative noise of its results.
+
+    Covers the ops whose weight can be stored in integers while their inputs stay float; without
+    those whose inputs calibration does not reach. `corrected` are the corrected weights of the
+    model.
+
+    Raises:
+        ConversionError: the framework does not return the inputs of layers.
+    """
+    offered = needed(adaptor.layer_inputs, adaptor.framework, "inputs of layers")
+    layers = {op: layer for op, layer in offered.layers(model).items() if specs_of(space, op)}
+    specs = {op: specs_of(space, op) for op in layers}
+    corrected = _correct_weights(corrected or CorrectedWeights(adaptor, model), specs)
+    tensors = {layer.read for layer in layers.values() if layer.read is not None}
+    rows = _sample_rows(offered.values(model, batches, tensors)) if tensors else {}
+    return {
+        op: dict(_score_specs(op, layer, rows.get(layer.read or ""), specs[op], corrected))
+        for op, layer in layers.items()
+        if layer.read is None or layer.read in rows
+    }
+
+
+def _sample_rows(values: Iterable[tuple[str, Array]]) -> dict[str, Floats]:
+    """Return tensor → evenly spread rows [rows, inputs] of its values."""
+    parts: dict[str, list[Floats]] = {}
+    counts: dict[str, int] = {}
+    for name, array in values:
+        rows = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
+        count = min(_ROWS_PER_PART, _ROWS - counts.get(name, 0), len(rows))
+        if count > 0:
+            indices = np.linspace(0, len(rows) - 1, count).astype(np.int64)
+            # A copy: arrays of a run may be overwritten by the next.
+            parts.setdefault(name, []).append(np.array(rows[indices], np.float32))
+            counts[name] = counts.get(name, 0) + count
+        elif min(counts.values(), default=_ROWS) >= _ROWS:
+            break
+    return {name: np.concatenate(rows) for name, rows in parts.items()}
+
+
+def _score_specs(
+    op: str,
+    layer: StoredLayer,
+    rows: Floats | None,
+    specs: Iterable[QuantSpec],
+    corrected: CorrectedWeights[Any],
+) -> Iterator[tuple[str, float]]:
+    """Yield the text of each quantization and its noise; without rows, that of the weight."""
+    weight = np.asarray(layer.weight(), np.float32)
+    truth = weight if rows is None else rows @ weight.T
+    signal = max(float(np.vdot(truth, truth)), _TINY)
+    for spec in specs:
+        output = (
+            corrected.rounded(op, weight, spec)
+            if rows is None
+            else _kernel_output(rows, op, weight, spec, corrected)
+        )
+        error = output - truth
+        yield str(spec), float(np.vdot(error, error)) / signal
+
+
+def _kernel_output(
+    rows: Floats, op: str, weight: Floats, spec: QuantSpec, corrected: CorrectedWeights[Any]
+) -> Floats:
+    if spec.inputs is not KernelInputs.INT8:
+        return rows @ corrected.rounded(op, weight, spec).T
+    size = input_group(spec, weight.shape[1])
+    if spec.group_size is None:
+        return rounded_inputs(rows, size) @ corrected.rounded(op, weight, spec).T
+    stored = corrected.grouped(op, weight, spec)
+    scaled = rows if stored.input_factors is None else rows * stored.input_factors
+    return rounded_inputs(scaled, size) @ stored.stored().T

@@ -30,7 +30,6 @@ class MomentSums:
     Attributes:
         products: sums of x xᵀ, in the lower triangle.
         magnitudes: sums of |x|.
-        rows: number of rows.
     """
 
     products: Floats

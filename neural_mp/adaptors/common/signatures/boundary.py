@@ -9,13 +9,14 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.signatures.call_layouts import (
+from neural_mp.adaptors.common.signatures.signature import (
+    Array,
+    Signature,
     flat_leaves,
     layout_of,
     positions,
-    remember,
+    remember_layout,
 )
-from neural_mp.adaptors.common.signatures.signature import Array, Signature
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.util.json_fields import NOT_STORED, JsonFields
 from neural_mp.util.pytree import NamedOutputs, as_numpy, tree_leaves
@@ -34,15 +35,15 @@ Containers = int | None | Sequence[Any]
 TUPLE, LIST, DICT, NAMED = "tuple", "list", "dict", "named"
 
 
-def arranged(containers: Containers, values: Sequence[Any]) -> Any:
+def arrange_outputs(containers: Containers, values: Sequence[Any]) -> Any:
     """Return the values in containers."""
     if containers is None or isinstance(containers, int):
         return None if containers is None else values[containers]
     kind, parts = containers
     if isinstance(parts, Mapping):
-        outputs = {name: arranged(part, values) for name, part in parts.items()}
+        outputs = {name: arrange_outputs(part, values) for name, part in parts.items()}
         return NamedOutputs(outputs) if kind == NAMED else outputs
-    items = [arranged(part, values) for part in parts]
+    items = [arrange_outputs(part, values) for part in parts]
     return tuple(items) if kind == TUPLE else items
 
 
@@ -97,7 +98,7 @@ class Boundary(JsonFields):
         if all(hasattr(leaf, "__array__") for leaf in leaves):
             indices = positions(self.signature.assigned(inputs), leaves)
             if indices is not None:
-                remember(self._places, key, (indices, tensors))
+                remember_layout(self._places, key, (indices, tensors))
         return arrays, tensors
 
     @cached_property
@@ -105,19 +106,19 @@ class Boundary(JsonFields):
         """Layout and types of a batch → index of the leaf of each input, whether it has tensors."""
         return {}
 
-    def returned(self, outputs: Any, tensor: Callable[[Array], Any] | None) -> Any:
+    def returned(self, outputs: object, tensor: Callable[[Array], Any] | None) -> Any:
         """Return outputs of the runtime as the source would.
 
         Args:
             outputs: the only output, or a list.
             tensor: conversion of an array to a tensor of the source; None to keep arrays.
         """
-        values = outputs if isinstance(outputs, list) else [outputs]
+        values: list[Any] = outputs if isinstance(outputs, list) else [outputs]
         if tensor is not None:
             values = [tensor(value) for value in values]
         if self.containers is None:
             return self.signature.packed(values)
-        return arranged(self.containers, values)
+        return arrange_outputs(self.containers, values)
 
     def calls_of_file(self) -> str:
         """Return the inputs and outputs of the runtime's own file, as text."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.signatures.call_layouts import ArrayLayouts
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.json_fields import JsonFields
@@ -31,7 +30,10 @@ from neural_mp.util.validators import (
 #: Sizes of a tensor, None if unknown before a run; None if the rank is unknown.
 Shape = tuple[int | None, ...] | None
 _HINT = "name the inputs in the order of the data with inputs="
+#: Maximum number of known layouts; batches of further layouts are checked in every call.
+MAX_LAYOUTS = 256
 _S = TypeVar("_S", bound="Signature")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,6 @@ class TensorSpec(JsonFields):
         name: the name for callers.
         tensor: the tensor of the graph.
         dtype: the element type; object for strings, None for non-tensors.
-        shape: the known sizes.
         alias: another name for callers.
         default: of an optional input, the value for batches without the input; else None.
     """
@@ -174,7 +175,13 @@ class Signature(JsonFields):
         """
         if isinstance(inputs, Mapping):
             names = {str(key) for key in inputs}
-            inputs = without_labels(inputs, [name for name in names if self._accepts_name(name)])
+            # Names of inputs, and prefixes of nested inputs.
+            accepted = [
+                name
+                for name in names
+                if any(p.answers_to(name) or p.name.startswith(f"{name}_") for p in self.inputs)
+            ]
+            inputs = without_labels(inputs, accepted)
         nested = isinstance(inputs, Mapping | tuple | list) and any(
             isinstance(item, Mapping | tuple) and _holds_arrays([item])
             for item in (inputs.values() if isinstance(inputs, Mapping) else inputs)
@@ -205,10 +212,6 @@ class Signature(JsonFields):
         values_of = {port.name: value for port, value in zip(first, values, strict=True)}
         return [values_of.get(port.name, port.default) for port in self.inputs]
 
-    def _accepts_name(self, name: str) -> bool:
-        """Whether a name is an input, or a prefix of nested inputs."""
-        return any(p.answers_to(name) or p.name.startswith(f"{name}_") for p in self.inputs)
-
     def _values_by_name(self, inputs: Mapping[Any, Any]) -> list[Any]:
         values: dict[str, Any] = {}
         for key, value in inputs.items():
@@ -230,9 +233,9 @@ class Signature(JsonFields):
         """Return the result of `bind` by position, repeated or cut to `batch_size` if given."""
         if batch_size is None:
             return tuple(feeds[port.tensor] for port in self.inputs)
-        sized = resized(feeds, batch_size)
+        arrays = ((feeds[port.tensor], bool(port.shape and port.shape[0])) for port in self.inputs)
         return tuple(
-            (feeds if port.shape and port.shape[0] else sized)[port.tensor] for port in self.inputs
+            array if is_fixed else _resize_batch(array, batch_size) for array, is_fixed in arrays
         )
 
     def samples(self, feeds: Mapping[str, Array]) -> int:
@@ -310,14 +313,10 @@ def _parse_structure(value: object) -> Structure:
     return below(value)
 
 
-def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
-    """Return the inputs, repeated or cut to another batch size."""
-    return {
-        tensor: np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
-        if getattr(array, "ndim", 0) and len(array)
-        else array
-        for tensor, array in feeds.items()
-    }
+def _resize_batch(array: Array, batch_size: int) -> Array:
+    if not getattr(array, "ndim", 0) or not len(array):
+        return array
+    return np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
 
 
 def _select_ports(
@@ -381,3 +380,77 @@ def _matches_shape(given: tuple[int, ...], expected: Shape) -> bool:
     return len(given) == len(expected) and all(
         size in (None, have) for have, size in zip(given, expected, strict=True)
     )
+
+
+def flat_leaves(inputs: object) -> list[Any]:
+    """Return the items of a plain dict, tuple or list, or the object itself as the only leaf."""
+    if type(inputs) is dict:
+        return list(inputs.values())
+    if type(inputs) is tuple or type(inputs) is list:
+        return list(inputs)
+    return [inputs]
+
+
+def layout_of(inputs: object) -> Hashable:
+    """Return the keys of a plain dict, or the type of any other batch."""
+    kind: type = type(inputs)
+    return tuple(inputs) if type(inputs) is dict else kind
+
+
+def key_of(inputs: object, leaves: Sequence[Any]) -> tuple[Hashable, ...]:
+    """Return the layout of a batch, with dtype and shape of each of its leaves, all tensors."""
+    return (layout_of(inputs), *[(leaf.dtype, leaf.shape) for leaf in leaves])
+
+
+def positions(values: Sequence[object], leaves: Sequence[object]) -> list[int] | None:
+    """Return the index in `leaves` of each value, by identity; None if any is missing.
+
+    A batch that holds an object twice has no positions: the next batch may hold two objects.
+    """
+    indices = {id(leaf): index for index, leaf in enumerate(leaves)}
+    if len(indices) < len(leaves) or not all(id(value) in indices for value in values):
+        return None
+    return [indices[id(value)] for value in values]
+
+
+def remember_layout(known: dict[Any, T], key: Hashable, value: T) -> None:
+    """Keep a value, unless the maximum number of layouts is reached."""
+    if len(known) < MAX_LAYOUTS:
+        known[key] = value
+
+
+class ArrayLayouts:
+    """Layouts of batches of arrays: the tensor, and the conversion if any, of each leaf."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[tuple[str, int, np.dtype[Any] | None], ...]] = {}
+
+    def bound(self, inputs: object) -> dict[str, Array] | None:
+        """Return tensor → array for a batch of a known layout; None for any other batch."""
+        leaves = flat_leaves(inputs)
+        for leaf in leaves:
+            if type(leaf) is not np.ndarray:
+                return None
+        layout = self._known.get(key_of(inputs, leaves))
+        if layout is None:
+            return None
+        return {
+            tensor: leaves[index] if dtype is None else leaves[index].astype(dtype)
+            for tensor, index, dtype in layout
+        }
+
+    def learn(self, inputs: object, given: Sequence[Any], bound: Mapping[str, Any]) -> None:
+        """Keep the layout of a checked batch, with the value given for each tensor, as bound."""
+        leaves = flat_leaves(inputs)
+        if not all(type(value) is np.ndarray for value in (*leaves, *bound.values())):
+            return
+        indices = positions(given, leaves)
+        if indices is None:
+            return
+        casts = [
+            None if value.dtype == bound[tensor].dtype else bound[tensor].dtype
+            for tensor, value in zip(bound, given, strict=True)
+        ]
+        remember_layout(
+            self._known, key_of(inputs, leaves), tuple(zip(bound, indices, casts, strict=True))
+        )

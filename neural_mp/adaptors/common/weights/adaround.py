@@ -7,7 +7,7 @@ t = E[x̂ (wx)]. Both are sums over the calibration samples, so that no sample i
 `adaround` chooses for every weight between the two codes next to it by gradient descent on a
 rectified sigmoid, with a penalty that lets it end at 0 or 1 (Nagel et al., "Up or Down? Adaptive
 Rounding for Post-Training Quantization", 2020, equations 21 to 25). Wide layers, for which descent
-takes minutes, choose column by column; the codes of all layers then settle, see `settled`.
+takes minutes, choose column by column; the codes of all layers then settle, see `settle_codes`.
 `learned_scale` clips weights to the range with the least error, and fits the scale to the codes by
 least squares.
 """
@@ -127,23 +127,13 @@ def reconstructed_layer(
 ) -> RoundedLayer:
     """Return a weight rounded for the results of its layer.
 
-    No output has a larger error than rounded to nearest in the full range.
-
-    Args:
-        weight: the float weight.
-        grid: its grid.
-        error: the error to reduce.
-        options: the number of steps.
-        rounding: whether the rounding is learned.
-        scales: whether the scales are learned.
+    No output has a larger error than rounded to nearest in the full range. `rounding` and `scales`
+    state whether these are learned.
     """
     best = grid.nearest(weight, grid.full(weight))
     for candidate in _candidate_roundings(weight, grid, error, options, rounding, scales):
-        least, errors = (
-            grid.pooled(error.of(best.floats())),
-            grid.pooled(error.of(candidate.floats())),
-        )
-        better = (errors < least)[..., None]
+        least = grid.pooled(error.of(best.floats()))
+        better = (grid.pooled(error.of(candidate.floats())) < least)[..., None]
         best = RoundedLayer(
             np.where(better, candidate.codes, best.codes),
             np.where(better, candidate.scales, best.scales),
@@ -208,12 +198,12 @@ def _learn_codes(
     is_free = (np.abs(position) < grid.limit) & (low < grid.limit)
     choice = CodeChoice(low, is_free.astype(np.float32), scales, error.products, error.targets)
     if _is_wide(weight):
-        codes = compensated(weight, choice)
+        codes = compensate_codes(weight, choice)
     else:
         nearest = error.of(grid.nearest(weight, scales).floats())
         nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
         codes = _descend_codes(position, choice, nearest[..., None], options)
-    return RoundedLayer(settled(codes, choice), scales)
+    return RoundedLayer(settle_codes(codes, choice), scales)
 
 
 def _descend_codes(
@@ -306,7 +296,7 @@ class CodeChoice:
         return result
 
 
-def compensated(weight: Floats, choice: CodeChoice) -> Floats:
+def compensate_codes(weight: Floats, choice: CodeChoice) -> Floats:
     """Return codes whose errors the columns that are rounded later compensate for."""
     codes = np.empty_like(weight)
     for group, products in enumerate(choice.products):
@@ -341,7 +331,7 @@ def _round_columns(
     return codes
 
 
-def settled(codes: Floats, choice: CodeChoice) -> Floats:
+def settle_codes(codes: Floats, choice: CodeChoice) -> Floats:
     """Return codes none of which can change alone without more error, as far as sweeps suffice."""
     codes, gradient = codes.copy(), choice.gradient(codes)
     for _ in range(SWEEPS):

@@ -63,7 +63,6 @@ class LearnedRounding:
 
     Attributes:
         weight: float32 [outputs, inputs], of which `start` is a rounding.
-        quantizer: the grid.
         start: the rounding that descent starts from; its factors of inputs stay.
         shift: added before rounding, in steps.
         low_factor, high_factor: float32 [outputs, groups], fractions of the ends of each range.
@@ -164,14 +163,8 @@ def learned_alone(
         change = candidate.floats() - weight
         gradient = change @ products
         errors = np.einsum("ij,ij->i", gradient, change)
-        better = (errors < least)[:, None]
+        best = best.with_outputs(errors < least, candidate)
         least = np.minimum(errors, least)
-        best = learned.quantizer.weight(
-            np.where(better, candidate.codes, best.codes),
-            np.where(better, candidate.scales, best.scales),
-            np.where(better, candidate.offsets, best.offsets),
-            candidate.input_factors,
-        )
         if options.limit.ends():
             break
         if step < options.steps:

@@ -11,8 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed_words, unpacked
-from neural_mp.adaptors.common.weights.grouped_weight import middle_code
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    BitOrder,
+    middle_code,
+    pack_words,
+    unpack_codes,
+)
 from neural_mp.errors import ModelLoadError, did_you_mean
 from neural_mp.util.string_enum import StringEnum
 
@@ -34,7 +38,6 @@ class IntegerLayer:
         codes: uint8 [outputs, inputs], 0 to 2^bits - 1.
         scales: float32 [outputs, groups].
         zero_points: uint8 [outputs, groups].
-        bits: bits per code.
         is_symmetric: whether all zero points are the middle code.
         groups: group of each input, where these are in another order (`desc_act`); else None.
     """
@@ -97,11 +100,11 @@ def compressed_tensors(
             "format": "pack-quantized",
         }
     for name, layer in layers.items():
-        tensors[f"{name}.weight_packed"] = packed_words(layer.codes, layer.bits)
+        tensors[f"{name}.weight_packed"] = pack_words(layer.codes, layer.bits)
         tensors[f"{name}.weight_scale"] = layer.scales
         tensors[f"{name}.weight_shape"] = np.array(layer.codes.shape, np.int64)
         if not layer.is_symmetric:
-            packed = packed_words(np.ascontiguousarray(layer.zero_points.T), layer.bits)
+            packed = pack_words(np.ascontiguousarray(layer.zero_points.T), layer.bits)
             tensors[f"{name}.weight_zero_point"] = np.ascontiguousarray(packed.T)
     config = {
         "quant_method": CheckpointFormat.COMPRESSED_TENSORS.value,
@@ -122,10 +125,10 @@ def gptq(layers: Mapping[str, IntegerLayer], ignored: list[str]) -> tuple[Tensor
     shift = int(all(layer.is_symmetric for layer in layers.values()))
     for name, layer in layers.items():
         inputs = layer.codes.shape[1]
-        rows = packed_words(np.ascontiguousarray(layer.codes), layer.bits)
+        rows = pack_words(np.ascontiguousarray(layer.codes), layer.bits)
         tensors[f"{name}.qweight"] = np.ascontiguousarray(rows.T)
         zeros = np.ascontiguousarray(layer.zero_points.T) - np.uint8(shift)
-        tensors[f"{name}.qzeros"] = packed_words(zeros, layer.bits)
+        tensors[f"{name}.qzeros"] = pack_words(zeros, layer.bits)
         tensors[f"{name}.scales"] = np.ascontiguousarray(layer.scales.T).astype(np.float16)
         size = inputs // layer.scales.shape[1]
         tensors[f"{name}.g_idx"] = (np.arange(inputs) // size).astype(np.int32)
@@ -206,13 +209,13 @@ def _read_compressed_tensors(
     outputs, inputs = (int(size) for size in _required_array(layer, "weight_shape"))
     packed = _required_array(layer, "weight_packed")
     bits = _bits_per_code(inputs, packed.shape[1])
-    codes = unpacked_words(packed, bits, inputs)
+    codes = unpack_words(packed, bits, inputs)
     scales = _required_array(layer, "weight_scale").astype(np.float32)
     zeros = layer.get("weight_zero_point")
     if zeros is None:
         zero_points = np.full(scales.shape, middle_code(bits), np.uint8)
     else:
-        zero_points = unpacked_words(np.ascontiguousarray(zeros.T), bits, outputs).T
+        zero_points = unpack_words(np.ascontiguousarray(zeros.T), bits, outputs).T
     return _validated_layer(codes, scales, zero_points, bits)
 
 
@@ -232,8 +235,8 @@ def _read_gptq(
     if order is not None and len(order) != inputs:
         bits = _bits_per_code(len(order), packed.shape[0])
         inputs = len(order)
-    codes = unpacked_words(np.ascontiguousarray(packed.T), bits, inputs)
-    zeros = unpacked_words(
+    codes = unpack_words(np.ascontiguousarray(packed.T), bits, inputs)
+    zeros = unpack_words(
         np.ascontiguousarray(_required_array(layer, "qzeros")), bits, scales.shape[0]
     )
     # The first version stores zero points less one.
@@ -258,7 +261,7 @@ def _read_awq(
     # Every word has its even outputs first.
     columns = (np.arange(0, outputs, 8)[:, None] + np.argsort(_AWQ_ORDER)).ravel()
     codes, zeros = (
-        unpacked_words(_required_array(layer, name), bits, outputs)[:, columns]
+        unpack_words(_required_array(layer, name), bits, outputs)[:, columns]
         for name in ("qweight", "qzeros")
     )
     return _validated_layer(
@@ -299,10 +302,10 @@ def _bits_per_code(codes: int, words: int) -> int:
     return fitting[0]
 
 
-def unpacked_words(words: NDArray[Any], bits: int, columns: int) -> NDArray[np.uint8]:
-    """Return the codes [rows, columns] of int32 words [rows, words]; see `packed_words`."""
+def unpack_words(words: NDArray[Any], bits: int, columns: int) -> NDArray[np.uint8]:
+    """Return the codes [rows, columns] of int32 words [rows, words]; see `pack_words`."""
     stored = np.ascontiguousarray(words.astype(np.int32)).view(np.uint8)
-    return unpacked(stored, bits, columns, BitOrder.LOWER_FIRST)
+    return unpack_codes(stored, bits, columns, BitOrder.LOWER_FIRST)
 
 
 _READERS: Mapping[

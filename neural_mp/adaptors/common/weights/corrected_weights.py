@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
+from neural_mp.adaptors.common.weights.corrections import factor_groups
 from neural_mp.adaptors.common.weights.cross_layer_scaling import ScalingGroup, rounded_weight
-from neural_mp.adaptors.common.weights.factor_folding import factor_groups
 from neural_mp.adaptors.common.weights.grouped_weight import (
     Floats,
     GroupedWeight,
@@ -26,7 +26,11 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     InputMoments,
     Quantizer,
 )
-from neural_mp.adaptors.common.weights.weight_corrections import awq_factors, corrected_weight
+from neural_mp.adaptors.common.weights.weight_corrections import (
+    awq_factors,
+    corrected_weight,
+    gptq_factor,
+)
 from neural_mp.adaptors.common.weights.weight_store import GroupHolder, WeightStore
 from neural_mp.core.enums import WeightCorrection
 from neural_mp.core.int8_accumulation import weight_qmax
@@ -70,10 +74,7 @@ class CorrectionOptions:
 class LayerErrors:
     """Squared errors of a layer's results relative to their squares, on calibration samples.
 
-    Attributes:
-        nearest: with the weight rounded to nearest.
-        learned: with the learned weight.
-        seconds: duration of learning.
+    With the weight rounded to nearest, and with the weight learned in some seconds.
     """
 
     nearest: float
@@ -91,10 +92,7 @@ class CorrectedWeights(Generic[M]):
     calibration does not reach, e.g. of an expert that no token is routed to.
 
     Attributes:
-        adaptor: the adaptor of the framework.
-        model: the float model.
         batches: → calibration inputs; None without data.
-        options: options of the corrections.
         layer_errors: op → errors of its results, for the layers reconstructed so far.
     """
 
@@ -228,30 +226,31 @@ class CorrectedWeights(Generic[M]):
             op: specs for op, specs in missing.items() if any(spec.needs_data for spec in specs)
         }
         for op in missing.keys() - observed.keys():
-            for spec in missing[op]:
-                self._made[op, spec] = self._holder.hold(self._correct_weight(op, spec, None))
+            self._correct_weights(op, missing[op], None)
         for moments in self._observe_moments(observed):
             remaining = dict(moments)
             del moments  # so that those of each layer end with its last weight
             ops = list(remaining)
             for op in ops:
-                op_moments = remaining.pop(op)
-                for spec in observed[op]:
-                    self._made[op, spec] = self._holder.hold(
-                        self._correct_weight(op, spec, op_moments)
-                    )
-                del op_moments  # or else those of the last layer stay beside the next block's
+                # Without a name, or else those of the last layer stay beside the next block's.
+                self._correct_weights(op, observed[op], remaining.pop(op))
             FREED.now()
             for spec_of in _specs_by_level({op: observed[op] for op in ops}):
                 self._store_weights(
                     {op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of
                 )
 
+    def _correct_weights(
+        self, op: str, specs: Collection[QuantSpec], moments: InputMoments | None
+    ) -> None:
+        for spec in specs:
+            self._made[op, spec] = self._holder.hold(self._correct_weight(op, spec, moments))
+
     def _correct_weight(
         self, op: str, spec: QuantSpec, moments: InputMoments | None
     ) -> GroupedWeight:
         quantizer = self.quantizer(spec)
-        factors = self._common_factors(op, quantizer, moments, self._weights)
+        factors = self._common_factors(op, quantizer, moments)
         learning = self.options.learning
         return corrected_weight(self._weights[op], quantizer, moments, factors, learning)
 
@@ -261,22 +260,19 @@ class CorrectedWeights(Generic[M]):
         return factor_groups(self.adaptor, self.model)
 
     def _common_factors(
-        self,
-        op: str,
-        quantizer: Quantizer,
-        moments: InputMoments | None,
-        weights: Mapping[str, Array],
+        self, op: str, quantizer: Quantizer, moments: InputMoments | None
     ) -> Floats | None:
         """Return the factors that a layer shares with the other readers of its input, if any."""
         if WeightCorrection.AWQ not in quantizer.spec.corrections or moments is None:
             return None
         group = next((candidate for candidate in self.groups if op in candidate.consumers), None)
-        if group is None or any(reader not in weights for reader in group.consumers):
+        if group is None or any(reader not in self._weights for reader in group.consumers):
             return None
         key = group.consumers, quantizer.spec
         if key not in self._factors:
-            readers = [weights[reader] for reader in group.consumers]
-            self._factors[key] = awq_factors(readers, quantizer, moments)
+            readers = [self._weights[reader] for reader in group.consumers]
+            factor = gptq_factor(quantizer, moments)
+            self._factors[key] = awq_factors(readers, quantizer, moments, factor)
         return self._factors[key]
 
     def _observe_moments(
@@ -295,7 +291,7 @@ class CorrectedWeights(Generic[M]):
                 op for op in remaining if any((op, spec) not in self._made for spec in observed[op])
             ]
         sizes = {op: 4 * self._weights[op].shape[1] ** 2 for op in remaining}
-        for part in portions(sizes, _MOMENT_BYTES):
+        for part in split_portions(sizes, _MOMENT_BYTES):
             if self._recall_weights({op: observed[op] for op in part}):
                 continue
             assert self.batches is not None
@@ -394,7 +390,7 @@ def _specs_by_level(requested: Mapping[str, Collection[QuantSpec]]) -> Iterator[
         yield {op: spec for op, spec in zip(requested, level, strict=True) if spec is not None}
 
 
-def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+def split_portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
     """Yield ops that take at most `most` bytes together, in order, without ops of no bytes.
 
     A larger op is alone.

@@ -6,7 +6,7 @@ inserts changed constants into a model (`optional.Corrections`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.calibration import channel_nsr
 from neural_mp.adaptors.common.framework import Framework
-from neural_mp.adaptors.common.optional import Corrections
+from neural_mp.adaptors.common.optional import Corrections, needed
 from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.adaptors.common.weights.cross_layer_scaling import (
     Array,
@@ -26,6 +26,7 @@ from neural_mp.adaptors.common.weights.cross_layer_scaling import (
     is_homogeneous,
     rounded_weight,
 )
+from neural_mp.adaptors.common.weights.grouped_weight import Floats, GroupedWeight, GroupParameters
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelStats, Observations
@@ -60,9 +61,8 @@ class _Network:
     passing: frozenset[str]
 
     @classmethod
-    def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
-        kinds = {name: kind for kind, names in adaptor.op_kinds.items() for name in names}
-        offered = adaptor.corrections or _NONE
+    def of(cls, adaptor: Framework[M], model: M, graph: OpGraph) -> _Network:
+        kinds, offered = _kinds_by_type(adaptor), adaptor.corrections or _NONE
         layers = offered.layer_params(model)
         preserving = frozenset(offered.channel_preserving_ops(model))
         scaling_groups = find_scaling_groups(graph, kinds, layers, preserving)
@@ -310,3 +310,62 @@ def _lost_mean(
         return None
     lost = (matrix - rounded_weight(matrix, limit)).sum(axis=3)
     return np.asarray((lost * mean.reshape(matrix.shape[0], 1, -1)).sum(axis=2).reshape(-1))
+
+
+def factor_groups(adaptor: Framework[M], model: M) -> tuple[ScalingGroup, ...]:
+    """Return the groups of layers whose inputs the constants of one op scale."""
+    offered = adaptor.corrections
+    if offered is None:
+        return ()
+    layers, preserving = offered.layer_params(model), offered.channel_preserving_ops(model)
+    graph, kinds = adaptor.graph(model), _kinds_by_type(adaptor)
+    return tuple(find_scaling_groups(graph, kinds, layers, preserving, through_products=True))
+
+
+def _kinds_by_type(adaptor: Framework[M]) -> dict[str, str]:
+    return {name: kind for kind, names in adaptor.op_kinds.items() for name in names}
+
+
+def fold_factors(
+    adaptor: Framework[M],
+    model: M,
+    groups: Collection[ScalingGroup],
+    weights: Mapping[str, GroupedWeight],
+    quantized: Collection[str],
+) -> tuple[M, dict[str, GroupedWeight]]:
+    """Return the model with the factors of inputs in the constants of the op before.
+
+    Also the weights without these factors, so that no op multiplies at run time. AWQ multiplies the
+    inputs of a layer by factors. If a normalization, or a layer through a product of two branches,
+    writes these inputs, and every reader has the same factors, then the scale of the normalization
+    or the rows of that layer hold them as well; but not those of `quantized` tensors, whose ranges
+    must not change.
+    """
+    folded, changes = dict(weights), dict[str, LayerRescale]()
+    for group in groups:
+        factors = _common_factors(group, folded)
+        if factors is None or not set(group.tensors).isdisjoint(quantized):
+            continue
+        weight = folded.get(group.producer)
+        if weight is not None:
+            grouped = adaptor.grouped_weights
+            if grouped is None or grouped.parameters is not GroupParameters.ZERO_POINTS:
+                continue  # rows of bfloat16 parameters would be rounded again
+            folded[group.producer] = weight.with_scaled_outputs(factors)
+        changes[group.producer] = LayerRescale(outputs=factors)
+        for op in group.consumers:
+            folded[op] = replace(folded[op], input_factors=None)
+    if not changes:
+        return model, folded
+    offered = needed(adaptor.corrections, adaptor.framework, "constants of layers")
+    return offered.with_layer_params(model, changes), folded
+
+
+def _common_factors(group: ScalingGroup, weights: Mapping[str, GroupedWeight]) -> Floats | None:
+    """Return the factors that all layers of a group multiply their inputs by; None if none."""
+    factors = [weights[op].input_factors if op in weights else None for op in group.consumers]
+    first = factors[0]
+    if first is None:
+        return None
+    alike = all(entry is not None and np.array_equal(entry, first) for entry in factors)
+    return first if alike else None

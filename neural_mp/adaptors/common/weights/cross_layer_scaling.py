@@ -8,13 +8,14 @@ range in every channel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.common.weights.layer_windows import Floats, Window, window_rows
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 
@@ -24,6 +25,8 @@ HOMOGENEOUS = ("relu", "leaky_relu", "identity")
 _POOLING = ("max_pool", "avg_pool")
 #: Op types of these kinds that are not homogeneous.
 _THRESHOLDS = ("threshold", "ThresholdedRelu")
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,22 @@ class LayerParams:
         return self.inputs is not None and (self.window is None) == (not self.taps)
 
     def rows(self, values: Array, most: int, seed: int) -> Floats:
-        """Return what the layer multiplies by its `matrix`, for some positions of an input.
+        """Return what the layer multiplies by its `matrix`, float32 [groups, rows, inputs · taps].
 
-        As [groups, rows, inputs · taps]; see `window_rows`.
+        Of more than `most` rows, a random choice, the same for the same seed and shape of `values`.
         """
-        return window_rows(values, self.window, self.taps, self.groups, self.axis, most, seed)
+        moved = np.moveaxis(values, self.axis, 1) if values.ndim > 1 else values.reshape(1, -1)
+        if self.window is None:
+            flat = np.moveaxis(moved, 1, -1).reshape(-1, moved.shape[1])
+            chosen = flat[_choose_positions(len(flat), most, seed)]
+            return np.asarray(chosen[None], np.float32)
+        taps = self.taps
+        view = self.window.over(moved, taps)
+        positions = view.shape[0], *view.shape[2 : 2 + len(taps)]
+        picked = np.unravel_index(_choose_positions(int(np.prod(positions)), most, seed), positions)
+        rows = np.moveaxis(view, 1, 1 + len(taps))[picked]  # [rows, channels, taps…]
+        shaped = np.asarray(rows, np.float32).reshape(len(rows), self.groups, -1)
+        return np.ascontiguousarray(shaped.swapaxes(0, 1))
 
     @property
     def _channel_axes(self) -> tuple[int, int]:
@@ -159,10 +173,7 @@ class LayerRescale:
 def rounded_weight(matrix: Array, limit: int, axes: tuple[int, ...] = (2, 3)) -> Array:
     """Return a weight rounded to INT8 per output channel, as float64.
 
-    Args:
-        matrix: the weight; by default, as returned by `LayerParams.matrix`.
-        limit: the largest integer.
-        axes: all axes except those of the output channels.
+    `axes` are all except those of the output channels, by default of `LayerParams.matrix`.
     """
     scales = weight_scales(matrix, axes, limit)
     return np.asarray(round_to_int8(matrix, scales, limit) * scales.astype(np.float64))
@@ -237,3 +248,45 @@ def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:
     """
     pools = kind in _POOLING and pooled and (op.quantize_agnostic or op.joins_int8)
     return pools or (kind in HOMOGENEOUS and op.type not in _THRESHOLDS)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The positions of a convolution's window, per spatial axis.
+
+    Attributes:
+        strides, dilations: steps of the window, and between its taps.
+        pads: zeros before and after; None for as many as an output of input / stride needs, the odd
+            zero after.
+        odd_before: without `pads`, whether the odd zero is before.
+    """
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...] | None
+    odd_before: bool = False
+
+    def over(self, values: Array, taps: Sequence[int]) -> Array:
+        """Return a view [samples, channels, positions…, taps…] of values [samples, channels, …]."""
+        spans = [step * (count - 1) + 1 for step, count in zip(self.dilations, taps, strict=True)]
+        pads = self.pads or [
+            self._same_padding(size, stride, span)
+            for size, stride, span in zip(values.shape[2:], self.strides, spans, strict=True)
+        ]
+        padded = np.pad(values, ((0, 0), (0, 0), *pads))
+        axes = tuple(range(2, values.ndim))
+        view = sliding_window_view(padded, spans, axis=axes)
+        steps = (*self.strides, *self.dilations)
+        windows: Array = view[(slice(None), slice(None), *(slice(None, None, s) for s in steps))]
+        return windows
+
+    def _same_padding(self, size: int, stride: int, span: int) -> tuple[int, int]:
+        total = max((-(-size // stride) - 1) * stride + span - size, 0)
+        leading = total - total // 2 if self.odd_before else total // 2
+        return leading, total - leading
+
+
+def _choose_positions(count: int, most: int, seed: int) -> NDArray[np.intp]:
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng([seed, count]).choice(count, most, replace=False))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +124,6 @@ class GroupedWeight:
     Attributes:
         groups: codes and parameters of the groups, in memory or where they are read from.
         group_size: number of consecutive inputs per scale.
-        bits: bits per code.
         input_factors: float32 [inputs], exact in bfloat16, which the layer multiplies its inputs
             by; None for 1.
     """
@@ -168,6 +167,14 @@ class GroupedWeight:
         """Return the weight of some outputs."""
         groups = CodedGroups(self.codes[part], self.scales[part], self.offsets[part])
         return replace(self, groups=groups)
+
+    def with_outputs(self, chosen: NDArray[np.bool_], other: GroupedWeight) -> GroupedWeight:
+        """Return the weight with the `chosen` outputs of another one of the same form."""
+        codes, scales, offsets = (
+            np.where(chosen[:, None], getattr(other, name), getattr(self, name))
+            for name in ("codes", "scales", "offsets")
+        )
+        return replace(self, groups=CodedGroups(codes, scales, offsets))
 
     def with_scaled_outputs(self, factors: Floats) -> GroupedWeight:
         """Return the weight whose outputs are multiplied by factors, float32 [outputs]."""
@@ -292,13 +299,11 @@ class Quantizer:
             scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
             # Around the middle of the range, so that both ends share the rounding of the scale.
             return scales, self.free_offsets((low + high) / 2 + scales / 2, scales)
-        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        low, high, middle = np.minimum(low, 0), np.maximum(high, 0), middle_code(self.bits)
         if not asymmetric:
-            limit = middle_code(self.bits) - 1
-            scales = np.maximum(np.maximum(high, -low) / limit, _MIN_SCALE)
+            scales = np.maximum(np.maximum(high, -low) / (middle - 1), _MIN_SCALE)
             return self.exact(scales), np.zeros_like(scales)
         scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
-        middle = middle_code(self.bits)
         steps = np.clip(np.rint(low / scales + middle), middle - most, middle)
         return scales, self.exact(steps * scales)
 
@@ -419,3 +424,85 @@ def product_specs(inputs: KernelInputs, fewer_bits: Iterable[int] = ()) -> Itera
     for bits in (8, *fewer_bits):
         for size in GROUP_SIZES:
             yield group_spec(bits, size, inputs)
+
+
+class BitOrder(Enum):
+    """Place of the first code: the upper bits of a byte, or the lower bits."""
+
+    UPPER_FIRST = "upper_first"
+    LOWER_FIRST = "lower_first"
+
+
+def pack_codes(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
+    """Return the codes of the last axis as bytes, filled up with zeros.
+
+    Codes of 3 bits are a sequence of bits, eight codes in three bytes.
+    """
+    if bits == 8:
+        return codes
+    if 8 % bits:
+        return _packed_bits(codes, bits, order)
+    per_byte = 8 // bits
+    filled = -codes.shape[-1] % per_byte
+    if filled:
+        codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, filled)])
+    shifts = range(0, 8, bits)
+    upper = order is BitOrder.UPPER_FIRST
+    result = np.zeros((*codes.shape[:-1], codes.shape[-1] // per_byte), np.uint8)
+    for position, shift in enumerate(reversed(shifts) if upper else shifts):
+        result |= codes[..., position::per_byte] << np.uint8(shift)
+    return result
+
+
+def _bit_shifts(bits: int, order: BitOrder) -> tuple[NDArray[np.uint8], Literal["big", "little"]]:
+    """Return the shifts of a code's bits, the first one first, and numpy's name of the order."""
+    shifts = np.arange(bits, dtype=np.uint8)
+    return (shifts[::-1], "big") if order is BitOrder.UPPER_FIRST else (shifts, "little")
+
+
+def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
+    shifts, bit_order = _bit_shifts(bits, order)
+    rows = codes.reshape(-1, codes.shape[-1])
+    result = np.empty((len(rows), -(-rows.shape[1] * bits // 8)), np.uint8)
+    for part in row_parts(rows.shape):  # a byte per bit of them is made
+        single = rows[part, :, None] >> shifts & 1
+        flat = single.reshape(len(single), -1)
+        result[part] = np.packbits(flat, axis=-1, bitorder=bit_order)
+    return result.reshape(*codes.shape[:-1], result.shape[1])
+
+
+def unpack_codes(
+    stored: NDArray[np.uint8], bits: int, columns: int, order: BitOrder
+) -> NDArray[np.uint8]:
+    """Return the codes [rows, columns] that `pack_codes` stored as bytes."""
+    if bits == 8:
+        return np.array(stored[..., :columns])
+    if 8 % bits:
+        return _unpacked_bits(stored, bits, columns, order)
+    upper = order is BitOrder.UPPER_FIRST
+    per_byte = 8 // bits
+    codes = np.empty((*stored.shape[:-1], stored.shape[-1] * per_byte), np.uint8)
+    shifts_of_bytes = range(0, 8, bits)
+    for position, shift in enumerate(reversed(shifts_of_bytes) if upper else shifts_of_bytes):
+        codes[..., position::per_byte] = stored >> np.uint8(shift) & np.uint8((1 << bits) - 1)
+    return np.ascontiguousarray(codes[..., :columns])
+
+
+def _unpacked_bits(
+    stored: NDArray[np.uint8], bits: int, columns: int, order: BitOrder
+) -> NDArray[np.uint8]:
+    shifts, bit_order = _bit_shifts(bits, order)
+    rows = stored.reshape(-1, stored.shape[-1])
+    codes = np.empty((len(rows), columns), np.uint8)
+    for part in row_parts(codes.shape):
+        single = np.unpackbits(rows[part], axis=-1, bitorder=bit_order)
+        single = single[:, : columns * bits].reshape(-1, columns, bits)
+        np.bitwise_or.reduce(single << shifts, axis=-1, out=codes[part])
+    return codes.reshape(*stored.shape[:-1], columns)
+
+
+def pack_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Return codes [rows, columns] as int32 words, the first column in the lowest bits."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % (32 // bits))))
+    stored = pack_codes(padded, bits, BitOrder.LOWER_FIRST)
+    return np.ascontiguousarray(stored).view("<i4")

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -32,7 +33,7 @@ from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.corrected_weights import (
     CorrectedWeights,
     LayerErrors,
-    portions,
+    split_portions,
 )
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.weights.grouped_weight import CodedGroups, GroupedWeight, middle_code
@@ -40,6 +41,7 @@ from neural_mp.core.enums import Approach, CalibrationAlgorithm, Granularity, Qu
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelRange, Range
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import RECONSTRUCTIONS, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
@@ -58,25 +60,6 @@ _MOMENT_BYTES, _FLOAT = 1 << 30, 4
 #: Number of rows that the moments are taken of: a multiple of the inputs, at least in the minimum.
 _ROWS_PER_INPUT, _LEAST_ROWS = 4, 1 << 14
 _BITS = 8
-
-
-@dataclass(frozen=True)
-class ModelToRound(Generic[M]):
-    """A float model with the plan that its weights are rounded for.
-
-    Attributes:
-        adaptor: the adaptor of the framework.
-        model: the model, with channels rescaled.
-        plan: the plan.
-        ranges: quantized tensor → its range.
-        graph: the graph.
-    """
-
-    adaptor: Framework[M]
-    model: M
-    plan: ResolvedPlan
-    ranges: Mapping[str, Range]
-    graph: OpGraph
 
 
 def reconstructable(adaptor: Framework[M], model: M) -> frozenset[str]:
@@ -111,67 +94,76 @@ def _count_rows(weight: Floats) -> int:
     return max(_LEAST_ROWS, _ROWS_PER_INPUT * weight.shape[2])
 
 
-def reconstructed(given: ModelToRound[M], samples: int, corrected: CorrectedWeights[M]) -> M:
-    """Return the model with the rounded weights of the layers that a plan reconstructs.
-
-    Args:
-        given: the model.
-        samples: the number of calibration samples.
-        corrected: the calibration data, and the weights made before.
-
-    Raises:
-        PlanError: there is no data, or a layer cannot be reconstructed.
-        ConversionError: the framework does not return values of tensors.
-    """
-    plan = given.plan.plan
-    ops = {op.name for op in given.graph if op.name in plan and plan[op.name].is_reconstructed}
-    if not ops:
-        return given.model
-    run = _Reconstruction(given, samples, corrected)
-    run.check(ops)
-    changes: dict[str, LayerRescale] = {}
-    for stage in run.stages(ops):
-        changes.update(run.stage(stage))
-    return run.offered.with_layer_params(given.model, changes)
-
-
 @dataclass
-class _Reconstruction(Generic[M]):
-    given: ModelToRound[M]
+class Reconstruction(Generic[M]):
+    """Reconstruction of the layers of a float model for a plan.
+
+    Attributes:
+        model: the model, with channels rescaled.
+        ranges: quantized tensor → its range.
+        corrected: the calibration data, and the weights made before.
+    """
+
+    model: M
+    resolved: ResolvedPlan
+    ranges: Mapping[str, Range]
+    graph: OpGraph
     samples: int
     corrected: CorrectedWeights[M]
-    layers: Mapping[str, LayerParams] = field(init=False)
     #: Layer with an integer weight → the weight as rounded so far.
-    rounded: dict[str, LayerRescale] = field(init=False)
+    _rounded: dict[str, LayerRescale] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.layers = self.offered.layer_params(self.given.model)
-        self.rounded = {}
-        for op, config in self.given.plan.plan.items():
-            layer = self.layers.get(op)
+    def rounded_model(self) -> M:
+        """Return the model with the rounded weights of the layers that the plan reconstructs.
+
+        Raises:
+            PlanError: there is no data, or a layer cannot be reconstructed.
+            ConversionError: the framework does not return values of tensors.
+        """
+        ops = [op.name for op in self.graph if op.name in self._plan]
+        ops = [op for op in ops if self._plan[op].is_reconstructed]
+        if not ops:
+            return self.model
+        self._round_to_nearest()
+        self._check_layers(ops)
+        changes: dict[str, LayerRescale] = {}
+        for stage in self._stages(ops):
+            changes.update(self._run_stage(stage))
+        return self._offered.with_layer_params(self.model, changes)
+
+    @property
+    def _plan(self) -> PrecisionPlan:
+        return self.resolved.plan
+
+    @cached_property
+    def _layers(self) -> Mapping[str, LayerParams]:
+        return self._offered.layer_params(self.model)
+
+    def _round_to_nearest(self) -> None:
+        for op, config in self._plan.items():
+            layer = self._layers.get(op)
             in_groups = config.weight is not None and config.weight.group_size is not None
             if config.precision is not Precision.INT8 or in_groups or layer is None:
                 continue
             if layer.inputs is not None:
-                weight, grid = _weight_matrix(layer), _weight_grid(config)
-                self.rounded[op] = _layer_rescale(layer, grid.nearest(weight, grid.full(weight)))
+                nearest = _nearest_layer(_weight_matrix(layer), config)
+                self._rounded[op] = _layer_rescale(layer, nearest)
 
     @property
-    def offered(self) -> Corrections[M]:
-        adaptor = self.given.adaptor
+    def _offered(self) -> Corrections[M]:
+        adaptor = self.corrected.adaptor
         return needed(adaptor.corrections, adaptor.framework, "constants of layers")
 
-    def check(self, ops: Collection[str]) -> None:
-        """Raise `PlanError` if a layer cannot be reconstructed."""
-        adaptor = self.given.adaptor
-        needed(self.offered.values, adaptor.framework, "values of tensors for reconstruction")
+    def _check_layers(self, ops: Collection[str]) -> None:
+        framework = self.corrected.adaptor.framework
+        needed(self._offered.values, framework, "values of tensors for reconstruction")
         for op in sorted(ops):
-            layer, config = self.layers.get(op), self.given.plan.plan[op]
+            layer, config = self._layers.get(op), self._plan[op]
             name = next(name for name in config.corrections if name in RECONSTRUCTIONS)
             if layer is None or not layer.has_rows:
                 raise PlanError(
                     f"correction {name!r} requires a convolution or dense layer with a constant "
-                    f"weight, unlike op {op!r} ({self.given.graph[op].type}); remove the correction"
+                    f"weight, unlike op {op!r} ({self.graph[op].type}); remove the correction"
                 )
             if self.corrected.batches is None:
                 raise PlanError(
@@ -179,30 +171,29 @@ class _Reconstruction(Generic[M]):
                     f"data, or remove the correction"
                 )
 
-    def stages(self, ops: Collection[str]) -> Iterator[list[str]]:
+    def _stages(self, ops: Collection[str]) -> Iterator[list[str]]:
         """Yield the layers of each pass, in the order of the graph."""
-        ordered = [op.name for op in self.given.graph if op.name in ops]
-        sizes = {op: _FLOAT * _count_moments(self.layers[op]) for op in ordered}
-        count = -(-len(ordered) // _PASSES)
-        for part in portions(sizes, _MOMENT_BYTES):
+        sizes = {op: _FLOAT * _count_moments(self._layers[op]) for op in ops}
+        count = -(-len(ops) // _PASSES)
+        for part in split_portions(sizes, _MOMENT_BYTES):
             yield from (part[first : first + count] for first in range(0, len(part), count))
 
-    def stage(self, ops: list[str]) -> dict[str, LayerRescale]:
+    def _run_stage(self, ops: list[str]) -> dict[str, LayerRescale]:
         """Return the rounded weights of the layers of a pass, and take them for further passes."""
         context = self._pass_context(ops)
-        weights = {op: _weight_matrix(self.layers[op]) for op in ops}
+        weights = {op: _weight_matrix(self._layers[op]) for op in ops}
         matrices = {op: weight.reshape(-1, weight.shape[2]) for op, weight in weights.items()}
         learned = self.corrected.reconstructed(matrices, _stored_specs(weights), context)
         if learned is None:
             learned = self._learn_pass(ops, weights)
             self.corrected.keep_reconstructed(learned, _stored_specs(weights), context)
-        changes = {
-            op: _layer_rescale(
-                self.layers[op], _from_grouped_weight(weights[op], learned[op]), learned[op].offsets
-            )
-            for op in ops
-        }
-        self.rounded.update(changes)
+        changes = {}
+        for op, weight in weights.items():
+            codes = learned[op].codes.astype(np.float32) - middle_code(_BITS)
+            scales = learned[op].scales.reshape(*weight.shape[:2], 1)
+            rounded = RoundedLayer(codes.reshape(weight.shape), scales)
+            changes[op] = _layer_rescale(self._layers[op], rounded, learned[op].offsets)
+        self._rounded.update(changes)
         return changes
 
     def _learn_pass(
@@ -216,11 +207,9 @@ class _Reconstruction(Generic[M]):
         learned = {}
         for op in ops:
             if limit.ends():
-                grid = _weight_grid(self.given.plan.plan[op])
-                nearest = grid.nearest(weights[op], grid.full(weights[op]))
-                learned[op] = _to_grouped_weight(
-                    nearest, np.zeros(weights[op].shape[:2], np.float32)
-                )
+                nearest = _nearest_layer(weights[op], self._plan[op])
+                shift = np.zeros(weights[op].shape[:2], np.float32)
+                learned[op] = _to_grouped_weight(nearest, shift)
             else:
                 learned[op] = self._learn_layer(op, weights[op], sums[op], reading)
         logger.info(
@@ -233,17 +222,16 @@ class _Reconstruction(Generic[M]):
     ) -> GroupedWeight:
         """Return the learned weight of a layer; `reading` is its share of the pass, in seconds."""
         began = time.perf_counter()
-        config = self.given.plan.plan[op]
-        grid = _weight_grid(config)
-        best = nearest = grid.nearest(weight, grid.full(weight))
+        config = self._plan[op]
+        best = nearest = _nearest_layer(weight, config)
         shift = np.zeros(weight.shape[:2], np.float32)
         if sums.rows:
-            shifts = "bias_correction" in config.corrections and self.layers[op].shifts
+            shifts = "bias_correction" in config.corrections and self._layers[op].shifts
             error = sums.error(shifts)
             best = reconstructed_layer(
                 weight,
-                grid,
-                damped(error, weight),
+                _weight_grid(config),
+                damp_error(error, weight),
                 self.corrected.options.learning,
                 rounding="adaround" in config.corrections,
                 scales="learned_scale" in config.corrections,
@@ -268,13 +256,13 @@ class _Reconstruction(Generic[M]):
         sums = {op: MomentsOfRows.of(weights[op]) for op in ops}
         readers: dict[str, list[str]] = {}
         for op in ops:
-            readers.setdefault(self._input_tensor(op), []).append(op)
-        changed = self.offered.with_layer_params(self.given.model, self.rounded)
-        values, batches = self.offered.values, self.corrected.batches
+            readers.setdefault(self.graph[op].inputs[0], []).append(op)
+        changed = self._offered.with_layer_params(self.model, self._rounded)
+        values, batches = self._offered.values, self.corrected.batches
         assert values is not None
         assert batches is not None
         pairs = zip(
-            values(self.given.model, batches(), readers.keys()),
+            values(self.model, batches(), readers.keys()),
             values(changed, batches(), readers.keys()),
             strict=True,
         )
@@ -285,7 +273,7 @@ class _Reconstruction(Generic[M]):
             samples = len(exact) if exact.ndim else 1
             share = samples / max(self.samples, samples)
             for op in readers[name]:
-                layer = self.layers[op]
+                layer = self._layers[op]
                 most = max(1, int(np.ceil(_count_rows(_weight_matrix(layer)) * share)))
                 rounded = self._kernel_input(op, actual)
                 sums[op].add(
@@ -293,31 +281,28 @@ class _Reconstruction(Generic[M]):
                 )
         return sums
 
-    def _input_tensor(self, op: str) -> str:
-        return self.given.graph[op].inputs[0]
-
     def _kernel_input(self, op: str, values: Array) -> Array:
-        config, source = self.given.plan.plan[op], self._input_tensor(op)
+        config, source = self._plan[op], self.graph[op].inputs[0]
         if config.approach is Approach.DYNAMIC:
             return rounded_input(values, (float(values.min()), float(values.max())), 1)
-        flow = self.given.plan.flow
+        flow = self.resolved.flow
         if source not in flow.int8_reads.get(op, ()):
             return values
-        span = self.given.ranges.get(flow.scale_owner[source])
-        return values if span is None else rounded_input(values, span, self.layers[op].axis)
+        span = self.ranges.get(flow.scale_owner[source])
+        return values if span is None else rounded_input(values, span, self._layers[op].axis)
 
     def _pass_context(self, ops: list[str]) -> str:
         """Return all that the weights of a pass depend on, besides model, data and options."""
-        plan, flow = self.given.plan.plan, self.given.plan.flow
+        plan, flow = self._plan, self.resolved.flow
         lines = [f"{op} {config}" for op, config in plan.items() if config.rescales]
-        last = {op.name: index for index, op in enumerate(self.given.graph)}[ops[-1]]
-        for op in list(self.given.graph)[: last + 1]:
+        last = {op.name: index for index, op in enumerate(self.graph)}[ops[-1]]
+        for op in list(self.graph)[: last + 1]:
             if op.name in plan:
                 owners = [flow.scale_owner[name] for name in flow.int8_reads.get(op.name, ())]
                 spans = [
                     (span, getattr(span, "channels", ()))
                     for name in owners
-                    if (span := self.given.ranges.get(name)) is not None
+                    if (span := self.ranges.get(name)) is not None
                 ]
                 lines.append(f"{op.name} {plan[op.name]!r} {spans}")
         return "\n".join([*lines, *ops])
@@ -337,6 +322,11 @@ def _count_moments(layer: LayerParams) -> int:
 def _weight_grid(config: OpConfig) -> WeightGrid:
     per_channel = config.weight is None or config.weight.granularity is not Granularity.PER_TENSOR
     return WeightGrid(weight_qmax(config.weight), per_channel)
+
+
+def _nearest_layer(weight: Floats, config: OpConfig) -> RoundedLayer:
+    grid = _weight_grid(config)
+    return grid.nearest(weight, grid.full(weight))
 
 
 def _layer_rescale(
@@ -366,11 +356,6 @@ def _to_grouped_weight(rounded: RoundedLayer, shift: Floats) -> GroupedWeight:
     codes = (rounded.codes + middle_code(_BITS)).astype(np.uint8).reshape(-1, inputs)
     scales = np.ascontiguousarray(rounded.scales, np.float32).reshape(groups * outputs, 1)
     return GroupedWeight(CodedGroups(codes, scales, shift.reshape(scales.shape)), inputs, _BITS)
-
-
-def _from_grouped_weight(weight: Floats, learned: GroupedWeight) -> RoundedLayer:
-    codes = learned.codes.astype(np.float32) - middle_code(_BITS)
-    return RoundedLayer(codes.reshape(weight.shape), learned.scales.reshape(*weight.shape[:2], 1))
 
 
 #: Fraction of every input's power that is added to the moments, against noise.
@@ -454,7 +439,7 @@ class MomentsOfRows:
         return result
 
 
-def damped(error: LayerError, weight: Floats) -> LayerError:
+def damp_error(error: LayerError, weight: Floats) -> LayerError:
     """Return the error plus a small one for every weight that changes."""
     extra = _DAMPING * np.einsum("gii->gi", error.products)
     diagonal = np.arange(extra.shape[1])

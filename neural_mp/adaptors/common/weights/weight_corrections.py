@@ -61,12 +61,8 @@ def corrected_weight(
 ) -> GroupedWeight:
     """Round a weight [outputs, inputs] with the corrections of the quantizer's `spec`.
 
-    Args:
-        weight: the weight.
-        quantizer: the grid and the corrections.
-        moments: moments of the inputs, for corrections that need data.
-        factors: factors of the inputs, instead of those that suit this weight alone.
-        options: options of learned rounding.
+    Those that need data require the `moments` of the inputs. `factors` of the inputs are instead of
+    those that suit this weight alone.
     """
     weight = weight.astype(np.float32, copy=False)
     FREED.after(MAX_RESULTS * weight.nbytes)
@@ -80,11 +76,11 @@ def corrected_weight(
         start = corrected_weight(weight, quantizer.unlearned, moments, factors)
         learned = LearnedRounding(weight, quantizer, start)
         return learned_alone(weight, learned, moments.products, options)
-    factor = InverseFactor.of(moments.products) if WeightCorrection.GPTQ in corrections else None
+    factor = gptq_factor(quantizer, moments)
     if factors is not None:
         return _round_weight(weight, quantizer, moments, factor, factors)
     if WeightCorrection.AWQ in corrections:
-        factors = _search_factors([weight], quantizer, moments, factor)
+        factors = awq_factors([weight], quantizer, moments, factor)
     scaled = _round_weight(weight, quantizer, moments, factor, factors)
     plain = quantizer.nearest(weight)
     better = _total_error(weight, plain, moments) < _total_error(weight, scaled, moments)
@@ -171,27 +167,24 @@ def _reverse_matrix(matrix: Floats) -> Floats:
     return flat.reshape(matrix.shape)
 
 
-def awq_factors(
-    weights: Sequence[Array], quantizer: Quantizer, moments: InputMoments
-) -> Floats | None:
-    """Return the factors of inputs that reduce the error of all readers most; None for no factors.
-
-    Factors are a power of the inputs' mean magnitude (Lin et al., "AWQ", 2023, equation 5), and
-    tried on some rows with the rounding that follows. Errors of several readers are relative to
-    their errors without factors.
-    """
+def gptq_factor(quantizer: Quantizer, moments: InputMoments) -> InverseFactor | None:
+    """Return the factor of the moments for a quantizer with GPTQ; None without."""
     gptq = WeightCorrection.GPTQ in quantizer.spec.corrections
-    factor = InverseFactor.of(moments.products) if gptq else None
-    return _search_factors(weights, quantizer, moments, factor)
+    return InverseFactor.of(moments.products) if gptq else None
 
 
-def _search_factors(
+def awq_factors(
     weights: Sequence[Array],
     quantizer: Quantizer,
     moments: InputMoments,
     factor: InverseFactor | None,
 ) -> Floats | None:
-    """Return the factors of `awq_factors`, for a known factor of the moments."""
+    """Return the factors of inputs that reduce the error of all readers most; None for no factors.
+
+    Factors are a power of the inputs' mean magnitude (Lin et al., "AWQ", 2023, equation 5), and
+    tried on some rows with the rounding that follows. Errors of several readers are relative to
+    their errors without factors. `factor` is the `gptq_factor`.
+    """
     readers = [w[:: -(-len(w) // _ROWS_TRIED)].astype(np.float32) for w in weights]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
     best: Floats | None = None
@@ -246,15 +239,7 @@ def _round_rows(
         errors = row_errors(weight, candidate, moments)
         better = errors < least
         least = np.where(better, errors, least)
-        codes, scales, offsets = (
-            np.where(better[:, None], new, old)
-            for new, old in (
-                (candidate.codes, best.codes),
-                (candidate.scales, best.scales),
-                (candidate.offsets, best.offsets),
-            )
-        )
-        best = quantizer.weight(codes, scales, offsets, factors)
+        best = best.with_outputs(better, candidate)
     return best
 
 
@@ -339,13 +324,9 @@ def compensate(
 ) -> None:
     """Round columns in order, and let those that follow make up for the errors.
 
-    Frantar et al., "GPTQ", 2022, algorithm 1.
-
-    Args:
-        columns: the weight [inputs, outputs] in the order of rounding, which is overwritten.
-        factor: the factor of the inverse of H.
-        block: number of columns between two updates of all later columns.
-        rounded: place and column → the column as rounded.
+    Frantar et al., "GPTQ", 2022, algorithm 1. `columns` are the weight [inputs, outputs] in the
+    order of rounding, which is overwritten; all later columns are updated after every `block` of
+    them. `rounded` returns the column at a place as rounded.
     """
     for first in range(0, len(columns), block):
         last = min(first + block, len(columns))

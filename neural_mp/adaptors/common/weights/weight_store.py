@@ -23,13 +23,15 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed, unpacked
 from neural_mp.adaptors.common.weights.grouped_weight import (
+    BitOrder,
     CodedGroups,
     Codes,
     Floats,
     GroupedWeight,
     max_code,
+    pack_codes,
+    unpack_codes,
 )
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.io.array_files import UNREADABLE, load_arrays
@@ -52,7 +54,6 @@ class WeightStore:
     """Rounded weights of one model and one set of data, a file per group of ops.
 
     Attributes:
-        folder: the folder of the files.
         scope: digest of all that the weights depend on besides ops and quantizations.
     """
 
@@ -64,10 +65,7 @@ class WeightStore:
     ) -> dict[str, GroupedWeight] | None:
         """Return op → its rounded weight; None if they are not kept, or the file is damaged.
 
-        Args:
-            weights: op → its weight, float.
-            specs: op → its quantization.
-            context: further conditions of the result.
+        `weights` are the float weights of the ops, `context` further conditions of the result.
         """
         path = self._weights_path(specs, context)
         try:
@@ -123,12 +121,7 @@ def _write_weights(file: IO[bytes], weights: Iterable[GroupedWeight]) -> None:
 def _validated_weight(
     arrays: Mapping[str, Array], index: str, weight: Array, spec: QuantSpec
 ) -> GroupedWeight:
-    """Return one weight of a file.
-
-    Raises:
-        ValueError: a part has other sizes or types than the weight.
-        KeyError: a part is missing.
-    """
+    """Return one weight of a file; `ValueError` if it belongs to another, `KeyError` if missing."""
     outputs, inputs = weight.shape
     size = spec.group_size or 1
     groups = outputs, -(-inputs // size)
@@ -160,7 +153,7 @@ class _PackedGroups:
 
     @property
     def codes(self) -> Codes:
-        return unpacked(self.packed_codes, self.bits, self.shape[1], _ORDER)
+        return unpack_codes(self.packed_codes, self.bits, self.shape[1], _ORDER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +180,7 @@ class _GroupsInFile:
         outputs, inputs = self.shape
         position = self.place + 2 * _FLOAT_BYTES * outputs * self.groups
         stored = self.holder.read(position, outputs * self.packed_bytes)
-        return unpacked(stored.reshape(outputs, self.packed_bytes), self.bits, inputs, _ORDER)
+        return unpack_codes(stored.reshape(outputs, self.packed_bytes), self.bits, inputs, _ORDER)
 
     def _parameters(self, index: int) -> Floats:
         size = _FLOAT_BYTES * self.shape[0] * self.groups
@@ -218,7 +211,7 @@ class GroupHolder:
         groups = weight.groups
         if not isinstance(groups, CodedGroups) or not groups.codes.size:
             return weight
-        stored = packed(groups.codes, weight.bits, _ORDER)
+        stored = pack_codes(groups.codes, weight.bits, _ORDER)
         FREED.after(_FLOAT_BYTES * groups.codes.size)
         scales = np.asarray(groups.scales, np.float32)
         offsets = np.asarray(groups.offsets, np.float32)

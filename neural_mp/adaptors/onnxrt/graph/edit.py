@@ -103,7 +103,7 @@ def read_by(node: ir.Node) -> Iterator[ir.Value]:
         yield from body.outputs
 
 
-def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
+def redirect_reads(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
     """Replace a value that a node reads (see `read_by`)."""
     if replacement is value:
         return

@@ -86,20 +86,16 @@ def _find_tensor_faults(
     """Yield the names of invalid tensors with the fault as text."""
     sizes: dict[str, int] = {}
     for tensor in (tensor for graph in graphs for tensor in graph.initializer):
-        fault = (
-            _external_tensor_fault(tensor, path, sizes)
-            if _is_external(tensor)
-            else _tensor_fault(tensor)
-        )
+        if tensor.data_location == _EXTERNAL:
+            fault = _external_tensor_fault(tensor, path, sizes)
+        else:
+            fault = _tensor_fault(tensor)
         if fault:
             yield tensor.name, fault
     for tensor in _non_initializer_tensors(model, graphs, nodes):
-        fault = (
-            "is stored in a file although it is not an initializer"
-            if _is_external(tensor)
-            else _tensor_fault(tensor)
-        )
-        if fault:
+        if tensor.data_location == _EXTERNAL:
+            yield tensor.name, "is stored in a file although it is not an initializer"
+        elif fault := _tensor_fault(tensor):
             yield tensor.name, fault
 
 
@@ -120,10 +116,6 @@ def _non_initializer_tensors(
         yield from (sparse.values, sparse.indices)
 
 
-def _is_external(tensor: onnx.TensorProto) -> bool:
-    return bool(tensor.data_location == _EXTERNAL)
-
-
 def _type_fault(tensor: onnx.TensorProto) -> str:
     """Return the fault of a tensor's type and shape as text; empty if there is none."""
     if tensor.data_type not in _TYPES:
@@ -134,7 +126,6 @@ def _type_fault(tensor: onnx.TensorProto) -> str:
 
 
 def _tensor_fault(tensor: onnx.TensorProto) -> str:
-    """Return the fault of a tensor as text; empty if there is none."""
     if fault := _type_fault(tensor):
         return fault
     needed, available = _size_in_bytes(tensor), len(tensor.raw_data)

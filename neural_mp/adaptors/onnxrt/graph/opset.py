@@ -60,7 +60,7 @@ def gives_list(node: ir.Node, opset: int) -> bool:
     return any(kinds and not any(k.startswith("tensor(") for k in kinds) for kinds in types)
 
 
-def takes(node: ir.Node, opset: int, dtype: str) -> bool:
+def supports_dtype(node: ir.Node, opset: int, dtype: str) -> bool:
     """Whether ONNX defines an op for an element type, e.g. `float16`."""
     schema = _schema_of(node, opset)
     variable = _element_type_variable(schema)
@@ -86,10 +86,8 @@ def same_but_for_types(node: ir.Node, opset: int, target: int) -> bool:
     if first.since_version == second.since_version:
         return True
     lhs, rhs = _attribute_defaults(first), _attribute_defaults(second)
-    shared = lhs.keys() & rhs.keys()
-    alike = _port_names(first) == _port_names(second) and all(
-        lhs[name] == rhs[name] for name in shared
-    )
+    equal = all(lhs[name] == rhs[name] for name in lhs.keys() & rhs.keys())
+    alike = equal and _port_names(first) == _port_names(second)
     return alike and (lhs.keys() ^ rhs.keys()).isdisjoint(node.attributes)
 
 
@@ -162,8 +160,7 @@ def raise_opset(program: ir.Model) -> None:
         for node in program.graph.all_nodes():
             if node.op_type == "Resize" and "coordinate_transformation_mode" not in node.attributes:
                 # The converter omits the mode, and its default changed in opset 11.
-                mode = ir.AttrString("coordinate_transformation_mode", "asymmetric")
-                node.attributes.add(mode)
+                node.attributes.add(ir.AttrString("coordinate_transformation_mode", "asymmetric"))
                 node.attributes.add(ir.AttrString("nearest_mode", "floor"))
 
 

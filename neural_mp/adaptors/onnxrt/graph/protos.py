@@ -51,23 +51,17 @@ def is_map(value: ir.Value) -> bool:
 def message_of(program: ir.Model) -> onnx.ModelProto:
     """Return a graph as a message."""
     proto = ir.to_proto(program)
-    types = _types_in(program)
-    for value in (*proto.graph.input, *proto.graph.output):
-        if value.name in types:
-            value.type.CopyFrom(types[value.name])
+    _write_map_types(program, proto)
     return proto
 
 
 def save_program(program: ir.Model, path: Path, external_data: str) -> None:
     """Write a graph into a file, and its weights into another."""
     ir.save(program, path, external_data=external_data)
-    if not (types := _types_in(program)):
-        return
-    proto = onnx.load(path, load_external_data=False)
-    for value in (*proto.graph.input, *proto.graph.output):
-        if value.name in types:
-            value.type.CopyFrom(types[value.name])
-    path.write_bytes(proto.SerializeToString())
+    if any(map(is_map, (*program.graph.inputs, *program.graph.outputs))):
+        proto = onnx.load(path, load_external_data=False)
+        _write_map_types(program, proto)
+        path.write_bytes(proto.SerializeToString())
 
 
 @contextmanager
@@ -87,9 +81,12 @@ def hidden_maps(program: ir.Model) -> Iterator[None]:
             node.domain = domain
 
 
-def _types_in(program: ir.Model) -> dict[str, onnx.TypeProto]:
+def _write_map_types(program: ir.Model, proto: onnx.ModelProto) -> None:
     ports = (*program.graph.inputs, *program.graph.outputs)
-    return {str(value.name): value.meta[_TYPE] for value in ports if is_map(value)}
+    types = {str(value.name): value.meta[_TYPE] for value in ports if is_map(value)}
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.name in types:
+            value.type.CopyFrom(types[value.name])
 
 
 def _returns_maps(node: ir.Node) -> bool:

@@ -93,7 +93,7 @@ class Runner:
             options.optimized_model_filepath = str(optimized)
             options.add_session_config_entry(_OPTIMIZED_WEIGHTS, f"{optimized.name}.data")
             options.add_session_config_entry(_OPTIMIZED_WEIGHTS_LEAST, "1024")
-        source: str | bytes
+        source = ""
         inline = (t for t in tensors_in(program) if not isinstance(t, ir.ExternalTensor))
         too_large = sum(map(tensor_bytes, inline)) > MESSAGE_LIMIT
         if too_large or (folder is not None and not FINDS_WEIGHTS):
@@ -103,12 +103,11 @@ class Runner:
         else:
             if folder is not None:
                 options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
-            source = b""
             # Otherwise a message may be mistaken for the runtime's own format.
             options.add_session_config_entry(_FORMAT, "ONNX")
         try:
-            source = source or message_of(program).SerializeToString()
-            self.session = ort.InferenceSession(source, options, providers=[provider])
+            content = source or message_of(program).SerializeToString()
+            self.session = ort.InferenceSession(content, options, providers=[provider])
         except Exception as error:
             # The bindings, and the serialization of a broken graph, raise their own types.
             logger.debug("session creation failed", exc_info=True)
@@ -173,10 +172,9 @@ def _from_ort_value(value: ort.OrtValue) -> Any:
     kind = ir.DataType(value.element_type())
     if kind in (ir.DataType.STRING, ir.DataType.UNDEFINED) or kind.numpy().kind != "V":
         return value.numpy()
-    shape = value.shape()
-    count = int(np.prod(shape)) * kind.itemsize
-    content = ctypes.string_at(value.data_ptr(), int(count))
-    return np.frombuffer(content, kind.numpy()).reshape(shape).copy()
+    size = int(int(np.prod(value.shape())) * kind.itemsize)
+    content = ctypes.string_at(value.data_ptr(), size)
+    return np.frombuffer(content, kind.numpy()).reshape(value.shape()).copy()
 
 
 def bytes_of(value: ir.Value | None) -> int:

@@ -57,9 +57,7 @@ def write_gru(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -
     for result, axis, parts in zip(node.outputs, (1, 0), zip(*states, strict=True), strict=False):
         axes = variants.names.constant(f"{name}/axis", np.array([axis]))
         stacked = [writer.put("Unsqueeze", [part, axes]) for part in parts]
-        whole = stacked[0]
-        if len(stacked) > 1:
-            whole = writer.put("Concat", stacked, {"axis": axis})
+        whole = writer.put("Concat", stacked, {"axis": axis}) if len(stacked) > 1 else stacked[0]
         variants.put(result, FP32, whole)
 
 
@@ -147,7 +145,6 @@ class _Writer:
         state, projection = inputs[:2]
         self.body = []
         following = self._next_state(step, state, projection)
-        shown = following
         if limited:
             zero = names.constant(f"{self.name}/nothing", np.float32(0))
             shown = self.put("Where", [inputs[2], following, zero])

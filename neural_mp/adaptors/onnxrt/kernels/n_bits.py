@@ -4,24 +4,35 @@
 (ONNX Runtime's `ContribOperators.md`). At accuracy level 4, MatMulNBits rounds its inputs to INT8
 and multiplies integers; every other level restores floats first, which with 2 and 8 bits is slower
 than FP32 by orders of magnitude. The runtime falls back to floats without a message if it has no
-integer kernel for the CPU, so a probe compares results.
+integer kernel for the CPU, so the module, as a child process, is a probe that compares results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 
+import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
 
-from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
-from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
+from neural_mp.adaptors.common.runtime_probe import probe_results, try_each, version_of
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GROUP_SIZES,
+    BitOrder,
     GroupedWeight,
+    GroupParameters,
+    Quantizer,
     group_spec,
+    pack_codes,
     product_specs,
+    rounded_inputs,
 )
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU
+from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
 from neural_mp.core.enums import KernelInputs, Scheme
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
@@ -35,7 +46,6 @@ INT8_LEVEL, FLOAT_LEVEL = 4, 0
 MIN_INPUTS = min(GROUP_SIZES)
 _ORDER = BitOrder.LOWER_FIRST
 _TOO_FEW = f"weights in groups require at least {MIN_INPUTS} inputs"
-_PROBE = "neural_mp.adaptors.onnxrt.kernels.n_bits_probe"
 #: Must change with the probe.
 _VERSION = 4
 
@@ -68,21 +78,16 @@ def kernel_specs(op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
     if inputs < MIN_INPUTS:
         return f"{_TOO_FEW}, got {inputs}"
     kind = KernelInputs.INT8 if op == PRODUCT else KernelInputs.FLOAT
-    specs = _working_specs(op, inputs, kind)
+    specs = working_specs(op, inputs, kind)
     if any(spec.dtype.bits == 4 for spec in specs):
         return specs
     return f"this build of ONNX Runtime has no {op} of 4 bits that is fast on this CPU"
 
 
-def float_specs(inputs: int) -> tuple[QuantSpec, ...]:
-    """Return the quantizations of products with float inputs, which a plan may request."""
-    return _working_specs(PRODUCT, inputs, KernelInputs.FLOAT)
-
-
-def _working_specs(op: str, inputs: int, kind: KernelInputs) -> tuple[QuantSpec, ...]:
+def working_specs(op: str, inputs: int, kind: KernelInputs) -> tuple[QuantSpec, ...]:
     """Return the quantizations that the probe found to work, with groups that the inputs fill."""
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-    working = probe_results(_PROBE, f"{_VERSION} {version}")
+    working = probe_results(__name__, f"{_VERSION} {version}")
     return tuple(
         case.spec
         for case in cases()
@@ -128,14 +133,79 @@ def _kernel_attributes(spec: QuantSpec) -> dict[str, int]:
 
 def _pack_constants(weight: GroupedWeight, spec: QuantSpec, codes: Array) -> dict[str, Array]:
     constants: dict[str, Array] = {
-        str(spec.dtype): packed(codes, weight.bits, _ORDER),
+        str(spec.dtype): pack_codes(codes, weight.bits, _ORDER),
         "scale": weight.scales,
     }
     if spec.scheme is Scheme.ASYMMETRIC:
-        constants["zero_point"] = packed(weight.zero_points, weight.bits, _ORDER)
+        constants["zero_point"] = pack_codes(weight.zero_points, weight.bits, _ORDER)
     return constants
 
 
 def multiplies_integers(node: ir.Node) -> bool:
     """Whether a node is a MatMulNBits that multiplies integers."""
     return node.op_type == PRODUCT and node.attributes.get_int("accuracy_level", 0) == INT8_LEVEL
+
+
+_OPSET, _IR_VERSION = 17, 9
+#: A last group that is not full, and several blocks of outputs.
+_INPUTS, _OUTPUTS, _ROWS = 416, 80, 5
+_BIASES = np.linspace(-50, 50, _OUTPUTS, dtype=np.float32)
+#: Relative error below which results are equal; rounding of the inputs causes 4e-3 or more.
+_TOLERANCE = 1e-4
+
+
+def _probe_case(name: str) -> Iterator[str]:
+    """Yield a case if its results are those of the weight as stored.
+
+    Its inputs are float or rounded to INT8 as the case requires: a kernel that falls back to floats
+    yields other results.
+    """
+    (case,) = (case for case in cases() if str(case) == name)
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
+    grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
+    stored = grouped.floats()
+    if case.op == TABLE:
+        data: Array = np.arange(_ROWS)
+        actual = _run_operator(table(grouped, case.spec), case.op, data)
+        expected = stored[data]
+    else:
+        data = random.standard_normal((_ROWS, _INPUTS), np.float32)
+        actual = _run_operator(product(grouped, case.spec), case.op, data)
+        if case.spec.inputs is KernelInputs.INT8:
+            data = rounded_inputs(data, case.spec.group_size or 1)
+        expected = data @ stored.T + _BIASES
+    if np.linalg.norm(actual - expected) < _TOLERANCE * np.linalg.norm(expected):
+        yield name
+
+
+def _run_operator(operator: Operator, op: str, data: Array) -> Array:
+    constants = dict(operator.constants)
+    integers, *parameters = constants
+    if op == TABLE:
+        names = [integers, "x", *parameters]
+    else:
+        names = ["x", integers, *parameters]
+        names += [""] * (BIAS - len(names)) + ["bias"]
+        constants["bias"] = _BIASES
+    kind = helper.np_dtype_to_tensor_dtype(data.dtype)
+    node = helper.make_node(op, names, ["y"], domain=CONTRIB)
+    node.attribute.extend(starmap(helper.make_attribute, operator.attributes.items()))
+    graph = helper.make_graph(
+        [node],
+        "kernel",
+        [helper.make_tensor_value_info("x", kind, data.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    versions = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)]
+    model: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=versions, ir_version=_IR_VERSION
+    )
+    session = ort.InferenceSession(model.SerializeToString(), providers=[CPU])
+    return np.asarray(session.run(None, {"x": data})[0])
+
+
+if __name__ == "__main__":
+    # The bindings raise their own types.
+    try_each(map(str, cases()), _probe_case, Exception)

@@ -13,12 +13,12 @@ from enum import Flag, auto
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.naming import in_camel_case
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of
 from neural_mp.adaptors.onnxrt.kernels import writers
 from neural_mp.adaptors.onnxrt.kernels.gru_writer import gru_obstacle, write_gru
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
 from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants
+from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.precision import OpConfig
 
 Writer = Callable[[Variants, writers.FusionGroup, OpConfig], None]
@@ -115,6 +115,18 @@ def weight_axes(node: ir.Node) -> tuple[int, int]:
     return (inputs, outputs) if node.attributes.get_int("transB", 0) else (outputs, inputs)
 
 
+def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:
+    """Return the kind of integer kernel that multiplies by a weight.
+
+    Depthwise means one input and output channel per group, with images as input.
+    """
+    if "Conv" not in node.op_type:
+        return KernelKind.DENSE
+    array, groups = array_of(weight), node.attributes.get_int("group", 1)
+    single = array is not None and array.ndim == 4 and array.shape[:2] == (groups, 1)
+    return KernelKind.DEPTHWISE if single and groups > 1 else KernelKind.CONVOLUTION
+
+
 def quantizes(node: ir.Node) -> bool:
     """Whether a node is a QuantizeLinear, of ONNX or of ONNX Runtime."""
     return node.op_type == "QuantizeLinear" and node.domain in ("", CONTRIB)
@@ -152,14 +164,16 @@ def _selects_nearest(node: ir.Node) -> bool:
     return nearest and transform != "tf_crop_and_resize"
 
 
+#: Kinds whose op type has the same name, in camel case (`log_softmax`, `LogSoftmax`).
+_SAME_NAMES = (
+    "conv conv_transpose einsum sub mul div elu celu selu sigmoid tanh softplus softsign "
+    "gelu mish hard_sigmoid hard_swish erf log sqrt reciprocal softmax log_softmax exp pow "
+    "sinh cosh tan asin acos abs ceil floor round sign neg clip relu concat split slice "
+    "tile pad identity transpose where space_to_depth depth_to_space"
+)
 #: Kind (see `neural_mp.amp.KINDS`) → op types.
 TYPES: Mapping[str, tuple[str, ...]] = {
-    **in_camel_case(
-        "conv conv_transpose einsum sub mul div elu celu selu sigmoid tanh softplus softsign "
-        "gelu mish hard_sigmoid hard_swish erf log sqrt reciprocal softmax log_softmax exp pow "
-        "sinh cosh tan asin acos abs ceil floor round sign neg clip relu concat split slice "
-        "tile pad identity transpose where space_to_depth depth_to_space"
-    ),
+    **{kind: ("".join(map(str.capitalize, kind.split("_"))),) for kind in _SAME_NAMES.split()},
     "matmul": ("MatMul", "Gemm"),
     "add": ("Add", "Sum"),
     "avg_pool": ("AveragePool", "GlobalAveragePool"),

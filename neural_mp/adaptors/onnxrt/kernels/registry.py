@@ -11,7 +11,7 @@ from functools import lru_cache
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph.opset import takes, types_of, version_in, version_of
+from neural_mp.adaptors.onnxrt.graph.opset import supports_dtype, types_of, version_in, version_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,4 +107,4 @@ def moves_bytes(node: ir.Node, opset: int) -> bool:
 
 def runs_natively(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
     """Whether ONNX defines an op in a 16-bit type and the provider has a kernel for it."""
-    return takes(node, opset, dtype) and has_kernel_of(provider, node, opset, dtype)
+    return supports_dtype(node, opset, dtype) and has_kernel_of(provider, node, opset, dtype)

@@ -135,9 +135,8 @@ class Variants(TensorVariants[ir.Value]):
         Fusion requires both in one graph.
         """
         stored, variants = self.stored(tensor), self.found(tensor)
-        key = _DEQUANTIZED
-        if self._written is not self._graph_of(tensor):
-            key = f"{_DEQUANTIZED} in {id(self._written)}"
+        is_inner = self._written is not self._graph_of(tensor)
+        key = f"{_DEQUANTIZED} in {id(self._written)}" if is_inner else _DEQUANTIZED
         if key not in variants:
             inputs = [stored, *self.parameters(tensor)]
             name = f"{tensor.name}/{_DEQUANTIZED}"

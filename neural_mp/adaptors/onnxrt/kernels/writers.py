@@ -61,7 +61,7 @@ def is_pointwise(convolution: ir.Node) -> bool:
     )
 
 
-def limits(node: ir.Node) -> tuple[float, float] | None:
+def clamp_limits(node: ir.Node) -> tuple[float, float] | None:
     """Return the bounds of an activation's result; None for other ops."""
     if node.op_type == "Relu":
         return 0.0, np.inf
@@ -91,7 +91,7 @@ def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig
             head.replace_input_with(position, variants.for_kernel(value))
     result, last = head.outputs[0], head
     tail = fusion_group.tail.outputs[0]
-    kept_within = limits(fusion_group.tail) if fusion_group.activation is not None else None
+    kept_within = clamp_limits(fusion_group.tail) if fusion_group.activation is not None else None
     if kept_within is not None and not variants.encoding_of(tail).clamps(*kept_within):
         result, last = tail, fusion_group.tail
     variants.put(tail, UINT8, variants.quantize(tail, result, after=last))

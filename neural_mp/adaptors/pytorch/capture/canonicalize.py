@@ -1,4 +1,7 @@
-"""Canonical form of a captured graph: no-ops removed, batch norms folded, ops named."""
+"""Canonical form of a captured graph: no-ops removed, batch norms folded, ops named.
+
+And the framework-independent graph of its ops, with fusion groups of integer kernels.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.affine import Affine
+from neural_mp.adaptors.common.fusion import Affine
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.pytorch.capture.graph_capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
-from neural_mp.adaptors.pytorch.graph.model import WHOLE
-from neural_mp.adaptors.pytorch.graph.qdq_ops import registered
-from neural_mp.core.graph import Layer
+from neural_mp.adaptors.pytorch.graph.casts import PRECISIONS
+from neural_mp.adaptors.pytorch.graph.fusion import fused_layers
+from neural_mp.adaptors.pytorch.graph.model import WHOLE, TorchModel
+from neural_mp.adaptors.pytorch.graph.qdq_ops import register_op
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import quantize_agnostic
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
+from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import as_numpy
 
 aten = torch.ops.aten
@@ -32,7 +40,7 @@ _NAMED_PADDING = {
 _GROWTH_LIMIT = 2
 
 
-def simplify(module: GraphModule) -> None:
+def simplify_graph(module: GraphModule) -> None:
     """Canonicalize constants, contractions and padding of a functional graph in place."""
     _fold_constants(module)
     rewriter = _DenseRewriter(module)
@@ -178,7 +186,7 @@ _OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
 
 
 @torch.no_grad()
-def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
+def canonicalize_graph(module: GraphModule, path: str = WHOLE) -> GraphModule:
     """Canonicalize a functional graph in place, numerically equal, and name its ops.
 
     The path of the captured module in the model is the prefix of the op names.
@@ -189,7 +197,7 @@ def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
         # A saved graph then needs no package besides this one and torch.
         if getattr(node.target, "_name", "") == _OF_TRANSFORMERS:
             node.target = grouped_product
-    simplify(module)
+    simplify_graph(module)
     _fold_batch_norms(module)
     fx.finish(module)
     name_ops(module, path)
@@ -302,8 +310,7 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     paths: dict[Node, str] = {}
     for node in nodes:
         stack = node.meta.get("nn_module_stack") or {}
-        own_path = _user_module_path(next(reversed(stack.values()))[0]) if stack else ""
-        paths[node] = ".".join(filter(None, (path, own_path)))
+        paths[node] = _path_in_model(path, next(reversed(stack.values()))[0] if stack else "")
     counts = Counter(paths.values())
     # An op that is alone in its module takes precedence for the module's name.
     reserved = {full_path for full_path, count in counts.items() if full_path and count == 1}
@@ -323,26 +330,29 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
             node.meta[fx.INPUT_NAME] = own
 
 
-def _user_module_path(path: object) -> str:
-    return str(path).removeprefix(ENCLOSED).removeprefix(".")
+def _path_in_model(path: str, location: object) -> str:
+    """Return the path of a module in the model, from those of the captured one and within it."""
+    inner = str(location).removeprefix(ENCLOSED).removeprefix(".")
+    return ".".join(filter(None, (path, inner)))
 
 
-def source_modules(node: Node, path: str = WHOLE) -> tuple[str, ...]:
+def _module_stacks(node: Node) -> tuple[dict[str, tuple[str, Any]], ...]:
+    """Return the module stacks of an op and of each op folded into it."""
+    return node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ())
+
+
+def source_modules(node: Node, path: str) -> tuple[str, ...]:
     """Return the paths of the module of an op, and of each op folded into it."""
-    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
-    innermost = (next(reversed(stack.values()))[0] for stack in stacks if stack)
-    return tuple(
-        ".".join(filter(None, (path, _user_module_path(location)))) for location in innermost
-    )
+    innermost = (next(reversed(stack.values()))[0] for stack in _module_stacks(node) if stack)
+    return tuple(_path_in_model(path, location) for location in innermost)
 
 
-def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
+def layers_of(node: Node, path: str) -> tuple[Layer, ...]:
     """Return the modules of an op and of ops folded into it, outer modules first."""
-    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
     modules: dict[Layer, None] = {}
-    for stack in stacks:
+    for stack in _module_stacks(node):
         for location, kind in stack.values():
-            name = ".".join(filter(None, (path, _user_module_path(location))))
+            name = _path_in_model(path, location)
             class_name = kind if isinstance(kind, str) else kind.__qualname__
             if name and not class_name.endswith(f".{Enclosed.__name__}"):
                 modules[Layer(name, class_name.rpartition(".")[2])] = None
@@ -367,8 +377,75 @@ def _grouped_product(
 
 #: Rows [rows, inputs] sorted by expert, matrices [experts, inputs, outputs], and the end of the
 #: rows of each expert [experts] to products [rows, outputs]; rows after the last end are zero.
-grouped_product = registered(
+grouped_product = register_op(
     "grouped_product(Tensor rows, Tensor matrices, Tensor ends) -> Tensor",
     _grouped_product,
     lambda rows, matrices, ends: rows.new_empty(rows.shape[0], matrices.shape[2]),
 )
+
+
+def build_graph(model: TorchModel) -> OpGraph:
+    """Build the graph of ops, edges and fusion groups from all parts of a model."""
+    ops: list[Op] = []
+    inputs: list[str] = []
+    outputs: list[str] = []
+    #: Address of a constant → its name, after the first op that reads it.
+    names: dict[int, str] = {}
+    for path, part in model.parts.items():
+        module = part.portable
+        heads = fused_layers(module)
+        for name, node in fx.op_nodes(module).items():
+            constants = list(fx.constants_of(module, node))
+            op = Op(
+                name,
+                fx.op_type(node),
+                _producer_names(node),
+                heads.get(name),
+                quantize_agnostic(node),
+                weights=sum(tensor.numel() for tensor in constants),
+                constants=tuple(
+                    names.setdefault(tensor.data_ptr(), f"{name}:{len(names)}")
+                    for tensor in constants
+                    if tensor.numel() >= MIN_CONSTANT_ELEMENTS
+                ),
+                layers=layers_of(node, path),
+                source_precision=_source_precision(node),
+                widened=model.signature.dtype in PRECISIONS,
+                shape=_output_shape(node),
+            )
+            ops.append(op)
+        for node in module.graph.nodes:
+            if node.op == "placeholder" and fx.has_tensors(node):
+                inputs.append(fx.tensor_name(node))
+            elif node.op == "output":
+                outputs += _producer_names(node)
+    return OpGraph(ops, inputs, outputs)
+
+
+def _source_precision(node: Node) -> Precision:
+    """Return the precision of the first float tensor that a node reads, else of its result."""
+    values = (item.meta.get("val") for item in (*node.all_input_nodes, node))
+    dtypes = (leaf.dtype for leaf in pytree.tree_leaves(tuple(values)) if fx.is_float(leaf))
+    return PRECISIONS.get(next(dtypes, None), Precision.FP32)
+
+
+def _output_shape(node: Node) -> tuple[int | None, ...] | None:
+    """Return the sizes of the first tensor that a node returns, None for a free size."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    shape = next((leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+    if shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+def _producer_names(node: Node) -> tuple[str, ...]:
+    """Return the ops and graph inputs that a node reads, skipping conversions."""
+    sources: dict[str, None] = {}
+    for source in node.all_input_nodes:
+        if source.op == "get_attr" or not fx.has_tensors(source):
+            continue
+        if source.op == "placeholder" or fx.OP_NAME in source.meta:
+            sources[fx.tensor_name(source)] = None
+        else:
+            sources.update(dict.fromkeys(_producer_names(source)))
+    return tuple(sources)

@@ -40,7 +40,7 @@ def sizes_from_inputs(module: GraphModule) -> None:
         elif value.node.expr.free_symbols <= sizes.keys():
             expression = value.node.expr
             if expression not in sizes:
-                sizes[expression] = _worked_out(node, expression, sizes)
+                sizes[expression] = _compute_size(node, expression, sizes)
             node.replace_all_uses_with(sizes[expression])
         else:
             continue
@@ -64,7 +64,7 @@ def _add_size_nodes(graph: Graph) -> dict[Any, Node]:
     return sizes
 
 
-def _worked_out(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
+def _compute_size(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
     graph = node.graph
     tracer = GraphAppendingTracer(graph)
     last = node.prev
@@ -120,7 +120,7 @@ def make_functional(module: GraphModule) -> bool:
         for node in list(module.graph.nodes):
             if node.op == "call_function":
                 _expand_op(node)
-        _without_updates(module)
+        _remove_updates(module)
         sizes_from_inputs(module)
     except Exception:
         # torch's tracer raises unrelated types for ops that need more than an isolated trace.
@@ -157,7 +157,7 @@ def _expand_op(node: Node) -> None:
             logger.debug("%s cannot be expanded", target, exc_info=True)
 
 
-def is_expandable(target: Any) -> bool:
+def is_expandable(target: object) -> bool:
     """Whether an op is composed of others, and programs in files may not call the op itself."""
     if not isinstance(target, OpOverload) or not _is_composite_op(target):
         return False
@@ -178,7 +178,7 @@ def _is_composite_op(target: OpOverload) -> bool:
     )
 
 
-def _batch_norm(norm: Node) -> None:
+def _expand_batch_norm(norm: Node) -> None:
     image, weight, bias, mean, variance, training, momentum, epsilon = norm.args[:8]
     if training or mean is None or variance is None:
         raise _NeedsTraceError("batch norm in training")
@@ -196,17 +196,11 @@ def _batch_norm(norm: Node) -> None:
 def _expand_dropout(node: Node) -> None:
     if node.args[2]:
         raise _NeedsTraceError("dropout in training")
-    _replace_with_clone(node)
+    (_replace_with_clone if node.target is aten.dropout.default else _bypass_node)(node)
 
 
 def _replace_with_clone(node: Node) -> None:
     node.target, node.args = aten.clone.default, node.args[:1]
-
-
-def _dropout_without_copy(node: Node) -> None:
-    if node.args[2]:
-        raise _NeedsTraceError("dropout in training")
-    _bypass_node(node)
 
 
 def _bypass_node(node: Node) -> None:
@@ -216,13 +210,13 @@ def _bypass_node(node: Node) -> None:
 
 #: Op → function that rewrites a node to its functional form without a trace.
 _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
-    aten.batch_norm.default: _batch_norm,
-    aten.dropout.default: _expand_dropout,
+    aten.batch_norm.default: _expand_batch_norm,
     # Code that makes a tensor of numbers copies a constant, and detaches the copy in place.
     aten.lift_fresh_copy.default: _replace_with_clone,
     aten.detach_.default: _bypass_node,
     **dict.fromkeys(
         (
+            aten.dropout.default,
             aten.dropout_.default,
             aten.alpha_dropout_.default,
             aten.alpha_dropout.default,
@@ -231,7 +225,7 @@ _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
             aten.feature_alpha_dropout_.default,
             aten.feature_alpha_dropout.default,
         ),
-        _dropout_without_copy,
+        _expand_dropout,
     ),
 }
 
@@ -271,7 +265,7 @@ def _retrace_op(node: Node) -> None:
     node.graph.erase_node(node)
 
 
-def _without_updates(module: GraphModule) -> None:
+def _remove_updates(module: GraphModule) -> None:
     """Replace in-place updates by new values, and redirect later readers.
 
     Raises:

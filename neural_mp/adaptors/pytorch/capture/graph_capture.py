@@ -35,7 +35,7 @@ from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
     sizes_of,
     watch_sizes,
 )
-from neural_mp.adaptors.pytorch.graph.module_state import restored
+from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
 from neural_mp.adaptors.pytorch.graph.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
 from neural_mp.adaptors.pytorch.versions import (
@@ -126,7 +126,7 @@ def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterat
 
     torch.export accepts no writes to tensors other than buffers, so the module writes to copies.
     """
-    with restored(module) as state:
+    with preserve_state(module) as state:
         if is_filled:
             run_in_place(module, run.call)
         if run.written:
@@ -174,7 +174,7 @@ def guess_call(module: nn.Module) -> CallArgs:
 
     for shape, dtype in _candidate_inputs(module):
         with (
-            restored(module),  # outside of the fake mode, in which values cannot be compared
+            preserve_state(module),  # outside of the fake mode, in which values cannot be compared
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.no_grad(),
             inference_mode(module),
@@ -246,7 +246,7 @@ def export(
     if isinstance(module, GraphModule) and not isinstance(axes, str):
         fixed = fixed_axes(module, call.args, call.kwargs, axes)
 
-    def free_axes(leaf: Any) -> Any:
+    def free_axes(leaf: object) -> Any:
         if not has_axes(leaf):
             return None
         numbers = range(1 if axes == "first" else leaf.ndim)
@@ -268,7 +268,7 @@ def export(
         )
 
 
-def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+def _map_leaves(change: Callable[[object], Any], value: object) -> Any:
     """Apply `change` to every leaf, with a list of the parts of an object of another class.
 
     torch.export takes the shapes of a dataclass or cache in this form.
@@ -364,7 +364,7 @@ def zeroed_padding() -> Iterator[None]:
 
 
 def _encoder_forward(
-    encoder: Any,
+    encoder: nn.TransformerEncoder,
     src: torch.Tensor,
     mask: torch.Tensor | None = None,
     src_key_padding_mask: torch.Tensor | None = None,
@@ -386,7 +386,7 @@ def _encoder_forward(
     return outputs if norm is None else norm(outputs)
 
 
-def _packs_batches(encoder: Any, src: torch.Tensor) -> bool:
+def _packs_batches(encoder: nn.TransformerEncoder, src: torch.Tensor) -> bool:
     """Whether an encoder packs batches with padding at the end; the conditions are torch's."""
     is_fast = torch.backends.mha.get_fastpath_enabled() and not encoder.layers[0].training
     return bool(is_fast and getattr(encoder, "use_nested_tensor", False) and src.dim() == 3)

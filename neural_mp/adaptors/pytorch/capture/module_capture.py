@@ -11,10 +11,12 @@ once.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,14 +27,15 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.signatures.call_layouts import remember
+from neural_mp.adaptors.common.signatures.signature import remember_layout
 from neural_mp.adaptors.pytorch.capture import graph_capture
 from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_in_place, run_once
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
-from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, copy_tensor
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, flat_inputs
-from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
-from neural_mp.adaptors.pytorch.graph.module_state import restored
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
+from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
+from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
 
 logger = logging.getLogger(__name__)
@@ -79,7 +82,9 @@ class _Interpreted(nn.Module):
         return module.graph.process_outputs(flat)
 
 
-def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[CallArgs], Any]:
+def visit_nodes(
+    model: TorchModel, visit: Visit, portable: bool = False
+) -> Callable[[CallArgs], Any]:
     """Return the model, or its portable graphs, as a function of its call, run node by node."""
     module = model.built(
         lambda part: _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
@@ -107,9 +112,9 @@ def run_call(model: TorchModel, module: Callable[..., Any], call: CallArgs) -> A
             ) from None
 
 
-def accept(model: TorchModel, call: CallArgs) -> None:
+def mark_accepted(model: TorchModel, call: CallArgs) -> None:
     """Keep that the graph accepts calls with these dtypes and shapes, as it just ran one."""
-    remember(model.once(_accepted_layouts), _call_layout(call), None)
+    remember_layout(model.once(_accepted_layouts), _call_layout(call), None)
 
 
 def is_accepted(model: TorchModel, call: CallArgs) -> bool:
@@ -152,9 +157,9 @@ class RecordedCall:
     is_alike: bool = True
 
 
-def private(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
     """Copy a user's module for running: weights are shared, other state is not."""
-    return assembled(module, {}).eval()
+    return assemble_module(module, {}).eval()
 
 
 def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
@@ -198,7 +203,7 @@ def watch_calls(
         if structure != later_structure or any(map(operator.is_not, leaves, later)):
             calls[part].is_alike = False
 
-    with restored(module):  # also without the hooks, which are not the user's
+    with preserve_state(module):  # also without the hooks, which are not the user's
         for part in module.modules():
             is_scripted = isinstance(part, torch.jit.ScriptModule)
             if part is not module and not is_scripted and predicate(part):
@@ -249,16 +254,13 @@ class _ModuleCapturer:
             return None  # torch.export would fix all lengths
         try:
             graph = graph_capture.capture(child, recorded.call)
-            stand_in = assembled(self.shell, {path: _Interpreted(Interpreter(graph))})
+            stand_in = assemble_module(self.shell, {path: _Interpreted(Interpreter(graph))})
             run_once(stand_in, self.call)
         except NeuralMPError:
             # The user's code may do more than call the module, e.g. iterate over its layers.
             logger.debug("the module %s cannot be captured", path, exc_info=True)
             return None
         return graph, recorded.call
-
-
-_PARAMETERS = ("weight", "bias")
 
 
 def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
@@ -310,8 +312,55 @@ def _layer_form(layer: nn.Module, call: CallArgs) -> Hashable:
 def _copy_with_parameters(graph: GraphModule, layer: nn.Module) -> GraphModule:
     """Return a copy of the graph of a layer of the same form, with the parameters of `layer`."""
     copied = fx.shallow_copy(graph)
-    for name in _PARAMETERS:
+    for name in ("weight", "bias"):
         value = getattr(layer, name, None)
         if isinstance(value, torch.Tensor):
             copied.register_parameter(name, value)
     return copied
+
+
+_VARIABLE = inspect.Parameter.VAR_POSITIONAL
+
+
+@contextmanager
+def record_calls(model: nn.Module, record: Callable[[Any], None]) -> Iterator[None]:
+    """Pass the inputs of every call of a module within this context to `record`, as copies.
+
+    A call that continues an earlier one, with a filled key-value cache, is not recorded: its inputs
+    are not those of a batch.
+    """
+
+    def record_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        lengths = (getattr(x, "get_seq_length", None) for x in (*args, *kwargs.values()))
+        if not any(callable(length) and length() for length in lengths):
+            record(inputs_of_call(model, args, kwargs))
+
+    handle = model.register_forward_pre_hook(record_inputs, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def inputs_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the inputs of a call as a batch: the only one, a dict, or a tuple without names."""
+    parameters = inspect.signature(with_code(module).forward).parameters
+    by_position = [name for name, p in parameters.items() if p.kind is not _VARIABLE]
+    has_variable = any(p.kind is _VARIABLE for p in parameters.values())
+    if has_variable and not kwargs:
+        return tuple(map(_copy_tensors, args)) if len(args) > 1 else _copy_tensors(args[0])
+    named = {**dict(zip(by_position, args, strict=False)), **kwargs}
+    inputs = {name: _copy_tensors(value) for name, value in named.items() if _is_data(value)}
+    if len(inputs) == 1 and len(args) == 1 and not kwargs:
+        (only,) = inputs.values()
+        return only
+    return inputs
+
+
+def _is_data(value: object) -> bool:
+    leaves = pytree.tree_leaves(value)
+    return bool(leaves) and all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def _copy_tensors(value: object) -> Any:
+    return pytree.tree_map(copy_tensor, value)

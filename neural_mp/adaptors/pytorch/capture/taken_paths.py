@@ -18,11 +18,14 @@ from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
     SIZES,
     Axis,
+    Expression,
     Sizes,
     flat_inputs,
+    holds,
+    map_axes,
+    symbols_of,
     watch_sizes,
 )
-from neural_mp.adaptors.pytorch.graph.size_conditions import Expression, holds, symbols_of
 from neural_mp.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -56,9 +59,7 @@ def _filter_conditions(sizes: Sizes, conditions: set[Expression]) -> Sizes:
     def narrow_axis(axis: Axis) -> Axis:
         return replace(axis, conditions=tuple(c for c in axis.conditions if c in conditions))
 
-    return tuple(
-        tuple(map(narrow_axis, axes)) if isinstance(axes, tuple) else axes for axes in sizes
-    )
+    return map_axes(sizes, narrow_axis)
 
 
 def _is_needless_condition(
@@ -136,7 +137,7 @@ def _resize_axes(call: CallArgs, axes: Mapping[int, list[int]], size: int) -> Ca
     return call.map(resize_leaf)
 
 
-def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
+def warn_of_other_paths(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
     """Return a warning if a batch of one takes another path through the user's code.
 
     No exported bound reveals such a path: torch.export always specializes sizes 0 and 1. `got`

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, resized
-from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, restored
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, resize_batch
+from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, preserve_state
 from neural_mp.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def run_once(module: nn.Module, call: CallArgs) -> Any:
     Raises:
         DataError: if the module does not run on the inputs.
     """
-    with restored(module):
+    with preserve_state(module):
         return run_in_place(module, call)
 
 
@@ -83,7 +83,7 @@ def _run_on_few(module: nn.Module, call: CallArgs) -> TrialRun:
     """
     if call.batch_size is not None and call.batch_size > _PROBE_BATCH_SIZE:
         try:
-            run = _run_trial(module, resized(call, _PROBE_BATCH_SIZE))
+            run = _run_trial(module, resize_batch(call, _PROBE_BATCH_SIZE))
         except DataError:
             logger.debug("the model fails on %d samples", _PROBE_BATCH_SIZE, exc_info=True)
         else:
@@ -92,7 +92,7 @@ def _run_on_few(module: nn.Module, call: CallArgs) -> TrialRun:
 
 
 def _run_trial(module: nn.Module, call: CallArgs) -> TrialRun:
-    with restored(module) as state:
+    with preserve_state(module) as state:
         outputs = run_in_place(module, call)
         changed, written = tuple(state.changed_names()), tuple(state.written())
         buffers = tuple(state.changed_names(of_buffers=True))
@@ -112,16 +112,17 @@ def run_in_place(module: nn.Module, call: CallArgs) -> Any:
             return module(*copies.args, **copies.kwargs)
     except Exception as error:
         # User code may raise any exception type.
+        exceeded = exceeded_limits(module, call)
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
             f"{type(error).__name__}: {error}{_explain_whole_dict(module, call)}"
-            f"{_explain_split_sequence(call, error)}{_explain_limits(module, call)}"
+            f"{_explain_split_sequence(call, error)}{f'; {exceeded}' if exceeded else ''}"
         ) from error
 
 
 def _kept_state(module: nn.Module, call: CallArgs, changed: tuple[str, ...]) -> tuple[str, ...]:
     """Return the changed names that outputs of later runs may depend on; see `TrialRun.kept`."""
-    with restored(module), torch.random.fork_rng(devices=[]):
+    with preserve_state(module), torch.random.fork_rng(devices=[]):
         seed = torch.get_rng_state()
         first = run_in_place(module, call)
         filled = ModuleState(module)
@@ -188,11 +189,6 @@ def exceeded_limits(module: nn.Module, call: CallArgs) -> str:
     return "; ".join(messages)
 
 
-def _explain_limits(module: nn.Module, call: CallArgs) -> str:
-    exceeded = exceeded_limits(module, call)
-    return f"; {exceeded}" if exceeded else ""
-
-
 @contextmanager
 def inference_mode(module: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; restore the flag of every submodule on exit."""
@@ -209,4 +205,4 @@ def inference_mode(module: nn.Module) -> Iterator[None]:
 
 def at_least_two(call: CallArgs) -> CallArgs:
     """Repeat a batch of one, as torch.export would specialize on size 1."""
-    return resized(call, _PROBE_BATCH_SIZE) if call.batch_size == 1 else call
+    return resize_batch(call, _PROBE_BATCH_SIZE) if call.batch_size == 1 else call

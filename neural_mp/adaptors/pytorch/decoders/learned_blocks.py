@@ -12,16 +12,16 @@ from torch.nn import functional as F
 
 from neural_mp.adaptors.common.weights.autoround import LearnedRounding, LearnOptions
 from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight, InputMoments, Quantizer
-from neural_mp.adaptors.pytorch import hessian
+from neural_mp.adaptors.pytorch import layer_weights
 from neural_mp.adaptors.pytorch.decoders.decoder_blocks import (
     Block,
     BlockCall,
     advance,
     block_calls,
     decoder_blocks,
+    moments_of_layers,
 )
-from neural_mp.adaptors.pytorch.decoders.grouped_weights import moments_of_layers
-from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
 from neural_mp.util.pytree import Array
 
 #: Samples of a step, at least; batches are not divided.
@@ -55,7 +55,7 @@ def learned_weights(
     calls = block_calls(model, blocks, batches()) if blocks else None
     if calls is None:
         return
-    weights = hessian.weights(model)
+    weights = layer_weights.weights(model)
     exact, rounded = calls.states, list(calls.states)
     for index, block in enumerate(blocks):
         assert model.shell is not None
@@ -103,10 +103,9 @@ class _Student:
             )
             for op, weight in weights.items()
         }
-        return cls(assembled(module, {block.layers[op]: layers[op] for op in layers}), layers)
+        return cls(assemble_module(module, {block.layers[op]: layers[op] for op in layers}), layers)
 
     def set_weights(self, weights: Mapping[str, GroupedWeight]) -> None:
-        """Store rounded weights in the layers."""
         for op, weight in weights.items():
             self.layers[op].weight.data.copy_(torch.from_numpy(weight.floats()))
 
@@ -167,7 +166,6 @@ class _Student:
         targets: Sequence[torch.Tensor],
         calls: Sequence[BlockCall],
     ) -> float:
-        """Return the squared error of the results on some batches."""
         with torch.no_grad():
             results = ((calls[index].run(self.module, inputs[index]), index) for index in indices)
             return sum(

@@ -1,8 +1,12 @@
-"""Folders of `transformers`: library classes without network, as large as their weights."""
+"""Folders of `transformers`: library classes without network, as large as their weights.
+
+Configurations in saved results are plain values until asked for.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import mmap
 import re
 import sys
@@ -31,7 +35,7 @@ from neural_mp.io.limits import (
     UNSAVED_WEIGHTS,
 )
 from neural_mp.io.readers import load_json, read_json
-from neural_mp.util.validators import anything, is_integer, preview
+from neural_mp.util.validators import anything, is_integer, mapping_of, preview, record, string
 
 #: Configuration file of a `transformers` folder.
 CONFIG = "config.json"
@@ -341,3 +345,136 @@ def _switch_offline() -> Iterator[None]:
     finally:
         for where, name, value in originals:
             setattr(where, name, value)
+
+
+#: Maximum bytes of a file: old versions of safetensors copy a file's weights to write them.
+MAX_SHARD_BYTES = 1 << 30
+_INDEX = record({"weight_map": mapping_of(string)}, {"metadata": lambda value: value})
+
+
+def write_weights(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write weights by name into a `.safetensors` file.
+
+    More weights than `MAX_SHARD_BYTES` are written into shards with an index, which `transformers`
+    reads in place of the file.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    pattern = f"{file.stem}{{suffix}}{file.suffix}"
+    split = split_torch_state_dict_into_shards(
+        dict(weights), filename_pattern=pattern, max_shard_size=MAX_SHARD_BYTES
+    )
+    for shard, names in (split.filename_to_tensors or {file.name: []}).items():
+        tensors = {name: weights[name] for name in names}
+        save_file(tensors, file.with_name(shard), metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        _index_of(file).write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """Return weights written by `write_weights`, mapped from their files.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for shard in _shard_files(file):
+        weights |= read_shard(shard)
+    return weights
+
+
+def read_shard(file: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of one `.safetensors` file, mapped from it.
+
+    Raises:
+        ModelLoadError: the file is missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights: dict[str, torch.Tensor] = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{str(file)!r} cannot be read: {error}") from error
+    return weights
+
+
+def _shard_files(file: Path) -> list[Path]:
+    index = _index_of(file)
+    if file.is_file() or not index.is_file():
+        return [file]
+    names = set(read_json(index, _INDEX, ModelLoadError)["weight_map"].values())
+    for name in names:
+        if Path(name).name != name:
+            raise ModelLoadError(f"{index.name} must refer to files of the folder, got {name!r}")
+    return [file.with_name(name) for name in sorted(names)]
+
+
+def _index_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.index.json")
+
+
+#: Entry with code outside of the package, which a configuration refers to.
+_FOREIGN_CODE = "auto_map"
+
+
+@dataclass(frozen=True)
+class StoredConfig:
+    """The values of a configuration, as a saved result has them."""
+
+    values: Mapping[str, Any]
+
+    def built(self) -> Any:
+        """Return the configuration in the class of `transformers`.
+
+        Raises:
+            MissingFrameworkError: if the package is not installed.
+            ModelLoadError: if the package has no such type of model, or refuses the values.
+        """
+        kind = self.values.get("model_type")
+        try:
+            classes: Any = importlib.import_module("transformers").CONFIG_MAPPING
+        except ImportError:
+            raise MissingFrameworkError(
+                f"the configuration of a model of type {preview(kind)} requires the package "
+                f"transformers; install it with: pip install transformers"
+            ) from None
+        if kind not in classes:
+            raise ModelLoadError(
+                f"transformers must have models of type {preview(kind)}, which the saved "
+                f"configuration names; install the version that the model was saved with"
+            )
+        try:
+            return classes[kind].from_dict(dict(self.values))
+        except Exception as error:
+            # The exception type depends on the entry.
+            raise ModelLoadError(
+                f"transformers refuses the saved configuration: {one_line(error)}"
+            ) from error
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration for JSON."""
+    if isinstance(config, StoredConfig):
+        return dict(config.values)
+    values: dict[str, Any] = json.loads(config.to_json_string())
+    values.pop(_FOREIGN_CODE, None)
+    return values
+
+
+def stored_config(values: Mapping[str, Any], weights: int) -> StoredConfig:
+    """Return the configuration of a saved model.
+
+    Args:
+        values: the values in the file.
+        weights: number of weights of the model, which limits the layers that it names.
+
+    Raises:
+        ModelLoadError: if an entry refers to code, or counts more layers than the model can have.
+    """
+    entries = {key: value for key, value in values.items() if key != _FOREIGN_CODE}
+    for fault in entry_faults(entries, weights):
+        raise ModelLoadError(f"the configuration of the saved model is refused: {fault}")
+    return StoredConfig(entries)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
     CONFIG,
     is_known_class,
     read_folder,
+    read_shard,
+    write_weights,
 )
-from neural_mp.adaptors.pytorch.decoders.weight_files import write_weights
-from neural_mp.adaptors.pytorch.files.layer_storage import copy_tokenizer
+from neural_mp.adaptors.pytorch.files.layer_storage import save_settings
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
@@ -78,23 +78,13 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
         )
     dense = [name for name, module in shell.named_modules() if type(module) is nn.Linear]
     tensors, quantization = FORMATS[form](integer, [d for d in dense if d not in integer])
-    config = copy.deepcopy(shell.config)
-    config.architectures = [type(shell).__name__]
-    config.quantization_config = quantization
-    # A head of its own: embeddings stay float.
-    config.tie_word_embeddings = False
     folder.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(folder)
-    if getattr(shell, "generation_config", None) is not None:
-        shell.generation_config.save_pretrained(folder)
+    # A head of its own: embeddings stay float.
+    save_settings(shell, folder, quantization_config=quantization, tie_word_embeddings=False)
     dtype = next(shell.parameters()).dtype
     packed = {name: torch.from_numpy(value) for name, value in tensors.items()}
-    packed = {
-        name: value.to(dtype) if name.endswith("weight_scale") else value
-        for name, value in packed.items()
-    }
+    packed |= {n: value.to(dtype) for n, value in packed.items() if n.endswith("weight_scale")}
     write_weights(folder / "model.safetensors", {**_unshare_memory(state), **packed})
-    copy_tokenizer(Path(str(shell.config._name_or_path or "")), folder)
 
 
 def _unshare_memory(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -181,7 +171,7 @@ def read_checkpoint(folder: Path) -> tuple[nn.Module, Mapping[str, IntegerLayer]
     files = sorted(folder.glob("*.safetensors"))
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        tensors |= _read_safetensors(file)
+        tensors |= read_shard(file)
     layers, used = integer_layers(
         quantization, {name: as_numpy(value.detach()) for name, value in tensors.items()}
     )
@@ -191,14 +181,3 @@ def read_checkpoint(folder: Path) -> tuple[nn.Module, Mapping[str, IntegerLayer]
         state[f"{name}.weight"] = torch.from_numpy(layer.floats()).to(dtype)
     size = sum(file.stat().st_size for file in files)
     return read_folder(folder, _WEIGHTS_PER_BYTE * size, state), layers
-
-
-def _read_safetensors(file: Path) -> Mapping[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors: Mapping[str, Any] = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"{str(file)!r} cannot be read: {error}") from error
-    return tensors

@@ -19,10 +19,14 @@ from torch.fx import GraphModule
 
 from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
 from neural_mp.adaptors.common.weights.grouped_weight import held_offsets, offset_steps
-from neural_mp.adaptors.pytorch.capture.module_capture import private
+from neural_mp.adaptors.pytorch.capture.module_capture import copy_module
 from neural_mp.adaptors.pytorch.decoders.experts import split_experts
-from neural_mp.adaptors.pytorch.decoders.transformers_folder import is_known_class, read_folder
-from neural_mp.adaptors.pytorch.decoders.weight_files import read_weights, write_weights
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
+    is_known_class,
+    read_folder,
+    read_weights,
+    write_weights,
+)
 from neural_mp.adaptors.pytorch.files import storage
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
@@ -66,7 +70,9 @@ def save(model: TorchModel, folder: Path) -> None:
             "modules, unless transformers defines its class; save the plan with save_plan and "
             "convert the model again"
         )
-    example = {name: _shape_of(value) for name, value in _named_inputs(model).items()}
+    call = model.example
+    inputs = {**dict(zip(model.signature.parameters, call.args, strict=False)), **call.kwargs}
+    example = {name: _shape_of(value) for name, value in inputs.items()}
     forms: dict[object, tuple[int, str]] = {}
     layers: dict[str, dict[str, object]] = {}
     constants: dict[str, torch.Tensor] = {}
@@ -83,13 +89,8 @@ def save(model: TorchModel, folder: Path) -> None:
             constants |= {f"{path}/{n}": value.contiguous() for n, value in stored.items()}
         layers[path] = {"program": forms[key][0], "like": forms[key][1]}
     write_weights(folder / _CONSTANTS_FILE, constants)
-    config = copy.deepcopy(shell.config)
-    config.architectures = [type(shell).__name__]
-    config.save_pretrained(folder)
-    if getattr(shell, "generation_config", None) is not None:
-        shell.generation_config.save_pretrained(folder)
+    save_settings(shell, folder)
     write_weights(folder / _WEIGHTS_FILE, _unconverted_weights(shell, layers))
-    copy_tokenizer(Path(str(shell.config._name_or_path or "")), folder)
     details = {"layers": layers, "example": example, "inputs": model.signature.names}
     write_details(folder / LAYERS_FILE, details)
 
@@ -103,7 +104,7 @@ def restore(folder: Path) -> TorchModel:
     details = read_details(folder / LAYERS_FILE, _DETAILS)
     sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
     weights = read_weights(folder / _WEIGHTS_FILE)
-    shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes), weights))
+    shell = copy_module(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes), weights))
     split_experts(shell)
     _set_weights(shell, weights)
     constants = read_weights(folder / _CONSTANTS_FILE)
@@ -122,7 +123,7 @@ def restore(folder: Path) -> TorchModel:
         parts[path] = _restore_layer(programs[number], path, like, constants)
     # Expanded, as a file may name any size.
     kwargs = {
-        name: fx.described(entry["shape"], entry["dtype"])
+        name: fx.make_placeholder(entry["shape"], entry["dtype"])
         for name, entry in details["example"].items()
     }
     signature = call_signature(shell, tuple(details["inputs"]))
@@ -154,7 +155,7 @@ def _restore_layer(part: Part, path: str, like: str, constants: Mapping[str, tor
             node.meta[fx.OP_NAME] = path + str(node.meta[fx.OP_NAME]).removeprefix(like)
         if node.op == "get_attr":
             value = fx.attribute(portable, str(node.target))
-            node.meta["val"] = fx.described(value.shape, value.dtype)
+            node.meta["val"] = fx.make_placeholder(value.shape, value.dtype)
     portable.recompile()
     return Part(portable, runnable_form(portable), part.example, True)
 
@@ -213,12 +214,6 @@ def _grouped_offsets(module: GraphModule) -> dict[str, tuple[str, int]]:
     return {str(a["offsets"].target): (str(a["scales"].target), a["bits"]) for a in arguments}
 
 
-def _named_inputs(model: TorchModel) -> dict[str, Any]:
-    example = model.example
-    names = model.signature.parameters
-    return {**dict(zip(names, example.args, strict=False)), **example.kwargs}
-
-
 def _shape_of(value: object) -> dict[str, Any]:
     if not isinstance(value, torch.Tensor):
         raise ConversionError(
@@ -244,8 +239,19 @@ def _set_weights(shell: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
             own[name].copy_(weights[name])
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer from the folder of a model, if there are any."""
+def save_settings(shell: Any, folder: Path, **entries: object) -> None:
+    """Write the configuration of a `transformers` model, with changed entries, and its tokenizer.
+
+    The files of the tokenizer are copied from the folder of the model, if there are any.
+    """
+    config = copy.deepcopy(shell.config)
+    config.architectures = [type(shell).__name__]
+    for name, value in entries.items():
+        setattr(config, name, value)
+    config.save_pretrained(folder)
+    if getattr(shell, "generation_config", None) is not None:
+        shell.generation_config.save_pretrained(folder)
+    source = Path(str(shell.config._name_or_path or ""))
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,17 @@ from torch.nn.parameter import is_lazy
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.pytorch.capture import graph_capture
-from neural_mp.adaptors.pytorch.capture.canonicalize import drop_updates, kept_buffer, prepare
+from neural_mp.adaptors.pytorch.capture.canonicalize import (
+    canonicalize_graph,
+    drop_updates,
+    kept_buffer,
+)
 from neural_mp.adaptors.pytorch.capture.module_capture import (
     capture_layers,
     capture_modules,
-    private,
+    copy_module,
 )
-from neural_mp.adaptors.pytorch.capture.taken_paths import other_ways, result_of
+from neural_mp.adaptors.pytorch.capture.taken_paths import result_of, warn_of_other_paths
 from neural_mp.adaptors.pytorch.capture.trial_run import at_least_two, exceeded_limits, try_out
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
 from neural_mp.adaptors.pytorch.decoders.experts import running_all, split_experts, whole_experts
@@ -40,7 +44,7 @@ from neural_mp.adaptors.pytorch.graph.call_signature import (
     CallArgs,
     CallSignature,
     call_signature,
-    resized,
+    resize_batch,
 )
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS
@@ -173,7 +177,7 @@ def _capture_in_parts(
     kind: str,
 ) -> TorchModel:
     call = at_least_two(call)
-    shell, parts, warnings = private(source), {}, []
+    shell, parts, warnings = copy_module(source), {}, []
     if kind == "layer":
         split_experts(shell)
     with running_all(shell):
@@ -182,24 +186,25 @@ def _capture_in_parts(
         module, dropped = _canonicalize_graph(graph, path)
         parts[path] = Part(module, module, example)
         warnings += dropped
-    shown = ", ".join(parts) if len(parts) <= _MAX_NAMED_PARTS else counted(len(parts), kind)
     warnings.append(
-        f"{type(source).__name__} is converted {kind} by {kind} ({shown}); ops between "
-        f"these {kind}s are not converted"
+        f"{type(source).__name__} is converted {kind} by {kind} ({_listed(parts, kind)}); ops "
+        f"between these {kind}s are not converted"
     )
     exceeded = exceeded_limits(shell, call)
     if exceeded:  # and yet the model runs, as with rotary positions
         warnings.append(f"the model was not trained for inputs of this length: {exceeded}")
     whole = whole_experts(shell)
     if whole:
-        shown = (
-            ", ".join(whole) if len(whole) <= _MAX_NAMED_PARTS else counted(len(whole), "weight")
-        )
+        shown = _listed(whole, "weight")
         warnings.append(f"the weights of experts in a form of their own stay as they are: {shown}")
     attributes, buffers = _stateful_names(shell, call, parts) if kind == "module" else ([], [])
     warnings += [*_lost_change_warnings(attributes), *map(kept_buffer, buffers)]
     model = TorchModel(parts, call, signature, shell, source, tuple(warnings))
     return replace(model, keeps_state=bool(attributes or buffers))
+
+
+def _listed(names: Collection[str], kind: str) -> str:
+    return ", ".join(names) if len(names) <= _MAX_NAMED_PARTS else counted(len(names), kind)
 
 
 def _stateful_names(
@@ -224,7 +229,7 @@ def _canonicalize_graph(module: GraphModule, path: str = WHOLE) -> tuple[GraphMo
         f"{path}.{n}" if path else n for n in module.meta.get(graph_capture.KEPT_STATE, ())
     ]
     warnings = [*notes, *drop_updates(module), *_lost_change_warnings(attributes)]
-    prepared = prepare(module, path)
+    prepared = canonicalize_graph(module, path)
     floats: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():
         why = recurrent_obstacle(prepared, node) if fx.op_type(node) in RECURRENT_TYPES else None
@@ -283,14 +288,14 @@ def _assemble_model(
             )
         else:
             warnings.append(f"the batch size is fixed to {sizes}, as torch.export captured it")
-    single = resized(call, 1)
+    single = resize_batch(call, 1)
     got = result_of(module, single)
-    small = resized(call, 2) if call.batch_size is not None else call
+    small = resize_batch(call, 2) if call.batch_size is not None else call
     # A graph that fails for one sample may still run for two.
     if not fixed and (got is not None or result_of(module, small) is not None):
         call = small
     if original is not None:
-        warnings.extend(other_ways(original, single, got))
+        warnings.extend(warn_of_other_paths(original, single, got))
     whole = Part(module, module, call)
     return TorchModel({WHOLE: whole}, call, signature, original=original, warnings=tuple(warnings))
 

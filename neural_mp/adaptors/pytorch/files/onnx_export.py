@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.naming import reserve_name
@@ -24,7 +24,7 @@ from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, Sizes
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.errors import ConversionError, MissingFrameworkError
-from neural_mp.util.installation import install_command
+from neural_mp.util.optional_packages import install_command
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -145,7 +145,7 @@ def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
             node.name = reserve_name(op if is_last else f"{op}/{node.op_type}", reserved)
 
 
-def _source_op(node: Any, ops: Mapping[str, str], graph: int) -> str | None:
+def _source_op(node: object, ops: Mapping[str, str], graph: int) -> str | None:
     """Return the op that a node of the exported program comes from; None if unknown."""
     waiting = list(getattr(node, "meta", {}).get("from_node") or ())
     while waiting:
@@ -250,9 +250,9 @@ _Rewrite = Callable[..., tuple[Any, tuple[Any, ...]] | None]
 
 def _transposed_conv_rewrite(axes: int) -> _Rewrite:
     def to_convolution(
-        x: Any,
-        weight: Any,
-        bias: Any = None,
+        x: Node,
+        weight: Node,
+        bias: Node | None = None,
         stride: Sequence[int] = (1,),
         padding: Sequence[int] = (0,),
         output_padding: Sequence[int] = (0,),
@@ -263,17 +263,8 @@ def _transposed_conv_rewrite(axes: int) -> _Rewrite:
             list(sizes) * axes if len(sizes) == 1 else list(sizes)
             for sizes in (stride, padding, output_padding, dilation)
         )
-        return _aten.convolution.default, (
-            x,
-            weight,
-            bias,
-            steps,
-            pads,
-            spread,
-            True,
-            more,
-            groups,
-        )
+        arguments = (x, weight, bias, steps, pads, spread, True, more, groups)
+        return _aten.convolution.default, arguments
 
     return to_convolution
 
@@ -314,7 +305,9 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
         decomp_table: dict[Any, Callable[..., Any]] | None = None, *more: Any, **options: Any
     ) -> ExportedProgram:
         table = decomp_table or {}
-        if not table or any(op in table or _is_mutating_op(op) for op in _called_ops(program)):
+        modules = program.graph_module.modules()
+        graphs = (module.graph for module in modules if isinstance(module, GraphModule))
+        if not table or any(_is_decomposed(n, table) for graph in graphs for n in graph.nodes):
             return decompose(decomp_table, *more, **options)
         return program
 
@@ -322,12 +315,9 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _called_ops(program: ExportedProgram) -> set[Any]:
-    modules = program.graph_module.modules()
-    graphs = (module.graph for module in modules if isinstance(module, GraphModule))
-    return {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
-
-
-def _is_mutating_op(op: Any) -> bool:
-    schema = getattr(op, "_schema", None)
-    return schema is not None and schema.is_mutable
+def _is_decomposed(node: Node, table: Container[Any]) -> bool:
+    """Whether a decomposition changes a node: it has an entry, or writes to its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and (
+        node.target in table or (schema is not None and schema.is_mutable)
+    )

@@ -27,13 +27,8 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
 from neural_mp.adaptors.pytorch.capture.canonicalize import views_to_reshapes
 from neural_mp.adaptors.pytorch.capture.graph_capture import export, quiet_export
-from neural_mp.adaptors.pytorch.capture.named_outputs import (
-    absent_names,
-    with_named_outputs,
-    with_plain_outputs,
-)
 from neural_mp.adaptors.pytorch.converted_module import standalone_form
-from neural_mp.adaptors.pytorch.decoders.transformers_config import plain_config, stored_config
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import plain_config, stored_config
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature
@@ -44,6 +39,11 @@ from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
     watch_sizes,
 )
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
+from neural_mp.adaptors.pytorch.graph.output_classes import (
+    absent_names,
+    with_named_outputs,
+    with_plain_outputs,
+)
 from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
@@ -155,10 +155,11 @@ def _zero_tensors(example: CallArgs) -> CallArgs:
     )
 
 
-def _shrink_storage(leaf: Any) -> Any:
+def _shrink_storage(leaf: object) -> object:
     """Return an example input of one stored value: a batch can be larger than the weights."""
-    is_dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
-    return leaf.new_zeros(()).expand(leaf.shape) if is_dense else leaf
+    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+        return leaf.new_zeros(()).expand(leaf.shape)
+    return leaf
 
 
 def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
@@ -325,12 +326,9 @@ def _form_writer(node: Node) -> Callable[[_Writer, Node], Node] | None:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writer of arithmetic on sizes into a graph."""
-
     graph: Graph
 
     def call(self, function: Callable[..., Any], *args: Node | float) -> Node:
-        """Return the node of a function of sizes."""
         return self.graph.call_function(function, args)
 
     def magnitude(self, value: Node) -> Node:

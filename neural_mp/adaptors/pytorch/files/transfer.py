@@ -22,9 +22,9 @@ from neural_mp.adaptors.common.signatures.boundary import (
     Containers,
 )
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
-from neural_mp.adaptors.pytorch.capture.named_outputs import names
 from neural_mp.adaptors.pytorch.files.onnx_export import export_onnx
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
+from neural_mp.adaptors.pytorch.graph.output_classes import names
 from neural_mp.adaptors.pytorch.kernels.direct_calls import keeps_state
 from neural_mp.adaptors.pytorch.versions import child_specs
 from neural_mp.errors import ConversionError

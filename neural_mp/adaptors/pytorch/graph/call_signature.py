@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -37,9 +37,7 @@ class CallArgs:
 
     def copied(self) -> CallArgs:
         """Clone every tensor, for code that may write to its inputs."""
-        return self.map(
-            lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
-        )
+        return self.map(copy_tensor)
 
     @property
     def batch_size(self) -> int | None:
@@ -241,15 +239,20 @@ def is_array(leaf: object) -> bool:
     return hasattr(leaf, "__array__") and not isinstance(leaf, torch.Tensor)
 
 
-def has_axes(leaf: object) -> bool:
+def copy_tensor(leaf: Any) -> Any:
+    """Return a detached copy of a tensor; any other value as it is."""
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def has_axes(leaf: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is a tensor with at least one axis."""
     return isinstance(leaf, torch.Tensor) and leaf.ndim > 0
 
 
-def resized(call: CallArgs, batch_size: int) -> CallArgs:
+def resize_batch(call: CallArgs, batch_size: int) -> CallArgs:
     """Repeat or cut the inputs to another batch size."""
 
-    def resize_leaf(leaf: Any) -> Any:
+    def resize_leaf(leaf: object) -> Any:
         if not has_axes(leaf) or not len(leaf):
             return leaf
         return torch.cat([leaf] * -(-batch_size // len(leaf)))[:batch_size]

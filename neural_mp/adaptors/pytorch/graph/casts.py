@@ -23,7 +23,7 @@ CAST = aten._to_copy.default
 STATISTICS = frozenset({aten._native_batch_norm_legit_no_training.default})
 
 
-def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cast_saturating(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Cast to a 16-bit dtype, saturating finite values at the largest of the dtype.
 
     Masks often use the lowest float32 for minus infinity, which must stay finite.
@@ -104,7 +104,7 @@ class _Caster:
     def cast(self, source: Node, requested: torch.dtype, next_node: Node) -> Node:
         weight = fx.constant(self.module, source)
         if weight is not None:
-            stored = narrowed(weight, requested)
+            stored = cast_saturating(weight, requested)
             return fx.add_constant(self.module, f"{source.name}_cast", stored, next_node)
         with self.module.graph.inserting_before(next_node):
             cast: Node = self.module.graph.call_function(CAST, (source,), {"dtype": requested})

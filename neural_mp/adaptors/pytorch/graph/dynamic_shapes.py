@@ -3,12 +3,19 @@
 A graph holds the branches and numbers that the model's code derives from some sizes. torch.export
 determines for which other sizes the graph is valid; these bounds are kept through rewrites and in
 files. Inputs that are no tensors, such as Python numbers, are constants of the graph.
+
+A branch such as `if height % 2 == 0` is a comparison of sizes in the guards of torch.export, which
+no bound of a single axis states. A condition is a nested tuple such as `("==", ("%", "s0", 2), 0)`
+of operators, integers and symbols of sizes, so that files hold no code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,14 +24,6 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
-from neural_mp.adaptors.pytorch.graph.size_conditions import (
-    Expression,
-    condition_from_plain,
-    conditions_of,
-    holds,
-    in_words,
-    symbols_of,
-)
 from neural_mp.adaptors.pytorch.versions import child_specs, is_being_traced
 from neural_mp.errors import DataError
 from neural_mp.util.text import counted
@@ -71,11 +70,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Constant:
-    """Value of an input that is not a tensor, which the graph holds.
-
-    Attributes:
-        value: the value at capture.
-    """
+    """Value at capture of an input that is not a tensor, which the graph holds."""
 
     value: bool | int | float | str | None
 
@@ -232,14 +227,13 @@ def _other_path(sizes: Sizes, position: int, number: int, condition: Expression)
             names.setdefault(axis.symbol, f"the size of axis {count} of input {index}")
     return (
         f"axis {number} of input {position} must have a size of the captured path of the model's "
-        f"code: {in_words(condition, names)}; for other sizes, convert the model once more, with "
-        f"inputs of such a size"
+        f"code: {describe_condition(condition, names)}; for other sizes, convert the model once "
+        f"more, with inputs of such a size"
     )
 
 
 def _other_value(position: int, constant: Constant, leaf: object) -> str:
-    is_tensor = isinstance(leaf, torch.Tensor)
-    shown = "a tensor" if is_tensor else repr(leaf)
+    shown = "a tensor" if isinstance(leaf, torch.Tensor) else repr(leaf)
     return (
         f"input {position} must be {constant.value!r}, as at capture, got {shown}: torch.export "
         f"keeps an input that is not a tensor as a constant; convert the model once for each "
@@ -270,10 +264,12 @@ def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:
 
 def as_exported(sizes: Sizes) -> Sizes:
     """Mark the sizes as those of a program that the user exported."""
-    return tuple(
-        tuple(replace(axis, exported=True) for axis in axes) if isinstance(axes, tuple) else axes
-        for axes in sizes
-    )
+    return map_axes(sizes, lambda axis: replace(axis, exported=True))
+
+
+def map_axes(sizes: Sizes, change: Callable[[Axis], Axis]) -> Sizes:
+    """Apply `change` to every axis of the inputs."""
+    return tuple(tuple(map(change, axes)) if isinstance(axes, tuple) else axes for axes in sizes)
 
 
 def flat_inputs(
@@ -305,14 +301,13 @@ def fixed_axes(
 
 def to_plain(sizes: Sizes) -> list[Any]:
     """Convert to nested lists and dicts for JSON."""
-    return [
-        [list(astuple(axis)) for axis in axes] if isinstance(axes, tuple) else _plain_value(axes)
-        for axes in sizes
-    ]
 
+    def convert_input(axes: tuple[Axis, ...] | Constant | None) -> Any:
+        if isinstance(axes, tuple):
+            return [list(astuple(axis)) for axis in axes]
+        return None if axes is None else {_VALUE: axes.value}
 
-def _plain_value(constant: Constant | None) -> Any:
-    return None if constant is None else {_VALUE: constant.value}
+    return list(map(convert_input, sizes))
 
 
 def from_plain(data: object) -> Sizes:
@@ -330,7 +325,7 @@ def _input_of(value: object) -> tuple[Axis, ...] | Constant:
     return list_of(_axis_of)(value)
 
 
-def _plain_constant(value: Any) -> bool | int | float | str | None:
+def _plain_constant(value: object) -> bool | int | float | str | None:
     if isinstance(value, bool | int | float | str | None):
         return value
     raise invalid("a number, a text or null", value)
@@ -346,3 +341,144 @@ def _axis_of(value: object) -> Axis:
 
 #: Axis schema of earlier versions, without the flag `exported` and conditions.
 _EARLIER = (string, non_negative_integer, optional(non_negative_integer))
+
+
+#: Integer, symbol of a size, or operator with its operands.
+Expression = int | str | tuple[Any, ...]
+
+#: Largest nesting of an expression in a file.
+_MAX_DEPTH = 32
+#: Operators on any number of operands.
+_ON_ALL: Mapping[str, Callable[[Sequence[int]], int]] = {
+    **{"+": sum, "*": math.prod, "max": max, "min": min, "and": all, "or": any},
+}
+#: Operators on two operands.
+_ON_TWO: Mapping[str, Callable[[int, int], int]] = {
+    **{"%": operator.mod, "//": operator.floordiv, "==": operator.eq, "!=": operator.ne},
+    **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
+}
+_NOT = "not"
+#: Class of torch's symbolic expressions → operator.
+_OPERATORS = {
+    **{"Add": "+", "Mul": "*", "Max": "max", "Min": "min", "And": "and", "Or": "or", "Not": _NOT},
+    **{"Mod": "%", "PythonMod": "%", "FloorDiv": "//", "CleanDiv": "//"},
+    **{"Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<="},
+    **{"StrictGreaterThan": ">", "GreaterThan": ">="},
+}
+#: Largest exponent that is written as a product.
+_MAX_EXPONENT = 8
+#: Folder of torch, the folder of its tracer of Python code, and that of this package.
+_TORCH = Path(torch.__file__).parent
+_TRACER = _TORCH / "_dynamo"
+_THIS_PACKAGE = Path(__file__).parents[2]
+
+
+def conditions_of(shape_env: Any) -> list[Expression]:
+    """Return the conditions that the model's own code puts on sizes.
+
+    Conditions of torch's ops are left out: most only distinguish memory layouts.
+    """
+    conditions: list[Expression] = []
+    for guard in shape_env.guards:
+        if _is_of_model(guard):
+            condition = _convert_expression(shape_env.replace(guard.expr))
+            if isinstance(condition, tuple) and condition not in conditions:
+                conditions.append(condition)
+    return conditions
+
+
+def _is_of_model(guard: Any) -> bool:
+    location = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    if location is None:
+        return False
+    path = Path(location.filename)
+    if path.is_relative_to(_TRACER):
+        return True
+    return not path.is_relative_to(_TORCH) and not path.is_relative_to(_THIS_PACKAGE)
+
+
+def _convert_expression(symbolic: Any) -> Expression | None:
+    """Convert from torch's symbolic form; None if an operator is not among those of conditions."""
+    if symbolic.is_Integer:
+        return int(symbolic)
+    if symbolic.is_Symbol:
+        return str(symbolic)
+    operands = [_convert_expression(part) for part in symbolic.args]
+    if not operands or any(part is None for part in operands):
+        return None
+    if symbolic.is_Pow:
+        base, exponent = operands
+        if not isinstance(exponent, int) or not 0 < exponent <= _MAX_EXPONENT:
+            return None
+        return ("*", *[base] * exponent)
+    name = _OPERATORS.get(type(symbolic).__name__)
+    return None if name is None else (name, *operands)
+
+
+def holds(condition: Expression, sizes: Mapping[str, int]) -> bool:
+    """Whether a condition holds for symbol → size; not if a symbol has no size."""
+    try:
+        return bool(_value_of(condition, sizes))
+    except (KeyError, ZeroDivisionError):
+        return False
+
+
+def _value_of(expression: Expression, sizes: Mapping[str, int]) -> int:
+    if isinstance(expression, int):
+        return expression
+    if isinstance(expression, str):
+        return sizes[expression]
+    name, *operands = expression
+    values = [_value_of(operand, sizes) for operand in operands]
+    if name == _NOT:
+        return not values[0]
+    return _ON_ALL[name](values) if name in _ON_ALL else _ON_TWO[name](*values)
+
+
+def symbols_of(expression: Expression) -> set[str]:
+    """Return the symbols of the sizes in an expression."""
+    if isinstance(expression, tuple):
+        return set[str]().union(*map(symbols_of, expression[1:]))
+    return {expression} if isinstance(expression, str) else set()
+
+
+def describe_condition(expression: Expression, names: Mapping[str, str]) -> str:
+    """Write an expression in Python's operators, with names for its symbols."""
+    text = _format_expression(expression, names)
+    return text[1:-1] if text.startswith("(") else text
+
+
+def _format_expression(expression: Expression, names: Mapping[str, str]) -> str:
+    if isinstance(expression, str):
+        return names.get(expression, expression)
+    if isinstance(expression, int):
+        return str(expression)
+    name, *operands = expression
+    parts = [_format_expression(operand, names) for operand in operands]
+    if name == _NOT:
+        return f"(not {parts[0]})"
+    if name in ("max", "min"):
+        return f"{name}({', '.join(parts)})"
+    return f"({f' {name} '.join(parts)})"
+
+
+def condition_from_plain(value: object, depth: int = 0) -> Expression:
+    """Read an expression from nested lists.
+
+    Raises:
+        NeuralMPError: if the value is not an expression of sizes.
+    """
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if not isinstance(value, list) or depth > _MAX_DEPTH or not _is_operation(value):
+        raise invalid("an operator on sizes with its operands", value)
+    return (value[0], *(condition_from_plain(part, depth + 1) for part in value[1:]))
+
+
+def _is_operation(parts: list[Any]) -> bool:
+    name, operands = parts[0] if parts else None, len(parts) - 1
+    if not isinstance(name, str):
+        return False
+    if name in _ON_ALL:
+        return operands > 0
+    return operands == (1 if name == _NOT else 2) and (name == _NOT or name in _ON_TWO)

@@ -49,6 +49,15 @@ def is_node(value: object, *targets: object) -> bool:
     return isinstance(value, Node) and value.target in targets
 
 
+def match_activation(group: Group) -> Step[Node, Node] | None:
+    """Match an activation that a kernel has as a post-op."""
+    activation = only_user(group.tail)
+    if activation is None or activation.target not in ACTIVATIONS:
+        return None
+    name, heads = ACTIVATIONS[activation.target]
+    return Step(name, (activation,)) if group.head.target in heads else None
+
+
 class _FloatLayers(FusionRules[Node, Node]):
     """Fusion rules of oneDNN's integer kernels for a layer still in float."""
 
@@ -71,18 +80,11 @@ class _FloatLayers(FusionRules[Node, Node]):
 
     def activation(self, group: Group) -> Step[Node, Node] | None:
         """Match an activation that the kernel has as a post-op; after a sum, ReLU only."""
-        activation = only_user(group.tail)
-        if activation is None or activation.target not in ACTIVATIONS:
-            return None
-        if group.residual_sum is not None and activation.target is not _RELU:
-            return None
-        name, heads = ACTIVATIONS[activation.target]
-        if group.head.target not in heads:
+        step = match_activation(group)
+        if step is None or (group.residual_sum is not None and step.ops[0].target is not _RELU):
             return None
         axes = layers.CONVOLUTIONS.get(group.head.target)
-        if axes is not None and not convolution_takes_activations(axes):
-            return None
-        return Step(name, (activation,))
+        return step if axes is None or convolution_takes_activations(axes) else None
 
 
 class _IntegerLayers(_FloatLayers):
@@ -105,7 +107,7 @@ class _IntegerLayers(_FloatLayers):
             supported = is_node(group.head.args[0], ops.dequantize)
         else:
             last = self.activation(Group(group.head, (step,))) or step
-            stored = quantizer(last.ops[-1]) is not None
+            stored = find_quantizer(last.ops[-1]) is not None
             quantized = is_node(step.operand, ops.dequantize)
             supported = quantized if stored else _is_own_float(step.operand)
         return step if supported else None
@@ -120,19 +122,21 @@ def fused_layers(module: GraphModule) -> dict[str, str]:
     return {op.meta[fx.OP_NAME]: head.meta[fx.OP_NAME] for op, head in heads.items()}
 
 
-def post_op_of(activation: Step[Node, Node]) -> tuple[str, list[float], str]:
+def post_op_of(activation: Step[Node, Node] | None) -> tuple[str, list[float], str]:
     """Return oneDNN's name of an activation, its scalars and its algorithm."""
+    if activation is None:
+        return "none", [], ""
     args = fx.arguments(activation.ops[0])
     bounds = [float(args[name]) for name in ("min_val", "max_val") if name in args]
     return activation.kind, bounds, str(args.get("approximate", ""))
 
 
-def match(layer: Node) -> Group:
+def match_group(layer: Node) -> Group:
     """Return the group of ops that the kernel of a layer with quantized inputs runs."""
     return find_fusion_groups([layer], _IntegerLayers())[layer]
 
 
-def quantizer(tail: Node) -> Node | None:
+def find_quantizer(tail: Node) -> Node | None:
     """Return the quantize op that is the only reader of a node's result."""
     user = only_user(tail)
     return user if is_node(user, ops.quantize) else None

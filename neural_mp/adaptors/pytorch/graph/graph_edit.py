@@ -78,10 +78,10 @@ def set_arguments(node: Node, **changes: object) -> None:
 
 def sizes_of_result(node: Node) -> tuple[Any, ...]:
     """Return the sizes of a node's result for comparison: numbers, or symbolic expressions."""
-    return expressions(node.meta["val"].shape)
+    return size_expressions(node.meta["val"].shape)
 
 
-def expressions(sizes: Iterable[int | torch.SymInt]) -> tuple[Any, ...]:
+def size_expressions(sizes: Iterable[int | torch.SymInt]) -> tuple[Any, ...]:
     """Return sizes or strides for comparison, which then adds no condition to the graph."""
     # Not as text: printing an expression costs more than building one.
     return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
@@ -129,11 +129,11 @@ def read_constant(module: GraphModule, target: str, next_node: Node) -> Node:
     with module.graph.inserting_before(next_node):
         node: Node = module.graph.get_attr(target)
     value = constant(module, node)
-    node.meta["val"] = None if value is None else described(value.shape, value.dtype)
+    node.meta["val"] = None if value is None else make_placeholder(value.shape, value.dtype)
     return node
 
 
-def described(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def make_placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor that stores one value, whatever its shape.
 
     For `Node.meta` as well, since graphs keep the nodes they erase.

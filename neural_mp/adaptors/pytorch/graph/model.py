@@ -143,10 +143,10 @@ class TorchModel:
     ) -> nn.Module:
         """Assemble the model from `make` of every part, or of some parts."""
         parts = self.parts if parts is None else parts
-        return assembled(self.shell, {path: make(part) for path, part in parts.items()})
+        return assemble_module(self.shell, {path: make(part) for path, part in parts.items()})
 
 
-def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:
+def assemble_module(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:
     """Return the user's module with some modules replaced, by path; other weights stay shared.
 
     Without a shell, the only part is the whole model.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -211,8 +211,7 @@ class ModuleState:
         )
         for key in (_PARAMETERS, _BUFFERS, _SUBMODULES):
             self._visit_namespace(name, own[key], is_buffer=key == _BUFFERS)
-        is_scaled = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm
-        if is_scaled:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm:
             self._keep_tensor(_join_path(name, "weight"), module.weight, is_buffer=True)
         for kind in type(module).__mro__:
             if not _is_of_library(kind):
@@ -236,7 +235,9 @@ class ModuleState:
         for key, value in values.items():
             self._add_reference(_join_path(name, key), value, holder, key, is_buffer)
 
-    def _visit_container(self, name: str, values: Any) -> None:
+    def _visit_container(
+        self, name: str, values: dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+    ) -> None:
         self._containers.append(_Container(values, name, False, _copy_container_values(values)))
         items = values.items() if isinstance(values, dict) else enumerate(values)
         for key, value in items:
@@ -274,14 +275,21 @@ class ModuleState:
         elif not isinstance(value, _ATOMS):
             self._pending.append((name, value))
 
-    def _keep_tensor(self, name: str, value: Any, is_buffer: bool) -> None:
+    def _keep_tensor(
+        self, name: str, value: torch.Tensor | np.ndarray[Any, Any], is_buffer: bool
+    ) -> None:
         if id(value) in self._tensors or (isinstance(value, nn.Parameter) and not is_buffer):
             return
+        original: torch.Tensor | np.ndarray[Any, Any]
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject or not value.flags.writeable:
                 return
             original, version = value.copy(), None
-        elif type(value) in (torch.Tensor, nn.Parameter) and _has_values(value):
+        elif (
+            type(value) in (torch.Tensor, nn.Parameter)
+            and value.layout is torch.strided
+            and value.device.type != "meta"
+        ):
             original = value.detach().clone()
             version = None if value.is_inference() else value._version
         else:
@@ -290,7 +298,7 @@ class ModuleState:
 
 
 @contextmanager
-def restored(module: nn.Module) -> Iterator[ModuleState]:
+def preserve_state(module: nn.Module) -> Iterator[ModuleState]:
     """Restore the state of a module on exit."""
     state = ModuleState(module)
     try:
@@ -310,7 +318,7 @@ def _copy_container_values(holder: Any) -> Any:
     return set(holder) if isinstance(holder, set) else list(holder)
 
 
-def _hold_same_objects(original: Any, current: Any) -> bool:
+def _hold_same_objects(original: Collection[object], current: Collection[object]) -> bool:
     if isinstance(original, set):
         return bool(original == current)
     sides = (
@@ -320,17 +328,17 @@ def _hold_same_objects(original: Any, current: Any) -> bool:
     return len(original) == len(current) and next(sides) == next(sides)
 
 
-def _is_same_value(original: Any, current: Any) -> bool:
+def _is_same_value(original: object, current: object) -> bool:
     """Whether two values are the same object, or equal and without parts that may change."""
     if original is current:
         return True
     if isinstance(original, _ATOMS) or type(original) is not type(current):
         return type(original) is type(current) and bool(original == current)
-    if isinstance(original, dict):
+    if isinstance(original, dict) and isinstance(current, dict):
         return original.keys() == current.keys() and all(
             _is_same_value(original[k], current[k]) for k in original
         )
-    if isinstance(original, list | tuple):
+    if isinstance(original, list | tuple) and isinstance(current, list | tuple):
         return len(original) == len(current) and all(map(_is_same_value, original, current))
     return isinstance(original, set) and original == current
 
@@ -350,10 +358,6 @@ def _is_of_library(kind: type) -> bool:
 
 def _root_package(module: str) -> str:
     return module.partition(".")[0]
-
-
-def _has_values(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
 def _names_in_code(code: CodeType) -> Iterator[str]:

@@ -1,16 +1,27 @@
-"""Classes of inputs and outputs, registered with torch as containers of their tensors.
+"""Classes of inputs and outputs: containers of tensors, in files without classes of other packages.
 
-Dataclasses of the user, and caches among the outputs of `transformers` models.
+Dataclasses of the user, and caches among the outputs of `transformers` models, are registered with
+torch. A file that names a class of another package requires the class to be imported, and a file
+must never cause imports. Saved models therefore return plain dicts, and restored models return
+`NamedOutputs`.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.versions import child_specs
+from neural_mp.util.pytree import NamedOutputs
 
 #: Package whose objects are taken apart; other objects are values as a whole.
 _PACKAGE = "transformers"
@@ -72,16 +83,11 @@ def is_cache(value: object) -> bool:
     return bool(values)
 
 
-def is_registered(kind: object) -> bool:
-    """Whether a class was registered by `register_caches`."""
-    return kind in _registered
-
-
 def _can_decompose(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
 
 
-def _flatten_cache(cache: object) -> tuple[list[object], list[object]]:
+def _flatten_cache(cache: object) -> tuple[list[object], list[Any]]:
     """Return the tensors of a cache, and their names with the form of the rest."""
     names: list[str] = []
     values: list[object] = []
@@ -91,12 +97,9 @@ def _flatten_cache(cache: object) -> tuple[list[object], list[object]]:
 
 def _flattened_with_keys(
     cache: object,
-) -> tuple[list[tuple[pytree.KeyEntry, object]], list[object]]:
-    names: list[str] = []
-    values: list[object] = []
-    form = _decompose_value(cache, "", names, values)
-    keyed = zip(map(pytree.MappingKey, names), values, strict=True)
-    return list(keyed), [names, form]
+) -> tuple[list[tuple[pytree.KeyEntry, object]], list[Any]]:
+    values, context = _flatten_cache(cache)
+    return list(zip(map(pytree.MappingKey, context[0]), values, strict=True)), context
 
 
 def _decompose_value(value: object, path: str, names: list[str], values: list[object]) -> object:
@@ -137,3 +140,116 @@ def _assemble_value(form: object, values: list[object]) -> object:
     instance: object = form.kind.__new__(form.kind)
     vars(instance).update(content)
     return instance
+
+
+#: Containers of the standard library, available in every process.
+_PLAIN = (dict, OrderedDict)
+
+
+def _output_context(outputs: NamedOutputs) -> list[list[str]]:
+    return [list(outputs), list(outputs.absent)]
+
+
+def _rebuild_outputs(values: Iterable[object], context: list[list[str]]) -> NamedOutputs:
+    outputs = NamedOutputs(zip(context[0], values, strict=True))
+    if context[1]:
+        outputs.absent = tuple(context[1])
+    return outputs
+
+
+pytree.register_pytree_node(
+    NamedOutputs,
+    lambda outputs: (list(outputs.values()), _output_context(outputs)),
+    _rebuild_outputs,
+    serialized_type_name="neural_mp.NamedOutputs",
+    flatten_with_keys_fn=lambda outputs: (
+        [(pytree.MappingKey(name), value) for name, value in outputs.items()],
+        _output_context(outputs),
+    ),
+)
+
+# torch registers the results of topk, sort, max etc. without a serialized name.
+for _kind in torch.return_types.all_return_types:
+    _name = f"torch.return_types.{_kind.__name__}"
+    pytree.SUPPORTED_SERIALIZED_TYPES[_kind] = pytree._SerializeNodeDef(_kind, _name, None, None)
+    pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_name] = _kind
+
+
+def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
+    """Return the graph with dicts for foreign output classes, and whether the graph changed."""
+    return _replace_output_containers(module, _is_foreign_container, dict)
+
+
+def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> GraphModule:
+    """Return the graph with `NamedOutputs` for output dicts.
+
+    Args:
+        module: the graph.
+        absent: names of outputs that are not returned, from `absent_names`.
+    """
+    named = _replace_output_containers(module, lambda spec: spec.type is dict, NamedOutputs)[0]
+    info = named.graph._codegen.pytree_info
+    if absent and info.out_spec is not None and info.out_spec.type is NamedOutputs:
+        info.out_spec.context[1].extend(absent)
+    return named
+
+
+def absent_names(module: GraphModule) -> list[str]:
+    """Return the names of fields of the output's class that are None, as in `transformers`."""
+    spec = module.graph._codegen.pytree_info.out_spec
+    if spec is None or not dataclasses.is_dataclass(spec.type):
+        return []
+    present = names(spec) or []
+    return [field.name for field in dataclasses.fields(spec.type) if field.name not in present]
+
+
+def _is_foreign_container(spec: pytree.TreeSpec) -> bool:
+    """Whether a container with named values is not a standard-library type."""
+    kind = spec.type
+    if kind is namedtuple or kind in _registered:
+        return True
+    if not isinstance(kind, type) or kind in _PLAIN:
+        return False
+    named = issubclass(kind, Mapping) or dataclasses.is_dataclass(kind)
+    return named and names(spec) is not None
+
+
+def names(spec: pytree.TreeSpec) -> list[str] | None:
+    """Return the names of a container's values, in order; None without names."""
+    context = spec.context
+    if spec.type is namedtuple:
+        context = list(context._fields)
+    # A dataclass registered with torch also keeps the names of its fields that are None.
+    if isinstance(context, list) and len(context) == 2 and isinstance(context[0], list):
+        context = context[0]
+    listed = list(context) if isinstance(context, list | tuple) else []
+    right = len(listed) == len(child_specs(spec)) and all(isinstance(name, str) for name in listed)
+    return listed if right else None
+
+
+def _replace_output_containers(
+    module: GraphModule, chosen: Callable[[pytree.TreeSpec], bool], kind: type
+) -> tuple[GraphModule, bool]:
+    original = module.graph._codegen.pytree_info.out_spec
+    assert original is not None
+    changed = _replace_in_spec(original, chosen, kind)
+    if changed == original:
+        return module, False
+    rewritten = shallow_copy(module)
+    codegen = copy.copy(rewritten.graph._codegen)
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=changed)
+    rewritten.graph.set_codegen(codegen)
+    rewritten.recompile()
+    return rewritten, True
+
+
+def _replace_in_spec(
+    spec: pytree.TreeSpec, chosen: Callable[[pytree.TreeSpec], bool], kind: type
+) -> pytree.TreeSpec:
+    if spec.is_leaf():
+        return spec
+    parts = [_replace_in_spec(child, chosen, kind) for child in child_specs(spec)]
+    if chosen(spec):
+        context = [names(spec), []] if kind is NamedOutputs else names(spec)
+        return pytree.TreeSpec(kind, context, parts)
+    return pytree.TreeSpec(spec.type, spec.context, parts)

@@ -14,11 +14,12 @@ import torch
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.adaptors.common.ranges import affine_parameters
-from neural_mp.adaptors.common.weights.code_packing import BitOrder, packed
 from neural_mp.adaptors.common.weights.grouped_weight import (
+    BitOrder,
     GroupedWeight,
     max_code,
     middle_code,
+    pack_codes,
     row_parts,
 )
 
@@ -33,7 +34,7 @@ LIBRARY = "neural_mp"
 _library = torch.library.Library(LIBRARY, "FRAGMENT")
 
 
-def registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def register_op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Register a custom op with its kernel and its fake kernel."""
     name = schema.partition("(")[0]
     _library.define(schema)
@@ -80,7 +81,7 @@ def _quantize_tensor(x: torch.Tensor, scale: float, zero_point: int) -> torch.Te
     return to_uint8(in_steps(x, scale, zero_point).clamp_(0, QMAX))
 
 
-def dequantized(q: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+def dequantize_integers(q: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     """Return `(q - zero_point) · scale` of integers in float32, in place."""
     # Exact without the call, too; after a ReLU it is 0.
     shifted = q if isinstance(zero_point, int) and zero_point == 0 else q.sub_(zero_point)
@@ -90,7 +91,7 @@ def dequantized(q: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
 def _dequantize_tensor(
     q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    return dequantized(q.float(), scale, zero_point).to(dtype)
+    return dequantize_integers(q.float(), scale, zero_point).to(dtype)
 
 
 def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -119,25 +120,25 @@ def _dequantize_grouped(
 
 
 #: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
-quantize = registered(
+quantize = register_op(
     "quantize(Tensor x, float scale, int zero_point) -> Tensor",
     _quantize_tensor,
     lambda x, scale, zero_point: torch.empty_like(x, dtype=torch.uint8),
 )
 #: uint8 to a float dtype: `(q - zero_point) · scale`.
-dequantize = registered(
+dequantize = register_op(
     "dequantize(Tensor q, float scale, int zero_point, ScalarType dtype) -> Tensor",
     _dequantize_tensor,
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
 )
 #: int8 weights to float32, one scale per index of the first axis.
-dequantize_weight = registered(
+dequantize_weight = register_op(
     "dequantize_weight(Tensor q, Tensor scales) -> Tensor",
     lambda q, scales: q.float() * scales.reshape(-1, *[1] * (q.ndim - 1)),
     lambda q, scales: torch.empty_like(q, dtype=torch.float32),
 )
 #: Float to uint8 over the tensor's range, extended to hold 0; also returns scale, zero point.
-quantize_dynamic = registered(
+quantize_dynamic = register_op(
     "quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)",
     _quantize_dynamic,
     lambda x: (
@@ -147,7 +148,7 @@ quantize_dynamic = registered(
     ),
 )
 #: Inverse of `quantize_dynamic`, computed like `dequantize`.
-dequantize_dynamic = registered(
+dequantize_dynamic = register_op(
     "dequantize_dynamic(Tensor q, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor",
     lambda q, scale, zero, dtype: _dequantize_tensor(q, scale.item(), int(zero.item()), dtype),
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
@@ -156,7 +157,7 @@ dequantize_dynamic = registered(
 
 #: Packed weights [outputs, inputs · bits / 8] to float32 [outputs, inputs]; scales and offsets
 #: [outputs, groups] (see `adaptors.common.weights.grouped_weight`).
-dequantize_grouped = registered(
+dequantize_grouped = register_op(
     "dequantize_grouped(Tensor q, Tensor scales, Tensor offsets, int bits=4) -> Tensor",
     _dequantize_grouped,
     lambda q, scales, offsets, bits=4: scales.new_empty(
@@ -170,7 +171,7 @@ def stored_parts(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
     codes, *parameters = (
         torch.from_numpy(np.ascontiguousarray(part))
         for part in (
-            packed(weight.codes, weight.bits, BitOrder.UPPER_FIRST),
+            pack_codes(weight.codes, weight.bits, BitOrder.UPPER_FIRST),
             weight.scales,
             weight.offsets,
         )

@@ -95,14 +95,15 @@ def attention_in_bfloat16(
     rows without any weight, which have a result of 0 there, and for causal attention, of which this
     would compute both halves.
     """
-    mask = attn_mask
     outer, rows, columns = query.shape[:-2], query.shape[-2], key.shape[-2]
     plain = len(outer) == 2 and outer == key.shape[:-2] == value.shape[:-2] and not is_causal
-    if not plain or math.prod((*outer, rows, columns)) < _FEW_WEIGHTS:
-        return _own_attention(query, key, value, mask, is_causal, scale)
-    if mask is not None and mask.empties_rows:
-        return _own_attention(query, key, value, mask, is_causal, scale)
-    added = None if mask is None else mask.bias
+    is_small = math.prod((*outer, rows, columns)) < _FEW_WEIGHTS
+    if not plain or is_small or (attn_mask is not None and attn_mask.empties_rows):
+        mask = None if attn_mask is None else attn_mask.given
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=is_causal, scale=scale
+        )
+    added = None if attn_mask is None else attn_mask.bias
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     bias = (query.new_zeros(()) if added is None else added).expand(*outer, rows, columns)
     heads = max(1, _CACHED_WEIGHTS // (rows * columns))
@@ -121,17 +122,3 @@ def attention_in_bfloat16(
             weights = torch.softmax(products, -1)
             result[part] = torch.bmm(weights, value[part].contiguous())
     return result
-
-
-def _own_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: AttentionMask | None,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    attn_mask = None if mask is None else mask.given
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask, is_causal=is_causal, scale=scale
-    )

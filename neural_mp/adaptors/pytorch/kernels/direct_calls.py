@@ -16,14 +16,19 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.signatures.call_layouts import flat_leaves, key_of, remember
-from neural_mp.adaptors.pytorch.capture.module_capture import accept, is_accepted, private, run_call
+from neural_mp.adaptors.common.signatures.signature import flat_leaves, key_of, remember_layout
+from neural_mp.adaptors.pytorch.capture.module_capture import (
+    copy_module,
+    is_accepted,
+    mark_accepted,
+    run_call,
+)
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, is_array, to_arrays
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.graph.graph_edit import attribute, shallow_copy
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.graph.module_state import restored
-from neural_mp.adaptors.pytorch.kernels.batch_parts import BatchParts, joined, keep_freed_memory
+from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
+from neural_mp.adaptors.pytorch.kernels.batch_parts import BatchParts, keep_freed_memory
 from neural_mp.adaptors.pytorch.kernels.programs import call_programs
 from neural_mp.errors import ConversionError
 
@@ -86,10 +91,10 @@ class DirectGraph:
                 return self._for_empty(*args, **kwargs)
             if not self._parts.fit(leaves):
                 result = self._module(*args, **kwargs)
-                remember(self._known, key, None)
+                remember_layout(self._known, key, None)
                 return result
             check_inputs(self._module, args, kwargs)
-            remember(self._known, key, None)
+            remember_layout(self._known, key, None)
         return self.run_known(leaves)
 
     def _run_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,7 +113,8 @@ class DirectGraph:
         if len(parts) < 2:
             outputs = forward(constants, *leaves)
         else:
-            outputs = joined([forward(constants, *part) for part in parts])
+            results = [forward(constants, *part) for part in parts]
+            outputs = [torch.cat(pieces) for pieces in zip(*results, strict=True)]
         return outputs[0] if self._returns_one else pytree.tree_unflatten(outputs, self._returns)
 
     def order(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
@@ -137,14 +143,9 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
     flat = GraphModule(module, graph)
     constants = SimpleNamespace()
     for node in graph.nodes:
-        if node.op == "get_attr":
-            _set_nested_attribute(
-                constants, str(node.target).split("."), attribute(module, str(node.target))
-            )
-        elif node.op == "call_module":
-            _set_nested_attribute(
-                constants, str(node.target).split("."), module.get_submodule(str(node.target))
-            )
+        if node.op in ("get_attr", "call_module"):
+            path = str(node.target)
+            _set_nested_attribute(constants, path.split("."), attribute(module, path))
     return type(flat).forward, constants
 
 
@@ -166,12 +167,9 @@ def _set_nested_attribute(holder: SimpleNamespace, path: list[str], value: objec
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Mapping from the leaves of a batch to the arguments of a call.
+    """Mapping from the leaves of a batch to the arguments of a call, as leaf indices.
 
     Attributes:
-        target: the callable.
-        args: leaf index of each positional argument.
-        kwargs: leaf index of each keyword argument.
         arrays: whether the leaves are arrays, so that arrays are returned.
     """
 
@@ -226,7 +224,7 @@ class DirectCalls:
             result = self._run_with_checks(inputs)
             is_new = self._target is not None and key not in self._recipes
             if is_new and not any(map(is_empty, leaves)):
-                remember(self._recipes, key, self._build_recipe(inputs, leaves))
+                remember_layout(self._recipes, key, self._build_recipe(inputs, leaves))
             return result
         if recipe.arrays:
             tensor_of = self._model.signature.tensor_of
@@ -254,11 +252,15 @@ class DirectCalls:
         if target is None or isinstance(target, DirectGraph):
             form = target or model.once(_direct_form)
             # Calls of the toolkit, e.g. to measure times, must not change results of later calls.
-            with restored(form) if isinstance(form, nn.Module) and model.keeps_state else _NOTHING:
+            with (
+                preserve_state(form)
+                if isinstance(form, nn.Module) and model.keeps_state
+                else _NOTHING
+            ):
                 return run_call(model, form, call)
         if not is_accepted(model, call):
             run_call(model, model.module, call)
-            accept(model, call)
+            mark_accepted(model, call)
         with torch.no_grad():
             return target(*call.args, **call.kwargs)
 
@@ -321,8 +323,8 @@ def _copy_user_module(model: TorchModel) -> nn.Module | None:
     """Return a copy of the user's module; None if a run fails or changes module or inputs."""
     assert model.original is not None
     try:
-        module, call = private(model.original), model.example.copied()
-        with restored(module) as state, torch.no_grad():
+        module, call = copy_module(model.original), model.example.copied()
+        with preserve_state(module) as state, torch.no_grad():
             versions = list(_input_versions(call))
             module(*call.args, **call.kwargs)
             is_changed = state.is_changed() or list(_input_versions(call)) != versions

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.fusion import FusionRules, Step, find_fusion_groups
-from neural_mp.adaptors.pytorch.capture.module_capture import visited
+from neural_mp.adaptors.pytorch.capture.module_capture import visit_nodes
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
@@ -22,7 +22,7 @@ from neural_mp.adaptors.pytorch.graph.fusion import (
     ACTIVATIONS,
     OVERWRITABLE,
     Group,
-    only_user,
+    match_activation,
     post_op_of,
 )
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
@@ -68,11 +68,7 @@ class _PackedLayers(FusionRules[Node, Node]):
 
     def activation(self, group: Group) -> Step[Node, Node] | None:
         """Match an activation that the kernel has as a post-op."""
-        activation = only_user(group.tail)
-        if activation is None or activation.target not in ACTIVATIONS:
-            return None
-        name, heads = ACTIVATIONS[activation.target]
-        return Step(name, (activation,)) if group.head.target in heads else None
+        return match_activation(group)
 
 
 def _find_packable_groups(module: GraphModule) -> dict[Node, Group]:
@@ -148,18 +144,15 @@ def _pack_group(
     module: GraphModule, group: Group, shape: tuple[int, ...]
 ) -> tuple[Any, torch.Tensor, tuple[Any, ...]]:
     """Return a kernel, the weight packed for inputs of a shape, and arguments after the bias."""
-    layer, activation = group.head, group.activation
+    layer, post_op = group.head, post_op_of(group.activation)
     weight = fx.constant(module, layer.args[1])
     assert weight is not None
-    post_op: tuple[Any, ...] = ("none", [], "") if activation is None else post_op_of(activation)
     if layer.target is layers.LINEAR:
         packed = mkldnn._reorder_linear_weight(weight, max(1, math.prod(shape[:-1])))
         return mkldnn._linear_pointwise.default, packed, post_op
     stride, padding, dilation, groups = layers.geometry(layer)
-    packed = mkldnn._reorder_convolution_weight(
-        weight, padding, stride, dilation, groups, [max(1, size) for size in shape]
-    )
     geometry = (padding, stride, dilation, groups)
+    packed = mkldnn._reorder_convolution_weight(weight, *geometry, [max(1, size) for size in shape])
     return mkldnn._convolution_pointwise.default, packed, (*geometry, *post_op)
 
 
@@ -184,7 +177,9 @@ def _read_channels_last(module: GraphModule) -> None:
             ready.add(node)
 
 
-def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[str, str]:
+def find_faster_kernels(
+    model: TorchModel, inputs: object, op_names: Collection[str]
+) -> dict[str, str]:
     """Return op → the packed kernel, for the ops that it computes faster."""
     shapes: dict[Node, tuple[int, ...]] = {}
 
@@ -204,7 +199,7 @@ def faster(model: TorchModel, inputs: Any, op_names: Collection[str]) -> dict[st
     }
     if model.compiles or not any(groups.values()):
         return {}
-    visited(model, record_shape, portable=True)(model.call(inputs))
+    visit_nodes(model, record_shape, portable=True)(model.call(inputs))
     products = 0
     for layer in (layer for of_part in groups.values() for layer in of_part):
         weight = layer.args[1].meta["val"]
@@ -252,9 +247,10 @@ def _compare_kernels(
     layer, activation = group.head, group.activation
     x = torch.rand(shape)
     ordered = x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-    constants = [fx.constant(module, arg) if isinstance(arg, Node) else arg for arg in layer.args]
-    bias = fx.arguments(layer)["bias"]
-    stored = None if bias is None else fx.constant(module, bias)
+    constants, keywords = torch.fx.map_arg(
+        (layer.args[1:], layer.kwargs), lambda node: fx.constant(module, node)
+    )
+    bias = fx.constant(module, fx.arguments(layer)["bias"])
 
     def apply_activation(value: torch.Tensor) -> torch.Tensor:
         if activation is None:
@@ -265,20 +261,13 @@ def _compare_kernels(
 
     unfused, weight, trailing = _pack_group(module, Group(layer), shape)
     variants: list[Callable[[], torch.Tensor]] = [
-        lambda: apply_activation(layer.target(x, *constants[1:], **_keyword_values(module, layer))),
-        lambda: apply_activation(unfused(ordered, weight, stored, *trailing)),
+        lambda: apply_activation(layer.target(x, *constants, **keywords)),
+        lambda: apply_activation(unfused(ordered, weight, bias, *trailing)),
     ]
     if activation is not None:
         fused, _, fused_trailing = _pack_group(module, group, shape)
-        variants.append(lambda: fused(ordered, weight, stored, *fused_trailing))
+        variants.append(lambda: fused(ordered, weight, bias, *fused_trailing))
     own, packed, *fused_seconds = fastest_runs(variants)
     best = min(packed, *fused_seconds) if fused_seconds else packed
     gains = own > _LEAST_GAIN * best
     return gains, gains and any(seconds < packed for seconds in fused_seconds)
-
-
-def _keyword_values(module: GraphModule, layer: Node) -> dict[str, Any]:
-    return {
-        name: fx.constant(module, value) if isinstance(value, Node) else value
-        for name, value in layer.kwargs.items()
-    }

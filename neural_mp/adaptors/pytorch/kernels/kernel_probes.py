@@ -44,7 +44,7 @@ def multiplies_bfloat16_fast() -> bool:
 
 
 @cache
-def writes_fast(layer: Any, dtype: torch.dtype) -> bool:
+def writes_fast(layer: torch._ops.OpOverload, dtype: torch.dtype) -> bool:
     """Whether the integer kernel of a layer writes results in `dtype` as fast as in float32.
 
     oneDNN has a reference implementation where it has no kernel: for bfloat16 without AVX-512, and

@@ -25,16 +25,16 @@ from neural_mp.adaptors.pytorch.graph.casts import cast_dtype
 from neural_mp.adaptors.pytorch.graph.fusion import (
     OVERWRITABLE,
     Group,
+    find_quantizer,
     is_node,
-    match,
+    match_group,
     only_user,
     post_op_of,
-    quantizer,
 )
 from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.kernels.attention import call_products
-from neural_mp.adaptors.pytorch.kernels.batch_parts import mark_splits
+from neural_mp.adaptors.pytorch.kernels.batch_parts import SPLITS, computes_samples_alone
 from neural_mp.adaptors.pytorch.kernels.float_kernels import call_packed_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.kernels.kernel_probes import writes_fast
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
@@ -52,7 +52,7 @@ _FLOAT_OUTPUTS = {
 _Output = tuple[float, int, torch.dtype]
 
 
-def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
+def rewrite_graphs(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
     """Return the model with the portable form of every graph rewritten; keep the original."""
     parts = {}
     for path, part in model.parts.items():
@@ -105,13 +105,13 @@ def runnable_form(portable: GraphModule) -> GraphModule:
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _lower_conversion(module, node)
-    mark_splits(module, portable)
+    module.meta[SPLITS] = computes_samples_alone(portable)
     return fx.finish(module)
 
 
 def _lower_layer(module: GraphModule, layer: Node) -> None:
     if is_node(layer.args[0], ops.dequantize, ops.dequantize_dynamic):
-        _lower_group(module, match(layer))
+        _lower_group(module, match_group(layer))
     elif layer.target is layers.LINEAR:
         _replace_with_kernel(
             layer,
@@ -150,7 +150,7 @@ def _replace_with_kernel(
 
 def _lower_group(module: GraphModule, group: Group) -> None:
     """Call an integer kernel instead of a layer and the ops fused into it."""
-    layer, replaced = group.head, quantizer(group.tail)
+    layer, replaced = group.head, find_quantizer(group.tail)
     if replaced is not None:
         output: _Output = (replaced.args[1], replaced.args[2], torch.uint8)
     else:
@@ -210,8 +210,10 @@ def _kernel_call(
 
     `operands` are integers, scale and zero point of the input, then those of the weight.
     """
-    layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation, output)
-    bias = _bias_node(layer)
+    layer, summed, activation = group.head, group.residual_sum, group.activation
+    if activation is not None and _saturates_at_bounds(activation, output):
+        activation = None  # the integers saturate by themselves
+    post_op, bias = post_op_of(activation), _bias_node(layer)
     if layer.target is layers.LINEAR:
         product = onednn.qlinear_pointwise
         if summed is not None:
@@ -283,16 +285,6 @@ def _bias_node(layer: Node) -> Node | None:
     return bias if isinstance(bias, Node) else None
 
 
-def _post_op(activation: Step[Node, Node] | None, output: _Output) -> tuple[str, list[float], str]:
-    """Return oneDNN's name of an activation, its scalars and its algorithm.
-
-    Nothing is left of one whose bounds are those of the integers, which saturate by themselves.
-    """
-    if activation is None or _saturates_at_bounds(activation, output):
-        return "none", [], ""
-    return post_op_of(activation)
-
-
 def _saturates_at_bounds(activation: Step[Node, Node], output: _Output) -> bool:
     """Whether the smallest and the largest integer of a result are the bounds of an activation."""
     scale, zero_point, dtype = output
@@ -306,7 +298,7 @@ def _saturates_at_bounds(activation: Step[Node, Node], output: _Output) -> bool:
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:
     """Run a value-moving op on integers if its inputs and output share quantization parameters."""
-    output = quantizer(node)
+    output = find_quantizer(node)
     sources = node.args[0] if node.target is layers.CONCATENATION else [node.args[0]]
     if output is None or not all(is_node(source, ops.dequantize) for source in sources):
         return
@@ -348,7 +340,9 @@ def _lower_conversion(module: GraphModule, node: Node) -> None:
         node.target = kernels.dequantize_uint8
 
 
-def _call_quantization(module: GraphModule, node: Node, kernel: Any, *operands: Any) -> None:
+def _call_quantization(
+    module: GraphModule, node: Node, kernel: Callable[..., torch.Tensor], *operands: Node
+) -> None:
     _, scale, zero_point = node.args
     node.args = (*operands, _add_offset(module, node, zero_point + 0.5), 1 / scale)
     node.target = kernel
@@ -386,7 +380,7 @@ def _quantizes_rgb(node: Node) -> bool:
     value = node.args[0].meta["val"]
     return (
         value.ndim == 4
-        and fx.expressions((value.shape[1], value.stride(3))) == (3, 1)
+        and fx.size_expressions((value.shape[1], value.stride(3))) == (3, 1)
         and all(
             user.target is ops.dequantize and _reads_all_channels(layer, user)
             for user in node.users
@@ -429,7 +423,7 @@ def _is_pixel_product(module: GraphModule, node: Node) -> bool:
     _, padding, _, groups = layers.geometry(node)
     return (
         weight.dtype is image.dtype is torch.float32
-        and fx.expressions(image.shape[2:]) == weight.shape[2:] == _ONE_PIXEL
+        and fx.size_expressions(image.shape[2:]) == weight.shape[2:] == _ONE_PIXEL
         and not any(padding)
         and groups == 1
     )

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from operator import getitem
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node, Proxy
@@ -26,6 +26,10 @@ from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS
 logger = logging.getLogger(__name__)
 
 _C: Any = torch._C
+#: Graph, value and type of a program, which torch declares in part only.
+ProgramGraph: TypeAlias = Any
+ProgramValue: TypeAlias = Any
+ProgramType: TypeAlias = Any
 #: Libraries of ops that are no Python functions.
 _LIBRARIES = frozenset({"aten", "onednn", "mkldnn", "quantized"})
 #: Shortest run: a program takes as long to call as one or two ops.
@@ -39,7 +43,7 @@ _FORMATS = {
     torch.channels_last_3d: 3,
 }
 #: Returns the program's value for a node that an op of a type reads.
-_Lookup = Callable[[Node], Any]
+_Lookup = Callable[[Node], ProgramValue]
 
 
 def call_programs(module: GraphModule) -> None:
@@ -100,7 +104,7 @@ def _fits_program(module: GraphModule, node: Node) -> bool:
         return False
 
 
-def _set_value_type(value: Any, module: GraphModule, node: Node) -> Any:
+def _set_value_type(value: ProgramValue, module: GraphModule, node: Node) -> ProgramValue:
     if node.op == "get_attr":
         stored = attribute(module, str(node.target))
         if isinstance(stored, _C.ScriptObject):
@@ -110,7 +114,7 @@ def _set_value_type(value: Any, module: GraphModule, node: Node) -> Any:
     return value
 
 
-def _append_call(graph: Any, node: Node, lookup: _Lookup) -> Any:
+def _append_call(graph: ProgramGraph, node: Node, lookup: _Lookup) -> Any:
     schema: Any = node.target._schema
     arguments = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
     arguments.update(node.kwargs)
@@ -125,7 +129,9 @@ def _append_call(graph: Any, node: Node, lookup: _Lookup) -> Any:
     return called
 
 
-def _to_program_value(graph: Any, value: Any, kind: Any, lookup: _Lookup) -> Any:
+def _to_program_value(
+    graph: ProgramGraph, value: Any, kind: ProgramType, lookup: _Lookup
+) -> ProgramValue:
     if isinstance(value, Node):
         return lookup(value)
     if kind.kind() == "OptionalType" and value is not None:
@@ -196,24 +202,26 @@ def _build_program(
     function = _C._create_function_from_graph("run", graph)
     optimizes, optimize = _C._get_graph_executor_optimize, _C._set_graph_executor_optimize
 
-    def run_program(*given: Any) -> Any:
+    def run_program(*inputs: object) -> Any:
         previous = optimizes()
         optimize(False)
         try:
-            return function(constants, *given)
+            return function(constants, *inputs)
         finally:
             optimize(previous)
 
     return run_program
 
 
-def _store_constant(graph: Any, held: Any, constants: Any, name: str, value: Any) -> Any:
+def _store_constant(
+    graph: ProgramGraph, container: ProgramValue, constants: Any, name: str, value: Any
+) -> ProgramValue:
     is_tensor = isinstance(value, torch.Tensor)
     if is_tensor and value.layout is torch.strided:
         return graph.insertConstant(value.detach())
     kind = _C.TensorType.get() if is_tensor else value._type()
     constants._register_attribute(name, kind, value.detach() if is_tensor else value)
-    node = graph.create("prim::GetAttr", [held], 1)
+    node = graph.create("prim::GetAttr", [container], 1)
     node.s_("name", name)
     node.output().setType(kind)
     graph.insertNode(node)
@@ -302,7 +310,7 @@ def _inline_kernel(graph: Graph, node: Node) -> Node:
     return cast(Node, result)
 
 
-def _result_dtype(node: Any) -> torch.dtype | None:
+def _result_dtype(node: Node) -> torch.dtype | None:
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
 
@@ -327,7 +335,9 @@ def overwrite_dead(module: GraphModule) -> None:
             node.target = aten.mul_.Tensor
         elif (
             position == 1
-            and _is_scalar_constant(module, node.args[0], _result_dtype(operand))
+            and (number := constant(module, node.args[0])) is not None
+            and number.ndim == 0
+            and number.dtype is _result_dtype(operand)
             and all(_is_broadcast_factor(factor, operand) for factor in node.args[2:])
         ):
             node.target, node.kwargs = _WITH_OUTPUT[node.target], {**node.kwargs, "out": operand}
@@ -348,15 +358,10 @@ def _matches_operand(node: Node, operand: Node) -> bool:
     return same and sizes_of_result(node) == sizes_of_result(operand)
 
 
-def _is_broadcast_factor(factor: Any, operand: Node) -> bool:
+def _is_broadcast_factor(factor: object, operand: Node) -> bool:
     """Whether a product of a tensor and a factor has the shape and dtype of the tensor."""
     if not isinstance(factor, Node) or None in (_result_dtype(factor), _result_dtype(operand)):
         return False
     sizes, whole = sizes_of_result(factor), sizes_of_result(operand)
     same = _result_dtype(factor) is _result_dtype(operand) and len(sizes) == len(whole)
     return same and all(size in (1, full) for size, full in zip(sizes, whole, strict=True))
-
-
-def _is_scalar_constant(module: GraphModule, node: Any, dtype: torch.dtype | None) -> bool:
-    value = constant(module, node)
-    return value is not None and value.ndim == 0 and value.dtype is dtype

@@ -23,8 +23,13 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import ForbiddenOpError
 from neural_mp.adaptors.pytorch.pt2.program_checks import check_arguments
 from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads, checked_program
-from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
-from neural_mp.adaptors.pytorch.pt2.tensors import placed, read_values, view_of, viewed
+from neural_mp.adaptors.pytorch.pt2.safe_unpickler import (
+    placed,
+    read_plain,
+    read_values,
+    view_of,
+    viewed,
+)
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.zip_archive import checked_archive
 from neural_mp.util.validators import InvalidValueError, located
@@ -140,7 +145,6 @@ def _refuse_code(archive: zipfile.ZipFile, name: str) -> None:
 
 
 def _read_new_parts(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, Any, Any]:
-    """Return the parts of an archive of torch ≥ 2.8."""
     unknown = [n for n in archive.namelist() if not _KNOWN.fullmatch(n.removeprefix(root))]
     if unknown:
         raise ValueError(f"the archive contains an unknown member {unknown[0][:100]!r}")
@@ -155,20 +159,14 @@ def _read_new_parts(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, An
 
 
 def _read_old_parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
-    """Return the parts of an archive of torch ≤ 2.7."""
-    names = archive.namelist()
-    unknown = [name for name in names if not _KNOWN_BEFORE.fullmatch(name)]
+    unknown = [name for name in archive.namelist() if not _KNOWN_BEFORE.fullmatch(name)]
     if unknown:
         raise ValueError(f"the archive contains an unknown member {unknown[0][:100]!r}")
     program = checked_program(_read_member(archive, "serialized_exported_program.json"))
     state = _read_pickled_state(_read_member(archive, "serialized_state_dict.pt"))
     constants = _read_pickled_state(_read_member(archive, "serialized_constants.pt"))
-    return (
-        program,
-        state,
-        constants,
-        _read_example_inputs(_read_member(archive, "serialized_example_inputs.pt")),
-    )
+    inputs = _read_example_inputs(_read_member(archive, "serialized_example_inputs.pt"))
+    return program, state, constants, inputs
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -7,7 +7,7 @@ in PyTorch, and read or write memory outside the tensors if sizes do not match.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._ops import OpOverload
@@ -48,11 +48,11 @@ def faults(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     yield from check(op, {**defaults, **dict(zip(names, args, strict=False)), **kwargs})
 
 
-def _is_known_equal(first: Any, second: Any) -> bool:
+def _is_known_equal(first: object, second: object) -> bool:
     return bool(statically_known_true(first == second))
 
 
-def has_shape(tensor: Any, shape: tuple[Any, ...]) -> bool:
+def has_shape(tensor: object, shape: tuple[Any, ...]) -> TypeGuard[torch.Tensor]:
     """Whether a value is a tensor of this shape."""
     return (
         isinstance(tensor, torch.Tensor)

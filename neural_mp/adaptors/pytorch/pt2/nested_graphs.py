@@ -82,13 +82,15 @@ def _build_operands(role: Role, values: Sequence[Any]) -> tuple[Operand, ...]:
     return tuple(Operand(value, role) for value in values)
 
 
-def _cond_calls(_: Any, first: Any, second: Any, values: Sequence[Any]) -> Iterator[NestedCall]:
+def _cond_calls(
+    _: object, first: object, second: object, values: Sequence[Any]
+) -> Iterator[NestedCall]:
     for branch in (first, second):
         yield NestedCall(branch, _build_operands(Role.SAME, values))
 
 
 def _while_calls(
-    test: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any]
+    test: object, body: object, carried: Sequence[Any], additional: Sequence[Any]
 ) -> Iterator[NestedCall]:
     operands = _build_operands(Role.CARRIED, carried) + _build_operands(Role.SAME, additional)
     yield NestedCall(test, operands)
@@ -96,21 +98,23 @@ def _while_calls(
 
 
 def _scan_calls(
-    body: Any, first: Sequence[Any], rows: Sequence[Any], additional: Sequence[Any]
+    body: object, first: Sequence[Any], rows: Sequence[Any], additional: Sequence[Any]
 ) -> Iterator[NestedCall]:
     carried = _build_operands(Role.CARRIED, first)
     operands = carried + _build_operands(Role.ROW, rows) + _build_operands(Role.SAME, additional)
     yield NestedCall(body, operands, carries=True)
 
 
-def _map_calls(body: Any, rows: Sequence[Any], additional: Sequence[Any]) -> Iterator[NestedCall]:
+def _map_calls(
+    body: object, rows: Sequence[Any], additional: Sequence[Any]
+) -> Iterator[NestedCall]:
     yield NestedCall(body, _build_operands(Role.ROW, rows) + _build_operands(Role.SAME, additional))
 
 
 def _wrapper_calls(settings: int) -> Callable[..., Iterator[NestedCall]]:
     """Return the call of an op with so many arguments before its graph."""
 
-    def wrapped_calls(*args: Any) -> Iterator[NestedCall]:
+    def wrapped_calls(*args: object) -> Iterator[NestedCall]:
         yield NestedCall(args[settings], _build_operands(Role.SAME, args[settings + 1 :]))
 
     return wrapped_calls

@@ -2,7 +2,8 @@
 
 The schema follows `torch._export.serde.schema`. Text that PyTorch evaluates, imports, looks up or
 writes into code is either rewritten (expressions), on an allowlist (ops, pytree classes), or a
-valid name. Parts that a loaded model does not need (guards, source traces) are dropped.
+valid name. No class is looked up. Parts that a loaded model does not need (guards, source traces)
+are dropped.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 import json
 import keyword
 import re
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.utils import _pytree as pytree
+
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
-from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
 from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
-from neural_mp.io.limits import MAX_EXPRESSION_EXPONENT, MAX_PROGRAM_VALUES, MAX_TENSOR_AXES
+from neural_mp.io.limits import (
+    MAX_DEPTH,
+    MAX_EXPRESSION_EXPONENT,
+    MAX_PROGRAM_VALUES,
+    MAX_TENSOR_AXES,
+)
 from neural_mp.io.readers import load_json
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -96,7 +104,7 @@ nothing: Validator[Any] = matching("nothing, since no such part is loaded", lamb
 def one_key(validators: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
     """Validate a dict with a single key, which selects the validator of its value."""
 
-    def validate_item(value: Any) -> dict[str, Any]:
+    def validate_item(value: object) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) != 1:
             raise invalid("a value with a single key for its kind", value)
         ((key, item),) = value.items()
@@ -151,6 +159,89 @@ def _validate_argument(value: object) -> Any:
 
 def _validate_graph(value: object) -> Any:
     return _GRAPH(value)
+
+
+#: Only supported version of the format.
+_VERSION = 1
+_NAMED_TUPLE = pytree.SUPPORTED_SERIALIZED_TYPES[namedtuple]
+_DEFAULT_DICT = "collections.defaultdict"
+_FACTORIES = frozenset({"list", "dict", "int", "float", "set", "str", "bool", "tuple"})
+
+
+def checked_tree(text: object) -> str:
+    """Return a pytree spec, rewritten; containers must be registered in this process.
+
+    PyTorch may import modules named in a context, so only plain keys are allowed.
+
+    Raises:
+        ValueError: if the text is not such a spec.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"expected a pytree spec, got {preview(text)}")
+    spec = load_json(text)
+    match spec:
+        case [int() as version, dict() as tree] if version == _VERSION:
+            return json.dumps([_VERSION, _validate_spec(tree, 0)])
+    raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(text)}")
+
+
+def _validate_spec(tree: object, depth: int) -> dict[str, Any]:
+    match tree:
+        case {"type": None, "context": None, "children_spec": []}:
+            return {"type": None, "context": None, "children_spec": []}
+        case {"type": str() as kind, "context": context, "children_spec": list() as children}:
+            if depth < MAX_DEPTH:
+                below = [_validate_spec(child, depth + 1) for child in children]
+                checked = _validate_context(kind, context)
+                return {"type": kind, "context": checked, "children_spec": below}
+    raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(tree)}")
+
+
+def _validate_context(kind: str, context: object) -> Any:
+    registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    if kind not in registered:
+        raise ValueError(
+            f"the program takes or returns {preview(kind)}, a class that is not registered with "
+            f"torch.utils._pytree; import its package"
+        )
+    reads = pytree.SUPPORTED_SERIALIZED_TYPES[registered[kind]].from_dumpable_context
+    if reads is _NAMED_TUPLE.from_dumpable_context:
+        if not isinstance(context, str) or context not in registered:
+            raise ValueError(
+                f"the program takes or returns {preview(context)}, which is not registered"
+            )
+        return context
+    if kind == _DEFAULT_DICT:
+        return _default_dict(context)
+    if reads is not None:
+        raise ValueError(f"the program takes or returns {kind!r}, a class with a reader of its own")
+    if context is not None and not isinstance(context, str):
+        raise ValueError(f"expected keys, got {preview(context)}")
+    return None if context is None else json.dumps(_validate_plain_keys(load_json(context)))
+
+
+def _default_dict(context: Any) -> dict[str, Any]:
+    match context:
+        case {
+            "default_factory_module": "builtins" as module,
+            "default_factory_name": str() as name,
+            "dict_context": keys,
+        } if name in _FACTORIES and len(context) == 3:
+            return {
+                "default_factory_module": module,
+                "default_factory_name": name,
+                "dict_context": _validate_plain_keys(keys),
+            }
+    raise ValueError(f"expected the keys of a defaultdict, got {preview(context)}")
+
+
+def _validate_plain_keys(value: object, depth: int = 0) -> Any:
+    """Return a value of lists, strings and numbers: PyTorch treats some dicts as class names."""
+    if isinstance(value, list) and depth < MAX_DEPTH:
+        return [_validate_plain_keys(item, depth + 1) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"expected plain keys, got {preview(value)}")
 
 
 _HINT = one_key({"as_int": int64, "as_bool": boolean, "as_float": real})

@@ -1,9 +1,9 @@
-"""Gradients of a torch model with some modules in 16 bits, for training advice."""
+"""Mixed-precision plans on torch modules, and gradients under them for training advice."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from neural_mp.adaptors.common.trainable import Gradients, TrainedLayer
+from neural_mp.adaptors.pytorch.graph.casts import DTYPES
 from neural_mp.adaptors.pytorch.training import numerics_trace
-from neural_mp.adaptors.pytorch.training.apply_plan import check_weights, dtype_of
 from neural_mp.adaptors.pytorch.training.autocast import is_open
 from neural_mp.adaptors.pytorch.training.module_dtypes import (
     RunsIn,
@@ -23,9 +23,17 @@ from neural_mp.adaptors.pytorch.training.module_dtypes import (
     remove_plan,
     unit_modules,
 )
+from neural_mp.adaptors.pytorch.training.numerics_trace import check_module
+from neural_mp.core.hardware import Device
 from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, DataError, one_line
+from neural_mp.errors import (
+    ConfigurationError,
+    DataError,
+    UnknownOperatorError,
+    did_you_mean,
+    one_line,
+)
 
 
 @contextmanager
@@ -202,8 +210,6 @@ def _disable_dropout(model: nn.Module) -> Iterator[None]:
 
 
 class _WithoutDropoutFunctions(TorchFunctionMode):
-    """Mode that disables dropout functions of `torch.nn.functional`."""
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -214,3 +220,82 @@ class _WithoutDropoutFunctions(TorchFunctionMode):
         if getattr(func, "__name__", "").rstrip("_123d").endswith("dropout"):
             return args[0] if args else (kwargs or {})["input"]
         return func(*args, **(kwargs or {}))
+
+
+def apply_plan(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
+    """Apply a plan to the modules of a model, in place; others inherit from their parent."""
+    check_module(model)
+    check_weights(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in plan:
+        if name not in modules:
+            raise UnknownOperatorError(
+                f"the plan names {name!r}, which is not a module of the model"
+                f"{did_you_mean(name, filter(None, modules))}"
+            )
+    chosen = _planned_modules(modules, plan)
+    for module in modules.values():
+        remove_plan(module)
+    low = next((p for p in plan.values() if p.is_16_bit), Precision.FP32)
+    whole = plan.get("", low)
+    RunsIn(dtype_of(whole), cast_inputs=False, cast_outputs=True).on(model)
+    for module, name in chosen.items():
+        precision = plan[name]
+        if name and precision is not _inherited_precision(name, plan, whole):
+            full = precision is Precision.FP32
+            # Around a float32 module, autocast converts its outputs as needed; around a 16-bit
+            # module, computation is in float32 and may not accept 16-bit outputs.
+            RunsIn(dtype_of(precision), cast_inputs=full, cast_outputs=not full).on(module)
+    return model
+
+
+def _planned_modules(
+    modules: Mapping[str, nn.Module], plan: Mapping[str, Precision]
+) -> dict[nn.Module, str]:
+    """Return module → its name in the plan; a shared module has several names."""
+    chosen: dict[nn.Module, str] = {}
+    for name, precision in plan.items():
+        first = chosen.setdefault(modules[name], name)
+        if plan[first] is not precision:
+            raise ConfigurationError(
+                f"the plan must set one precision for {first!r} and {name!r}, which are the same "
+                f"module, got {plan[first]} and {precision}"
+            )
+    return chosen
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raise `ConfigurationError` unless some weights are float32, as mixed precision requires."""
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if floats and torch.float32 not in floats:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+        raise ConfigurationError(
+            f"weights must be float32 in mixed-precision training, got {names}; call "
+            f"model.float() first"
+        )
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """Return the torch dtype of BF16, FP16 or FP32."""
+    return DTYPES.get(precision, torch.float32)
+
+
+def _inherited_precision(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
+    while name:
+        name = name.rpartition(".")[0]
+        if name in plan:
+            return plan[name]
+    return low
+
+
+def devices() -> list[Device]:
+    """Return the CPU and the devices of torch's accelerator, if any."""
+    result = [Device("pytorch", "cpu", "CPU")]
+    if not torch.accelerator.is_available():
+        return result
+    accelerator = torch.accelerator.current_accelerator()
+    kind = accelerator.type if accelerator is not None else "cuda"
+    named = getattr(getattr(torch, kind, None), "get_device_name", None)
+    for index in range(torch.accelerator.device_count()):
+        result.append(Device("pytorch", kind, named(index) if named else f"{kind}:{index}"))
+    return result

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_mp.adaptors.pytorch.capture.call_recording import inputs_of_call
+from neural_mp.adaptors.pytorch.capture.module_capture import inputs_of_call
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
 from neural_mp.errors import ConfigurationError, DataError
 
@@ -43,7 +43,7 @@ class InPlaceTraining:
         self.untrained: tuple[str, ...] = ()
         self._install_forward()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the simulation, in the mode of the module."""
         if self.simulation is None:
             self._begin_simulation(args, kwargs)
@@ -106,18 +106,14 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
         graph = simulation.part(path)
         for name, origin in part.origins.items():
             own = state.get(origin)
-            holder, leaf = _holder_and_leaf(graph, name)
+            parent, _, leaf = name.rpartition(".")
+            holder = graph.get_submodule(parent)
             copy = getattr(holder, leaf, None)  # None if a norm took the weight over
             if own is not None and isinstance(copy, torch.Tensor) and _is_same(own, copy):
                 setattr(holder, leaf, own)
                 shared.add(id(own))
     trained = [(name, own) for name, own in module.named_parameters() if own.requires_grad]
     return tuple(name for name, own in trained if id(own) not in shared)
-
-
-def _holder_and_leaf(graph: nn.Module, name: str) -> tuple[nn.Module, str]:
-    parent, _, leaf = name.rpartition(".")
-    return graph.get_submodule(parent), leaf
 
 
 def _is_same(own: torch.Tensor, copy: torch.Tensor) -> bool:

@@ -122,11 +122,9 @@ class _Forward:
 
     def _bind_module(self, module: nn.Module) -> _Forward:
         earlier = self.earlier
-        return _Forward(
-            self.way,
-            module,
-            earlier._bind_module(module) if isinstance(earlier, _Forward) else earlier,
-        )
+        if isinstance(earlier, _Forward):
+            earlier = earlier._bind_module(module)
+        return _Forward(self.way, module, earlier)
 
 
 def remove_plan(module: nn.Module) -> Callable[[], None]:

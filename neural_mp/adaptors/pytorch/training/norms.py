@@ -17,7 +17,6 @@ from torch import nn
 from torch.fx import Node
 
 from neural_mp.adaptors.pytorch.capture.canonicalize import source_modules
-from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.training.scales import Rounding
 
 #: Lower bound of the magnitude of a norm's scale, by which the folded weight is divided.
@@ -150,8 +149,3 @@ class NormedLayer(nn.Module):
 
 def _copy_parameter(parameter: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-
-
-def rest_of(layer: Node) -> tuple[Any, ...]:
-    """Return the arguments of a convolution after its bias."""
-    return tuple(fx.arguments(layer).values())[3:]

@@ -15,9 +15,12 @@ from torch import nn
 
 from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
 from neural_mp.adaptors.common.simulation import moving_range
-from neural_mp.adaptors.pytorch.compiler import uncompiled
-from neural_mp.adaptors.pytorch.training.fake_quantize import RoundActivation
-from neural_mp.adaptors.pytorch.training.weight_rows import RoundWeight, StoredRows
+from neural_mp.adaptors.pytorch.training.fake_quantize import (
+    RoundActivation,
+    RoundWeight,
+    StoredRows,
+)
+from neural_mp.adaptors.pytorch.versions import uncompiled
 from neural_mp.util.pytree import as_numpy
 
 

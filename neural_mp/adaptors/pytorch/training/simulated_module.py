@@ -1,4 +1,4 @@
-"""The module of a simulation, for the user's own training loop."""
+"""The module of a simulation, for the user's own training loop, and names of its values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Graph, Node
 
 from neural_mp.adaptors.common.simulation import TrainingSchedule
-from neural_mp.adaptors.pytorch.compiler import uncompiled
+from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.training.norms import NormedLayer
 from neural_mp.adaptors.pytorch.training.scales import Scales
+from neural_mp.adaptors.pytorch.versions import uncompiled
 
 
 class SimulatedModule(nn.Module):
@@ -42,7 +44,7 @@ class SimulatedModule(nn.Module):
         self._has_phases = schedule.observe_steps > 0 or has_norms
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the model; a call in training mode is one step of the schedule."""
         if torch.compiler.is_compiling():
             self._advance_uncompiled()
@@ -72,7 +74,8 @@ class SimulatedModule(nn.Module):
     def _advance_schedule(self) -> None:
         """Set the phase of the schedule, and count a step in training mode."""
         step = int(self.steps) if self._has_phases else 0
-        phase = self.training and self.schedule.observes(step), self.schedule.trains_norms(step)
+        observes = self.training and step < self.schedule.observe_steps
+        phase = observes, step < self.schedule.norm_steps
         if phase != self._phase:
             observing, norms = self._phase = phase
             for module in self.modules():
@@ -82,3 +85,37 @@ class SimulatedModule(nn.Module):
                     module.observing = observing
         if self.training:
             self.steps.add_(1)  # in place: an assignment to a module takes much longer
+
+
+#: Key of `Node.meta` for the place of a value that is checked for NaN.
+PLACE = "neural_mp_place"
+
+
+def name_places(graph: Graph) -> None:
+    """Name the places of all tensors of a graph, before its ops are fused."""
+    for node in graph.nodes:
+        if node.op != "output" and fx.has_tensors(node):
+            node.meta.setdefault(PLACE, _describe_location(node))
+
+
+def weight_of(layer: Node) -> str:
+    """Return the place of the weight of a layer."""
+    return f"a weight of layer {layer.meta[fx.OP_NAME]!r}"
+
+
+def _describe_location(node: Node) -> str:
+    if node.op == "placeholder":
+        return f"the input {fx.tensor_name(node)!r}"
+    if fx.OP_NAME in node.meta:
+        return f"the result of layer {node.meta[fx.OP_NAME]!r}"
+    kind = "a weight" if node.op == "get_attr" else "a quantized tensor"
+    return f"{kind} of layer {next(_consumer_ops(node), node.name)!r}"
+
+
+def _consumer_ops(node: Node) -> Iterator[str]:
+    """Yield the names of the ops that read a node's result, nearest first."""
+    for user in node.users:
+        if fx.OP_NAME in user.meta:
+            yield str(user.meta[fx.OP_NAME])
+        else:
+            yield from _consumer_ops(user)

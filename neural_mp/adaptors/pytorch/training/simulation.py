@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,25 +18,33 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.simulation import TrainingSchedule
+from neural_mp.adaptors.common.weights.grouped_weight import BitOrder, pack_codes
 from neural_mp.adaptors.pytorch.capture.canonicalize import source_modules
-from neural_mp.adaptors.pytorch.convert import write
+from neural_mp.adaptors.pytorch.convert import convert_graphs
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
-from neural_mp.adaptors.pytorch.graph.casts import CAST, DTYPES
-from neural_mp.adaptors.pytorch.graph.model import TorchModel, assembled
+from neural_mp.adaptors.pytorch.graph.casts import CAST, DTYPES, cast_saturating
+from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel, assemble_module
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import CONVOLUTIONS, WEIGHTED
 from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8
-from neural_mp.adaptors.pytorch.training.fake_quantize import round_dynamically
+from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
+from neural_mp.adaptors.pytorch.training.fake_quantize import (
+    RowFormat,
+    StoredRows,
+    round_dynamically,
+)
 from neural_mp.adaptors.pytorch.training.norms import (
     NormedLayer,
     NormSource,
     norm_source,
-    rest_of,
 )
-from neural_mp.adaptors.pytorch.training.places import PLACE, name_places, weight_of
 from neural_mp.adaptors.pytorch.training.scales import Scales
-from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
-from neural_mp.adaptors.pytorch.training.weight_rows import RowFormat, StoredRows
+from neural_mp.adaptors.pytorch.training.simulated_module import (
+    PLACE,
+    SimulatedModule,
+    name_places,
+    weight_of,
+)
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.errors import ConfigurationError
@@ -102,7 +110,7 @@ def simulated(
     """Return the trainable simulation of a model; see `Simulation.simulated`."""
     original = given.original if given.original is not None else given.shell
     with torch.no_grad():
-        converted = write(model, plan, ranges)
+        converted = convert_graphs(model, plan, ranges)
         parts = {
             path: _Simulator(
                 model.parts[path].portable, part.portable, plan, schedule, original, path
@@ -110,7 +118,7 @@ def simulated(
             for path, part in converted.parts.items()
         }
     shell = None if model.shell is None else copy.deepcopy(model.shell).requires_grad_(False)
-    network = assembled(shell, {path: part.module for path, part in parts.items()})
+    network = assemble_module(shell, {path: part.module for path, part in parts.items()})
     simulation = SimulatedModule(network, schedule, Source(given, converted, parts))
     if not any(p.requires_grad for p in simulation.weights()):
         raise ConfigurationError(
@@ -195,7 +203,6 @@ class _Simulator:
             pair.replace_all_uses_with(result)
 
     def quantize_dynamically(self, node: Node) -> None:
-        """Replace a quantization over the range of each call."""
         parts = list(node.users)
         (pair,) = {user for part in parts for user in part.users}
         with self.module.graph.inserting_before(node):
@@ -232,7 +239,7 @@ class _Simulator:
                 self.rows[key], weight, mine.target(*stored, *mine.args[len(key) :])
             )
             value = fx.attribute(self.source, str(theirs.target)) if weight is not None else 0
-            name = f"{_name_from_path(op)}_weight" + (f"_{position}" if position else "")
+            name = f"{op.replace('.', '_')}_weight" + (f"_{position}" if position else "")
             self.found.weights[key] = self.parameter(name, start, self.trains(value, layer))
             self.found.origins[self.found.weights[key]] = self.origin(theirs)
 
@@ -254,7 +261,6 @@ class _Simulator:
                 layer.replace_input_with(mine, rounded)
 
     def add_scales(self) -> None:
-        """Put the scales into the place that was left for them."""
         if not self.encodings and not self.rows:
             self.found.scales = ""
             return
@@ -272,10 +278,10 @@ class _Simulator:
         return norm_source(self.original, op, self.path, weight)
 
     def norm(self, key: Key, source: NormSource, number: int) -> None:
-        """Let the batch norm folded into a layer be trained."""
         ((layer, _),) = self.readers[key]
-        bias = fx.arguments(layer)["bias"]
-        name = self.add("normed_layer", NormedLayer(source, layer.target, rest_of(layer)))
+        arguments = fx.arguments(layer)
+        bias, after_bias = arguments["bias"], tuple(arguments.values())[3:]
+        name = self.add("normed_layer", NormedLayer(source, layer.target, after_bias))
         del self.found.weights[key]
         self.found.norms[(*key, str(bias.target))] = name
         for own, path in source.origins.items():
@@ -287,7 +293,6 @@ class _Simulator:
         self.module.graph.erase_node(layer)
 
     def floats(self) -> None:
-        """Make the remaining float weights and biases trainable."""
         for node in list(self.module.graph.nodes):
             if node.op != "get_attr" or str(node.target) in self.found.floats.values():
                 continue
@@ -300,7 +305,7 @@ class _Simulator:
             if name not in self.found.floats:
                 trained = all(self.trains(value, user) for user in node.users)
                 stored = value.detach().float()
-                self.found.floats[name] = self.parameter(_name_from_path(name), stored, trained)
+                self.found.floats[name] = self.parameter(name.replace(".", "_"), stored, trained)
                 self.found.origins[self.found.floats[name]] = self.origin(node)
             with self.module.graph.inserting_before(node):
                 attr = self.module.graph.get_attr(self.found.floats[name])
@@ -323,7 +328,6 @@ class _Simulator:
         return ".".join(filter(None, (self.path, str(constant.target))))
 
     def parameter(self, name: str, value: torch.Tensor, trained: bool) -> str:
-        """Register a copy of a weight, and return its name."""
         free, number = f"trained_{name}", 2
         while hasattr(self.module, free):
             free, number = f"trained_{name}_{number}", number + 1
@@ -331,7 +335,6 @@ class _Simulator:
         return free
 
     def add(self, prefix: str, module: nn.Module) -> str:
-        """Register a module, and return its name."""
         number = 0
         while hasattr(self.module, f"{prefix}_{number}"):
             number += 1
@@ -339,12 +342,7 @@ class _Simulator:
         return f"{prefix}_{number}"
 
 
-def _name_from_path(name: str) -> str:
-    return name.replace(".", "_")
-
-
 def _layer_weights(layer: Node) -> list[Node]:
-    """Return the weights of a layer, or all tensors of a recurrent layer."""
     args = fx.arguments(layer)
     return list(args["params"]) if layer.target in RECURRENT_INT8 else [args["weight"]]
 
@@ -372,3 +370,64 @@ def _initial_weight(
         return rounded
     weight = weight.float()
     return torch.where(rows.rounded(weight) == rounded, weight, rounded)
+
+
+def finished(module: SimulatedModule) -> TorchModel:
+    """Return the converted model with the weights and scales of a simulation."""
+    source: Source = module.source
+    parts = {}
+    with torch.no_grad():
+        for path, part in source.converted.parts.items():
+            trained = module.part(path)
+            parts[path] = _write_part(part, source.parts[path], trained)
+    return replace(source.converted, parts=parts)
+
+
+def _write_part(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
+    """Return a part of the converted model with the numbers of its trained simulation."""
+    portable = fx.shallow_copy(part.portable)
+    table = getattr(trained, names.scales) if names.scales else Scales([], [], False)
+    for key, parameter in names.weights.items():
+        stored = table.stored(names.numbers[key])
+        _store_weight(portable, key, stored, getattr(trained, parameter).detach())
+    for key, name in names.norms.items():
+        weight, bias = getattr(trained, name).folded()
+        _store_weight(portable, key[:-1], table.stored(names.numbers[key[:-1]]), weight)
+        _store_constant(portable, key[-1], bias)
+    for name, parameter in names.floats.items():
+        original, value = fx.attribute(portable, name), getattr(trained, parameter).detach()
+        _store_constant(portable, name, cast_saturating(value, original.dtype).clone())
+    encodings = table.encodings()
+    for node in list(portable.graph.nodes):
+        if node.op == "call_function" and node.name in names.quantizers:
+            encoding = encodings[names.quantizers[node.name]]
+            node.args = (node.args[0], encoding.scale, encoding.zero_point)
+            for pair in list(node.users):
+                pair.args = (node, encoding.scale, encoding.zero_point, *pair.args[3:])
+    portable = fx.finish(portable)
+    return Part(portable, runnable_form(portable), part.example, True)
+
+
+def _store_weight(
+    portable: GraphModule, key: Key, stored: StoredRows, weight: torch.Tensor
+) -> None:
+    integers = stored.integers(weight)
+    if stored.form.has_offsets:
+        codes = (integers - stored.form.limits[0]).to(torch.uint8).numpy()
+        integers = torch.from_numpy(
+            pack_codes(codes, stored.form.bits, BitOrder.UPPER_FIRST).copy()
+        )
+    else:
+        integers = integers.to(torch.int8)
+    values = integers, stored.scales, stored.offsets
+    for name, value in zip(key, values, strict=False):
+        if value is not None:
+            _store_constant(portable, name, value.clone())
+
+
+def _store_constant(module: GraphModule, name: str, value: torch.Tensor) -> None:
+    """Replace a constant of a graph; other graphs that share it keep theirs."""
+    path, _, leaf = name.rpartition(".")
+    holder = module.get_submodule(path)
+    was_parameter = leaf in holder._parameters
+    setattr(holder, leaf, nn.Parameter(value, requires_grad=False) if was_parameter else value)

@@ -1,28 +1,37 @@
-"""Training steps of a simulation, its checkpoints, and the origin of NaN."""
+"""Training steps of a simulation, losses and optimizers by name, checkpoints, origin of NaN."""
 
 from __future__ import annotations
 
 import io
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
-from neural_mp.adaptors.common.training_choices import OptimizerChoice
+from neural_mp.adaptors.common.simulation import (
+    BINARY_CROSS_ENTROPY,
+    CROSS_ENTROPY,
+    LEAST_POWER,
+    SQUARED_ERROR,
+    LossChoice,
+    OptimizerChoice,
+    are_class_numbers,
+    check_targets,
+    inputs_and_targets,
+)
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.training.choices import optimizer_of
 from neural_mp.adaptors.pytorch.training.numerics_trace import loss_value
-from neural_mp.adaptors.pytorch.training.places import PLACE
-from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
+from neural_mp.adaptors.pytorch.training.simulated_module import PLACE, SimulatedModule
 from neural_mp.errors import ConfigurationError
 
 _ADAM = OptimizerChoice()
@@ -44,7 +53,7 @@ class Trainer:
         self.model, self.loss = model, loss
         self.optimizer = optimizer_of(model, optimizer)
 
-    def step(self, batch: Any, learning_rate: float) -> float:
+    def step(self, batch: object, learning_rate: float) -> float:
         """See the protocol."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -63,7 +72,7 @@ class Trainer:
         self.model.eval()
         return number
 
-    def _loss(self, batch: Any) -> torch.Tensor:
+    def _loss(self, batch: object) -> torch.Tensor:
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
         outputs = self._run(inputs)
         if self.loss is not None:
@@ -73,15 +82,15 @@ class Trainer:
             reference = self.model.source.given.module(*call.args, **call.kwargs)
         return _mean_output_nsr(outputs, reference)
 
-    def _run(self, inputs: Any) -> Any:
+    def _run(self, inputs: object) -> Any:
         call = self._bind_inputs(inputs)
         return self.model(*call.args, **call.kwargs)
 
-    def _bind_inputs(self, inputs: Any) -> CallArgs:
+    def _bind_inputs(self, inputs: object) -> CallArgs:
         model: TorchModel = self.model.source.given
         return model.call(pytree.tree_map(_to_tensor, inputs))
 
-    def first_non_finite(self, batch: Any) -> str | None:
+    def first_non_finite(self, batch: object) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
         inputs, _ = inputs_and_targets(batch, self.loss is not None)
         locations: list[str] = []
@@ -127,11 +136,11 @@ class Trainer:
             ) from error
 
 
-def _to_tensor(value: Any) -> Any:
+def _to_tensor(value: object) -> object:
     return torch.as_tensor(value) if hasattr(value, "__array__") else value
 
 
-def _mean_output_nsr(outputs: Any, reference: Any) -> torch.Tensor:
+def _mean_output_nsr(outputs: object, reference: object) -> torch.Tensor:
     pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(reference), strict=True)
     noises = [
         (output.float() - expected.float()).square().sum()
@@ -152,10 +161,85 @@ class _Tracer(Interpreter):
         self.found: list[str] = []
 
     def run_node(self, n: Node) -> Any:
-        """Run a node, and record its place if its result is not finite."""
         value = super().run_node(n)
         if not self.found and PLACE in n.meta:
             leaves = (leaf for leaf in pytree.tree_leaves(value) if fx.is_float(leaf))
             if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
                 self.found.append(n.meta[PLACE])
         return value
+
+
+_KINDS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
+_NAMES = {"epsilon": "eps"}
+_BETAS = ("beta_1", "beta_2")
+_DEFAULT_BETAS = (0.9, 0.999)
+#: Losses that read one target for each output; outputs are logits.
+_BY_OUTPUT: Mapping[str, Callable[..., torch.Tensor]] = {
+    BINARY_CROSS_ENTROPY: F.binary_cross_entropy_with_logits,
+    SQUARED_ERROR: F.mse_loss,
+}
+
+
+def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], torch.Tensor]:
+    """Return a loss as a function of outputs and targets.
+
+    Raises:
+        ConfigurationError: PyTorch has no such loss.
+    """
+    reduction = "sum" if choice.sums else "mean"
+    if choice.name in _BY_OUTPUT:
+        return partial(_by_output, _BY_OUTPUT[choice.name], reduction)
+    if choice.name != CROSS_ENTROPY:
+        supported = ", ".join((CROSS_ENTROPY, *_BY_OUTPUT))
+        raise ConfigurationError(
+            f"the loss of a PyTorch model must be one of {supported}, got {choice.name}; set "
+            f"{CROSS_ENTROPY}, or loss in Python"
+        )
+    return partial(_cross_entropy, reduction)
+
+
+def _cross_entropy(reduction: str, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if targets.is_floating_point() and targets.shape == outputs.shape:
+        return F.cross_entropy(outputs, targets, reduction=reduction)
+    if targets.ndim == outputs.ndim and are_class_numbers(targets.shape, outputs.shape):
+        targets = targets.squeeze(-1)
+    # Files have class numbers in 32 bits, too, which PyTorch refuses.
+    return F.cross_entropy(outputs, targets.long(), reduction=reduction)
+
+
+def _by_output(
+    loss: Callable[..., torch.Tensor],
+    reduction: str,
+    outputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> torch.Tensor:
+    check_targets(targets.shape, outputs.shape)
+    expected = targets.reshape(outputs.shape).to(outputs.dtype)
+    return loss(outputs, expected, reduction=reduction)
+
+
+def optimizer_of(model: SimulatedModule, choice: OptimizerChoice) -> torch.optim.Optimizer:
+    """Return an optimizer of the weights and scales that are trained.
+
+    Raises:
+        ConfigurationError: PyTorch refuses the options.
+    """
+    options = {
+        _NAMES.get(name, name): value
+        for name, value in choice.options.items()
+        if name not in _BETAS
+    }
+    if any(name in choice.options for name in _BETAS):
+        pairs = zip(_BETAS, _DEFAULT_BETAS, strict=True)
+        options["betas"] = tuple(choice.options.get(name, default) for name, default in pairs)
+    parameters: Any = [p for p in model.parameters() if p.requires_grad]
+    if choice.decays or choice.name == "AdamW":  # decays by default
+        scales = [p for p in model.scales() if p.requires_grad]
+        weights = [p for p in model.weights() if p.requires_grad]
+        parameters = [{"params": weights}, {"params": scales, "weight_decay": 0.0}]
+        parameters = [group for group in parameters if group["params"]]
+    try:
+        # One call for all parameters: of small nets, a call per scale takes most of a step.
+        return _KINDS[choice.name](parameters, fused=True, **options)
+    except ValueError as error:
+        raise ConfigurationError(f"the optimizer {choice.name}: {error}") from error

@@ -19,12 +19,15 @@ from neural_mp.adaptors.tensorflow.graph.constants import (
     compute_constants,
     merge_duplicates,
     read_constants,
-    simplified,
+    simplify_graph,
     take_constant_branches,
     tie_constants,
 )
-from neural_mp.adaptors.tensorflow.graph.control_flow import lowered, with_functions_of_its_own
-from neural_mp.adaptors.tensorflow.graph.layer_folding import fold_affine_chains, fold_paddings
+from neural_mp.adaptors.tensorflow.graph.control_flow import (
+    inline_control_flow,
+    with_functions_of_its_own,
+)
+from neural_mp.adaptors.tensorflow.graph.fusion import fold_affine_chains, fold_paddings
 from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, Role, Trait, has_trait, role_of
 from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
@@ -250,10 +253,8 @@ def _target_shape(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str
 
 def _common_width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
     """Return None if the matrices differ."""
-    widths = set()
-    for base in bases:
-        shape = now[base]
-        widths.add(shape[-1] if shape is not None and len(shape) == 2 else None)
+    shapes_of_bases = (now[base] for base in bases)
+    widths = {shape[-1] if shape and len(shape) == 2 else None for shape in shapes_of_bases}
     return widths.pop() if len(widths) == 1 else None
 
 
@@ -303,8 +304,8 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
     warnings: list[str] = []
     graph = without_places(graph)
     try:
-        graph = without_places(lowered(graph, inputs, outputs))
-        graph = simplified(graph, inputs, outputs)
+        graph = without_places(inline_control_flow(graph, inputs, outputs))
+        graph = simplify_graph(graph, inputs, outputs)
     except (tf.errors.OpError, ValueError) as error:
         logger.debug("offline passes failed", exc_info=True)
         graph = graph.pruned(outputs, inputs)
@@ -334,7 +335,9 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
     consumers = graph.consumers()
     replaced: dict[str, str] = {}
     for name, node in graph.nodes.items():
-        if not _returns_input(node) or name in outputs or len(node.input) != 1:
+        is_same_type = "SrcT" in node.attr and node.attr["SrcT"].type == node.attr["DstT"].type
+        returns_input = role_of(node) is Role.IDENTITY or is_same_type
+        if not returns_input or name in outputs or len(node.input) != 1:
             continue
         neighbours = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
         controls = any(is_control(graph.nodes[r].input[index]) for r, index in consumers[name])
@@ -344,11 +347,6 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
         while replaced[name] in replaced:
             replaced[name] = replaced[replaced[name]]
     graph.redirect(replaced)
-
-
-def _returns_input(node: NodeDef) -> bool:
-    is_same_type = "SrcT" in node.attr and node.attr["SrcT"].type == node.attr["DstT"].type
-    return role_of(node) is Role.IDENTITY or is_same_type
 
 
 def name_every_result(graph: TensorGraph) -> None:

@@ -11,7 +11,7 @@ the state lead to the same distribution.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ from tensorflow.python.framework.convert_to_constants import (
 )
 
 from neural_mp.adaptors.tensorflow.capture.lookup_tables import Export, freeze_tables, handles_of
-from neural_mp.adaptors.tensorflow.graph.control_flow import mark_lowered
+from neural_mp.adaptors.tensorflow.graph.control_flow import request_inlining
 from neural_mp.adaptors.tensorflow.graph.ops import Role, Trait, has_trait, role_of
 from neural_mp.adaptors.tensorflow.graph.runtime import has_kernel, offline_passes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
@@ -171,7 +171,7 @@ def _freeze_graph(
     outputs = [tensor.name for tensor in function.outputs]
     original = _inlinable_graph(function)
     if loops:
-        mark_lowered(original)
+        request_inlining(original.node, original.library)
     small = offline_passes(original, ["function"], [t.name for t in inputs], outputs)
     graph = TensorGraph.from_graph_def(small).pruned(outputs, [t.op.name for t in inputs])
     handles = handles_of(graph, captured, loops=loops)
@@ -249,9 +249,7 @@ def _drop_variable_controls(graph: TensorGraph, handles: Mapping[str, str]) -> s
     for name, node in list(graph.nodes.items()):
         remaining = [t for t in node.input if not (is_control(t) and node_of(t) in ignored)]
         if len(remaining) < len(node.input):
-            edited = graph.edit(name)
-            del edited.input[:]
-            edited.input.extend(remaining)
+            graph.edit(name).input[:] = remaining
     return set(writes.values())
 
 
@@ -310,10 +308,8 @@ def freeze_random_states(
 ) -> None:
     """Replace reads of generators, and of seeds that the model changes, by random integers.
 
-    Args:
-        graph: the graph, changed in place.
-        handles: node that passes on a variable → the node of the variable.
-        size: returns the number of elements of a variable.
+    In place. `handles` maps nodes that pass on a variable to its node; `size` returns the number of
+    elements of a variable.
     """
     by_handle: dict[str, list[NodeDef]] = {}
     for node in graph.nodes.values():
@@ -362,7 +358,8 @@ def _only_seeds_random_ops(
     waiting, visited = [str(source.name)], {str(source.name)}
     while waiting:
         name = waiting.pop()
-        readers = list(_data_consumers(graph, consumers, name))
+        edges = [(graph.nodes[reader], position) for reader, position in consumers[name]]
+        readers = [(node, i) for node, i in edges if not is_control(node.input[i])]
         if not readers and name != source.name:
             return False  # an output
         for reader, position in readers:
@@ -375,16 +372,6 @@ def _only_seeds_random_ops(
                 visited.add(str(reader.name))
                 waiting.append(str(reader.name))
     return True
-
-
-def _data_consumers(
-    graph: TensorGraph, consumers: Consumers, name: str
-) -> Iterator[tuple[NodeDef, int]]:
-    """Yield the nodes that read a node's results, each with the position of the input."""
-    for reader, position in consumers[name]:
-        node = graph.nodes[reader]
-        if not is_control(node.input[position]):
-            yield node, position
 
 
 def _is_seed_input(node: NodeDef, position: int) -> bool:

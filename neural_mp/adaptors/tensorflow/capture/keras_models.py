@@ -133,7 +133,7 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         ) from error
 
 
-def traced(
+def trace_function(
     model: tf.keras.Layer, example: object, shapes: Shapes | None = None
 ) -> tuple[Any, InputNames]:
     """Return a concrete function of a model in inference, and the names of its inputs.
@@ -288,8 +288,10 @@ _FURTHEST = 8
 #: which may then equal names of other layers.
 Scopes = Mapping[str, Layer]
 
+#: Arguments of a layer's call by name.
+Kwargs = Mapping[str, Any]
 #: Wrapper of a layer's call: gets the layer, its own `call`, and the arguments.
-Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Kwargs], Any]
 
 
 @contextmanager
@@ -297,7 +299,9 @@ def recorded_scopes(model: tf.keras.Layer) -> Iterator[Scopes]:
     """Collect the scopes of a model's layers while the context calls the model."""
     scopes: dict[str, Layer] = {}
 
-    def record_scope(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def record_scope(
+        layer: tf.keras.Layer, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs
+    ) -> Any:
         scope = tf.compat.v1.get_default_graph().get_name_scope()
         # Without a scope of its own, a layer would get the ops of the enclosing layer.
         if scope.rpartition("/")[2].startswith(layer.name):
@@ -317,7 +321,7 @@ def calls_wrapped(layers: Iterable[Any], around: Around) -> Iterator[None]:
         yield
 
 
-def _wrap_call(layer: Any, around: Around, undo: ExitStack) -> None:
+def _wrap_call(layer: tf.keras.Layer, around: Around, undo: ExitStack) -> None:
     # Keras's own `__setattr__` refuses on a built layer.
     if "call" in vars(layer):
         undo.callback(object.__setattr__, layer, "call", layer.call)
@@ -327,7 +331,7 @@ def _wrap_call(layer: Any, around: Around, undo: ExitStack) -> None:
     object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
 
 
-def layers_in(model: Any) -> list[Any]:
+def layers_in(model: tf.keras.Layer) -> list[Any]:
     """Return all layers of a Keras 3 model, nested ones included."""
     if not hasattr(model, "_flatten_layers") or type(model).__module__.startswith("tf_keras"):
         return []
@@ -393,7 +397,7 @@ _COMPILED = ("predict_function", "test_function", "train_function")
 
 
 @contextmanager
-def recording(model: Any, record: Callable[[Any], None]) -> Iterator[None]:
+def record_calls(model: tf.keras.Model, record: Callable[[Any], None]) -> Iterator[None]:
     """Pass the inputs of every call of a model within this context to `record`, as arrays.
 
     `predict`, `evaluate` and `fit` run without compiled functions meanwhile, which hide inputs. A
@@ -409,7 +413,7 @@ def recording(model: Any, record: Callable[[Any], None]) -> Iterator[None]:
         )
 
     def record_inputs(
-        _: Any, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+        _: object, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs
     ) -> Any:
         inputs = _batch_from_call(args, kwargs)
         if inputs is not None:
@@ -421,7 +425,7 @@ def recording(model: Any, record: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _without_compilation(model: Any) -> Iterator[None]:
+def _without_compilation(model: tf.keras.Model) -> Iterator[None]:
     original = {name: getattr(model, name, None) for name in _COMPILED}
     eager = model.run_eagerly
     model.run_eagerly = True
@@ -435,7 +439,7 @@ def _without_compilation(model: Any) -> Iterator[None]:
             setattr(model, name, function)
 
 
-def _batch_from_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _batch_from_call(args: tuple[Any, ...], kwargs: Kwargs) -> Any:
     """Return the inputs of a call as a batch; None if they are not arrays, but symbols."""
     named = {name: value for name, value in kwargs.items() if name not in ("training", "mask")}
     data = [value for value in (*args, *named.values()) if _is_data(value)]
@@ -446,6 +450,6 @@ def _batch_from_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return tuple(only) if isinstance(only, list) else only
 
 
-def _is_data(value: Any) -> bool:
+def _is_data(value: object) -> bool:
     leaves = tf.nest.flatten(value)
     return bool(leaves) and all(isinstance(leaf, tf.Tensor | np.ndarray) for leaf in leaves)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -42,7 +41,7 @@ class Export:
     op: str
     types: tuple[tf.DType, ...] = ()
 
-    def put(self, handle: Any) -> list[tf.Tensor]:
+    def put(self, handle: tf.Tensor) -> list[tf.Tensor]:
         """Run the op, or add it to the default graph; return its results."""
         types = dict(zip(("Tkeys", "Tvalues"), self.types, strict=False))
         outputs = getattr(tf.raw_ops, self.op)(table_handle=handle, **types)
@@ -60,12 +59,9 @@ _PASS_ON = (Role.ENTER, Role.SWITCH, Role.NEXT_ITERATION, Role.EXIT)
 def handles_of(
     graph: TensorGraph, roots: Collection[str], *, loops: bool = False
 ) -> dict[str, str]:
-    """Return node that passes on a tensor → the node of the tensor.
+    """Return node that passes on a tensor → the node of the tensor, one of the roots.
 
-    Args:
-        graph: the graph, producers first except in loops.
-        roots: nodes of the tensors.
-        loops: whether to follow resources into loops and branches, which never change a resource.
+    If `loops`, resources are followed into loops and branches, which never change a resource.
     """
     handles: dict[str, str] = {}
     for name, node in graph.nodes.items():
@@ -85,10 +81,7 @@ def handles_of(
 def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> bool:
     """Replace look-ups in tables by ops, in place; return whether there were any.
 
-    Args:
-        graph: the graph.
-        handles: node that passes on the handle of a table → the node of the handle.
-        run: returns the results of an op on a table.
+    `handles` maps nodes that pass on the handle of a table to the node of the handle.
 
     Raises:
         ModelLoadError: a table was never filled, or has keys that are vectors.

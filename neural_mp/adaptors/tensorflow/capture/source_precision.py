@@ -23,7 +23,7 @@ from neural_mp.adaptors.tensorflow.capture.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.graph.control_flow import with_functions_of_its_own
 from neural_mp.adaptors.tensorflow.graph.fusion import never_negative
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, Trait, has_trait, role_of
-from neural_mp.adaptors.tensorflow.graph.runtime import runnable
+from neural_mp.adaptors.tensorflow.graph.runtime import import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     Array,
@@ -69,7 +69,7 @@ def in_float32(
     if reason is None:
         rewritten = with_functions_of_its_own(_widen_graph(needed, signature))
         try:
-            runnable(without_large(rewritten))
+            import_runnable(without_large(rewritten))
         except (ValueError, ModelLoadError, tf.errors.OpError) as error:
             logger.debug("re-declaring the graph failed", exc_info=True)
             reason = one_line(error)
@@ -165,8 +165,6 @@ def _widen_function(function: FunctionDef) -> FunctionDef:
     widened.node_def.extend(nodes)
     return widened
 
-
-logger = logging.getLogger(__name__)
 
 #: Fewer bits than integer kernels have: the rounding is part of the model.
 _LEAST_BITS = 8

@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
         ModelLoadError: there are several graphs or signatures without a default, or the variables
             cannot be restored.
     """
-    meta = _chosen_graph(path, checked(path, session=True).meta_graphs)
+    meta = _chosen_graph(path, parse_checked(path, session=True).meta_graphs)
     key = _chosen_signature(path, meta.signature_def)
     signature = meta.signature_def[key]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
@@ -63,11 +63,9 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
                 f"(tf.compat.v1.graph_util.convert_variables_to_constants) and pass the .pb file, "
                 f"its inputs and outputs"
             ) from error
-        inputs = tuple(
-            _spec_from_info(graph, name, info) for name, info in sorted(signature.inputs.items())
-        )
-        outputs = tuple(
-            _spec_from_info(graph, name, info) for name, info in sorted(signature.outputs.items())
+        inputs, outputs = (
+            tuple(_spec_from_info(graph, name, info) for name, info in sorted(ports.items()))
+            for ports in (signature.inputs, signature.outputs)
         )
     returns: Structure = {port.name: i for i, port in enumerate(outputs)}
     return (
@@ -76,7 +74,7 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
     )
 
 
-def checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
+def parse_checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
     """Return the parsed file of a SavedModel after `check_saved_model`.
 
     Raises:

@@ -3,26 +3,48 @@
 Stateless ops are allowed except those known to reach files or Python. Of the ops that TensorFlow
 marks as stateful, only those known to keep their state in memory are allowed, so that stateful ops
 of later versions are refused.
+
+Nor may a node have a fault that TensorFlow, which checks most nodes while it reads a graph, does
+not report: such a node ends the process, waits forever, or raises errors of other types.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import tensorflow as tf
 from google.protobuf.message import DecodeError
+from tensorflow.core.framework import types_pb2
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.core.framework.op_def_pb2 import OpDef
+from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.files.node_checks import faults
-from neural_mp.adaptors.tensorflow.graph.control_flow import called, reached
-from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef, NodeDef, node_of
+from neural_mp.adaptors.tensorflow.graph.control_flow import called_functions, reachable_parts
+from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, PLACEHOLDERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    CONSTANT,
+    GraphDef,
+    NodeDef,
+    constant_shape,
+    is_control,
+    node_of,
+)
+from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.files import resolve_sibling
+from neural_mp.io.limits import (
+    MAX_NODE_NAME_CHARS,
+    MAX_NODE_TENSORS,
+    MAX_REPEATED_BYTES,
+    MAX_TENSOR_RANK,
+)
 from neural_mp.io.trust import is_trusted
 from neural_mp.util.validators import key_words, preview
 
@@ -105,7 +127,7 @@ class UnsafeOp:
         )
 
 
-def harmless(node: NodeDef) -> bool:
+def is_harmless(node: NodeDef) -> bool:
     """Whether a node computes and accesses only its inputs and its own memory.
 
     True for unknown op types, which TensorFlow itself refuses.
@@ -145,7 +167,7 @@ def check_graph(graph: GraphDef, what: str) -> None:
     Raises:
         ModelLoadError: a node of the graph or of a function in its library does more.
     """
-    for op in suspicious(graph):
+    for op in unsafe_ops(graph):
         raise op.refusal(what)
     check_nodes(graph, what)
 
@@ -159,14 +181,14 @@ def check_nodes(graph: GraphDef, what: str) -> None:
     library = graph.library.function
     functions = ((f.node_def, f" of function {preview(f.signature.name)}") for f in library)
     for nodes, where in ((graph.node, ""), *functions):
-        for node, fault in faults(nodes):
+        for node, fault in node_faults(nodes):
             raise ModelLoadError(
                 f"{what} is refused: node {preview(node.name)}{where} ({key_words(node.op)}) is "
                 f"malformed: {fault}. Export the model again"
             )
 
 
-def suspicious(graph: GraphDef) -> Iterator[UnsafeOp]:
+def unsafe_ops(graph: GraphDef) -> Iterator[UnsafeOp]:
     """Yield all nodes of a graph and its functions that do more than compute."""
     for node in graph.node:
         yield from _of_node(node, "")
@@ -176,10 +198,10 @@ def suspicious(graph: GraphDef) -> Iterator[UnsafeOp]:
 
 
 def _of_node(node: NodeDef, where: str) -> Iterator[UnsafeOp]:
-    if not harmless(node):
+    if not is_harmless(node):
         yield UnsafeOp(node, where)
     # An op name is accepted in place of a function name, too.
-    for name in called(node):
+    for name in called_functions(node):
         if name != node.op and not (is_trusted(name) or _harmless_op(name)):
             yield UnsafeOp(NodeDef(name=node.name, op=name), where)
 
@@ -206,7 +228,7 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
         for asset in assets:
             resolve_sibling(file, asset.filename, _ASSETS)
         what = f"the SavedModel {str(file.parent)!r}"
-        ops = list(suspicious(meta.graph_def))
+        ops = list(unsafe_ops(meta.graph_def))
         if ops:
             paths = {node_of(asset.tensor_info.name) for asset in assets}
             _check_ops(meta, ops, what, paths, session)
@@ -226,7 +248,7 @@ def _check_calls(graph: GraphDef, what: str) -> None:
     """
     defined = {function.signature.name for function in graph.library.function}
     for node in graph.node:
-        for name in called(node):
+        for name in called_functions(node):
             if name != node.op and name not in defined and op_def_registry.get(name) is None:
                 raise ModelLoadError(
                     f"{what} is refused: node {preview(node.name)} calls the function "
@@ -264,9 +286,12 @@ def _check_ops(
     session: bool,
 ) -> None:
     # Loading objects does not run the functions that save and restore them.
-    results = reached(meta.graph_def, _signature_result_nodes(meta))
-    run = reached(meta.graph_def, _executed_nodes(meta), meta.object_graph_def.concrete_functions)
-    restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
+    outputs, present = _signature_result_nodes(meta), set(_FIRST) & set(meta.collection_def)
+    first = [name for key in present for name in meta.collection_def[key].node_list.value]
+    results = reachable_parts(meta.graph_def, outputs)
+    functions = meta.object_graph_def.concrete_functions
+    run = reachable_parts(meta.graph_def, [*outputs, *first], functions)
+    restored = reachable_parts(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in ops:
         if _TABLES_OF_FILES.fullmatch(item.node.op) and item.where:
             fine = not session and _reads_bound_asset(meta, item)
@@ -290,13 +315,6 @@ def _is_reached(op: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
 def _signature_result_nodes(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
     outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
     return [node_of(name) for tensor in outputs for name in _component_tensors(tensor)]
-
-
-def _executed_nodes(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
-    """Return the nodes that are run: results of signatures, and initialization ops."""
-    present = (key for key in _FIRST if key in meta.collection_def)
-    first = (n for key in present for n in meta.collection_def[key].node_list.value)
-    return [*_signature_result_nodes(meta), *first]
 
 
 def _component_tensors(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
@@ -334,4 +352,194 @@ def _has_callers(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
     library = meta.graph_def.library
     if any(gradient.gradient_func == name for gradient in library.gradient):
         return True
-    return any(name in called(node) for function in library.function for node in function.node_def)
+    return any(
+        name in called_functions(node)
+        for function in library.function
+        for node in function.node_def
+    )
+
+
+#: Element types of tensors, references included.
+_TYPES = frozenset(types_pb2.DataType.values()) - {types_pb2.DT_INVALID}
+#: Types without values in a file.
+_HANDLES = frozenset({types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT})
+#: Kind of an attribute → field of the value.
+_KINDS = {
+    **{"string": "s", "int": "i", "float": "f", "bool": "b"},
+    **{kind: kind for kind in ("type", "shape", "tensor", "func")},
+}
+#: Ops that read variables by name.
+_RESTORING = ("RestoreV2", "Restore", "RestoreSlice")
+#: Ops that add a tensor to the inputs of an integer kernel.
+_SUMS = (b"Sum", b"Add")
+#: Tensors with the limits of input and weight.
+_LIMITS = 4
+#: Axes of an image.
+_AXES = 4
+
+
+def node_faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
+    """Yield the faulty nodes of a graph or function, each with its fault as text."""
+    by_name = {node.name: node for node in nodes}
+    for node in by_name.values():
+        yield from ((node, fault) for fault in _faults_of_node(by_name, node))
+
+
+def _faults_of_node(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
+    definition = op_def_registry.get(node.op)
+    yield from _faults_of_names(nodes, node)
+    for key, attribute in node.attr.items():
+        for fault in _faults_of_attribute(attribute):
+            yield f"its attribute {key!r} {fault}"
+    if definition is not None:
+        yield from _faults_of_attribute_kinds(node, definition)
+        yield from _faults_of_tensor_counts(node, definition)
+    if node.op == CONSTANT and node.attr["dtype"].type != node.attr["value"].tensor.dtype:
+        yield "its value must be of its type"
+    # The ops fused into a kernel determine the numbers of tensors.
+    if node.op in INTEGER_KERNELS:
+        yield from _faults_of_kernel(node)
+    if node.op == "SplitV":
+        sizes = _resolve_constant(nodes, node, 1)
+        if sizes is not None and len(constant_shape(sizes)) != 1:
+            yield "its sizes must be a vector"
+    if role_of(node) is Role.GATHER and "batch_dims" in node.attr and node.attr["batch_dims"].i:
+        yield from _faults_of_batch_axes(nodes, node)
+
+
+def _faults_of_names(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
+    """Yield faults of a node's names, and of the names of the variables that a node restores."""
+    names: list[str | bytes] = [node.name, node.op, *node.input]
+    if node.op in _RESTORING:
+        constants = (
+            _resolve_constant(nodes, node, position) for position in range(1, len(node.input))
+        )
+        tensors = (constant.attr["value"].tensor for constant in constants if constant is not None)
+        names += [text for tensor in tensors for text in tensor.string_val]
+    longest = max(map(len, names))
+    if longest > MAX_NODE_NAME_CHARS:
+        yield f"names must have at most {MAX_NODE_NAME_CHARS} characters, got {longest}"
+
+
+def _faults_of_batch_axes(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
+    axes = abs(node.attr["batch_dims"].i)
+    if _resolve_constant(nodes, node, 2) is None:
+        yield "its axis must be constant, since it has batch axes"
+    for position, least in ((0, axes + 1), (1, axes)):
+        rank = _known_rank(nodes, node, position)
+        if rank is not None and rank < least:
+            yield f"its input {position} must have at least {least} axes, got {rank}"
+
+
+def _known_rank(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> int | None:
+    """Return the number of axes of an input that is a constant or a placeholder; None if unknown.
+
+    The axes of computed inputs are only known after reading the graph.
+    """
+    constant = _resolve_constant(nodes, node, position)
+    if constant is not None:
+        return len(constant_shape(constant))
+    source = nodes.get(node_of(node.input[position])) if position < len(node.input) else None
+    if source is None or source.op not in PLACEHOLDERS or "shape" not in source.attr:
+        return None
+    shape = source.attr["shape"].shape
+    return None if shape.unknown_rank else len(shape.dim)
+
+
+def _faults_of_attribute(attribute: AttrValue) -> Iterator[str]:
+    kind = attribute.WhichOneof("value")
+    tensors = [attribute.tensor] if kind == "tensor" else attribute.list.tensor
+    types = [attribute.type] if kind == "type" else attribute.list.type
+    for dtype in (*types, *(tensor.dtype for tensor in tensors)):
+        if dtype not in _TYPES:
+            yield f"must be a type of TensorFlow, got number {dtype}"
+    for tensor in tensors:
+        yield from _faults_of_tensor(tensor)
+
+
+def _faults_of_tensor(tensor: TensorProto) -> Iterator[str]:
+    sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
+    if len(sizes) > MAX_TENSOR_RANK or any(size < 0 for size in sizes):
+        yield f"must have a shape of at most {MAX_TENSOR_RANK} known sizes"
+        return
+    if tensor.dtype in _HANDLES:
+        yield "must consist of numbers or strings"
+    width = tf.as_dtype(tensor.dtype).size if tensor.dtype in _TYPES - _HANDLES else 0
+    nbytes, actual = math.prod(sizes) * width, len(tensor.tensor_content)
+    if actual and tensor.dtype == types_pb2.DT_STRING:
+        yield "must list its strings"
+    elif actual and width and actual != nbytes:
+        yield f"must have {nbytes} bytes for its shape, got {actual}"
+    if not actual and nbytes > MAX_REPEATED_BYTES:
+        yield f"must have at most {MAX_REPEATED_BYTES} bytes, got a shape of {nbytes} bytes"
+
+
+def _faults_of_attribute_kinds(node: NodeDef, definition: OpDef) -> Iterator[str]:
+    """Yield attributes that are missing, or values of another kind than the op declares."""
+    for declared in definition.attr:
+        kind = "list" if declared.type.startswith("list(") else _KINDS[declared.type]
+        if declared.name in node.attr:
+            actual = node.attr[declared.name].WhichOneof("value")
+            # An empty list may lack a value; in functions, an attribute may be a parameter.
+            matches = actual in (kind, "placeholder") or (actual is None and kind == "list")
+            if not matches:
+                yield f"its attribute {declared.name!r} must be of the kind {declared.type!r}"
+        elif not declared.HasField("default_value"):
+            yield f"its attribute {declared.name!r} is missing"
+
+
+def _faults_of_tensor_counts(node: NodeDef, definition: OpDef) -> Iterator[str]:
+    for argument in (*definition.input_arg, *definition.output_arg):
+        count = node.attr[argument.number_attr].i if argument.number_attr in node.attr else 0
+        if not 0 <= count <= MAX_NODE_TENSORS:
+            yield (
+                f"its attribute {argument.number_attr!r} must be from 0 to {MAX_NODE_TENSORS}, got "
+                f"{count}"
+            )
+
+
+def _faults_of_kernel(node: NodeDef) -> Iterator[str]:
+    """Yield wrong numbers of inputs and results of an integer kernel."""
+    lists = {key: attribute.list for key, attribute in node.attr.items()}
+    steps = list(lists["fused_ops"].s) if "fused_ops" in lists else []
+    sums = sum(step in _SUMS for step in steps)
+    requantizes, dequantizes = b"Requantize" in steps, b"Dequantize" in steps
+    convolves = INTEGER_KERNELS[node.op] is not KernelKind.DENSE
+    needed = {
+        "Tdevice_inputs": 2 + (b"BiasAdd" in steps) + sums,
+        "Thost_inputs": _LIMITS + 2 * requantizes + 2 * (sums and requantizes and convolves),
+        "Tdevice_outputs": 1,
+        "Thost_outputs": 0 if dequantizes else 2,
+    }
+    actual = {key: len(lists[key].type) if key in lists else 0 for key in needed}
+    for key, count in needed.items():
+        if actual[key] < count:
+            fused = ", ".join(step.decode(errors="replace") for step in steps) or "none"
+            yield (
+                f"its attribute {key!r} must list {count} types, got {actual[key]} (fused ops: "
+                f"{fused})"
+            )
+    total = actual["Tdevice_inputs"] + actual["Thost_inputs"]
+    inputs = sum(not is_control(tensor) for tensor in node.input)
+    if inputs != total:
+        yield f"it must have {total} inputs, got {inputs}"
+    if convolves and len(lists["strides"].i) != _AXES:
+        yield f"its strides must be {_AXES} numbers, got {len(lists['strides'].i)}"
+
+
+def _resolve_constant(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> NodeDef | None:
+    """Return the constant that is an input of a node, directly or by Identities; None if none."""
+    visited = set()
+    while position < len(node.input):
+        source = nodes.get(node_of(node.input[position]))
+        if (
+            source is None
+            or source.name in visited
+            or (source.op != CONSTANT and role_of(source) is not Role.IDENTITY)
+        ):
+            return None
+        if source.op == CONSTANT:
+            return source
+        visited.add(source.name)
+        node, position = source, 0
+    return None

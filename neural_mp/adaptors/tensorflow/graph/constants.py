@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.graph.control_flow import frames, loops_of
+from neural_mp.adaptors.tensorflow.graph.control_flow import find_frames, loops_of
 from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, PLACEHOLDERS, Role, role_of
-from neural_mp.adaptors.tensorflow.graph.runtime import CPU, Runner, imported, optimized, runnable
+from neural_mp.adaptors.tensorflow.graph.runtime import (
+    CPU,
+    Runner,
+    import_graph,
+    import_runnable,
+    optimize_graph,
+)
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     LARGE,
@@ -52,13 +58,13 @@ _MOST_ROUNDS = 3
 _RESERVED = "ConstantFoldingCtrl/"
 
 
-def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
+def simplify_graph(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
     """Return the graph after the runtime's offline passes and with its constants folded.
 
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    inlined = optimized(graph, _INLINING, inputs, outputs).pruned(outputs, inputs)
+    inlined = optimize_graph(graph, _INLINING, inputs, outputs).pruned(outputs, inputs)
     if any(channels_first(node) for node in inlined.nodes.values()):
         inlined = _channels_last(inlined, inputs, outputs)
     passed = _folded_by_runtime(inlined, inputs, outputs)
@@ -78,7 +84,7 @@ def _channels_last(graph: TensorGraph, inputs: list[str], outputs: list[str]) ->
     for name in placed:
         free.edit(name).device = ""
     try:
-        converted = optimized(free, ["layout"], inputs, outputs, device=CPU)
+        converted = optimize_graph(free, ["layout"], inputs, outputs, device=CPU)
     except (tf.errors.OpError, ValueError):
         logger.debug("the layout of images is kept", exc_info=True)
         return graph
@@ -93,14 +99,14 @@ def _folded_by_runtime(graph: TensorGraph, inputs: list[str], outputs: list[str]
     A placeholder in place of an input keeps the pass from computing large results.
     """
     bounded, sources = graph.copy(), dict[str, str]()
-    for name in unbounded(graph, frozenset()):
+    for name in unbounded_results(graph, frozenset()):
         source = plain(graph.nodes[name].input[0])
         dtype = result_dtypes(graph[source])[output_of(source)]
         placeholder = bounded.put("Placeholder", f"{name}/held", dtype=dtype)
         bounded.edit(name).input[0] = placeholder
         sources[placeholder] = source
     ports = [*outputs, *dict.fromkeys(sources.values())]
-    passed = optimized(bounded, _FOLDING, [*inputs, *sources], ports)
+    passed = optimize_graph(bounded, _FOLDING, [*inputs, *sources], ports)
     controls = {f"^{name}": f"^{node_of(source)}" for name, source in sources.items()}
     passed.redirect({**sources, **controls})
     return passed.pruned(outputs, inputs)
@@ -140,18 +146,13 @@ def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """
     # Values that are computed first make more sizes known.
     for _ in range(_MOST_ROUNDS):
-        if not _fold_known_sizes(graph, outputs):
+        sizes = unbounded_results(graph, outputs)
+        waits = _find_foldable(graph, outputs, frozenset(sizes))
+        if not _fold_constants(graph, waits) or None not in sizes.values():
             return
 
 
-def _fold_known_sizes(graph: TensorGraph, outputs: frozenset[str]) -> bool:
-    """Fold what has a known size; return whether a repetition may fold more."""
-    sizes = unbounded(graph, outputs)
-    waits = _find_foldable(graph, outputs, frozenset(sizes))
-    return _fold_constants(graph, waits) and None in sizes.values()
-
-
-def unbounded(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | None]:
+def unbounded_results(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | None]:
     """Return the nodes computed from constants whose results are large or of unknown size.
 
     A few bytes can describe a chain of ops whose results exceed any memory.
@@ -164,7 +165,7 @@ def unbounded(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | No
     if not computed:
         return {}
     part = _constant_part(graph, waits).pruned(computed)
-    sizes = _result_nbytes(imported(part.to_graph_def()), computed)
+    sizes = _result_nbytes(import_graph(part.to_graph_def()), computed)
     most = _folded_nbytes_limit(graph)
     return {name: size for name, size in sizes.items() if size is None or size > most}
 
@@ -205,14 +206,9 @@ def _result_nbytes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | Non
     sizes: dict[str, int | None] = {}
     for name in names:
         results = graph.get_operation_by_name(name).outputs
-        counts = [result.shape.num_elements() for result in results]
-        widths = [result.dtype.size for result in results]
-        static = None not in counts
-        sizes[name] = (
-            sum(count * width for count, width in zip(counts, widths, strict=True))
-            if static
-            else None
-        )
+        counts = [(result.shape.num_elements(), result.dtype.size) for result in results]
+        is_static = all(count is not None for count, _ in counts)
+        sizes[name] = sum(count * width for count, width in counts) if is_static else None
     return sizes
 
 
@@ -230,7 +226,7 @@ def _fold_constants(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
         return False
     part, most = _constant_part(graph, waits).pruned(tensors), _folded_nbytes_limit(graph)
     try:
-        values = Runner(runnable(part.to_graph_def()))({}, list(tensors))
+        values = Runner(import_runnable(part.to_graph_def()))({}, list(tensors))
     except ConversionError:
         logger.debug("constant folding failed; constants are kept", exc_info=True)
         return False
@@ -320,7 +316,7 @@ def read_constants(graph: TensorGraph) -> None:
 
 def tie_constants(graph: TensorGraph) -> None:
     """Tie outside constants read within a loop to the loop's body, in place."""
-    within = frames(graph)
+    within = find_frames(graph)
     if not within:
         return
     loops = loops_of(graph, within)
@@ -424,7 +420,19 @@ class _Pivots:
 
     def _find_or_put_pivot(self, condition: str, index: int) -> str:
         """Return the node in use as control input if there is one, else a new one."""
-        carriers = list(self._find_carriers(condition)) or [self._put_carrier(condition)]
+        switches = [
+            node
+            for node in self.graph.nodes.values()
+            if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition
+        ]
+        loop = role_of(self.graph[condition]) is Role.LOOP_CONDITION
+        # Switches that stay: on the condition itself, or on loop variables that change.
+        carriers = [
+            switch
+            for switch in switches
+            if plain(switch.input[0]) == condition
+            or (loop and _invariant_constant(self.graph, switch) is None)
+        ] or [self._put_carrier(condition, switches[0])]
         results = {plain(f"{carrier.name}:{index}") for carrier in carriers}
         names = [
             str(node.name)
@@ -440,21 +448,7 @@ class _Pivots:
         kind, source = tf.as_dtype(first.attr["T"].type), plain(f"{first.name}:{index}")
         return self.graph.put("Identity", f"{first.name}/pivot_{index}", [source], T=kind)
 
-    def _find_carriers(self, condition: str) -> Iterator[NodeDef]:
-        """Yield Switches that stay: on the condition itself, or on loop variables that change."""
-        loop = role_of(self.graph[condition]) is Role.LOOP_CONDITION
-        for node in self.graph.nodes.values():
-            if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition:
-                changes = loop and _invariant_constant(self.graph, node) is None
-                if changes or plain(node.input[0]) == condition:
-                    yield node
-
-    def _put_carrier(self, condition: str) -> NodeDef:
-        like = next(
-            node
-            for node in self.graph.nodes.values()
-            if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition
-        )
+    def _put_carrier(self, condition: str, like: NodeDef) -> NodeDef:
         switch = copied(like, self.graph.unused(f"{node_of(condition)}/switch"))
         switch.input[:] = [condition, condition]
         switch.attr["T"].type = result_dtypes(self.graph[condition])[0].as_datatype_enum

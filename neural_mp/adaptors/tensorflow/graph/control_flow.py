@@ -17,7 +17,7 @@ from itertools import chain
 from tensorflow.python.framework import op_def_registry
 
 from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, Role, role_of
-from neural_mp.adaptors.tensorflow.graph.runtime import optimized
+from neural_mp.adaptors.tensorflow.graph.runtime import optimize_graph
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     FunctionDefLibrary,
     GraphDef,
@@ -59,7 +59,7 @@ def _rename_functions(nodes: Iterable[NodeDef], names: Mapping[str, str]) -> Non
                     function.name = names[function.name]
 
 
-def called(node: NodeDef) -> Iterator[str]:
+def called_functions(node: NodeDef) -> Iterator[str]:
     """Yield the functions that a node calls or passes to its callees, its own op included."""
     yield node.op
     waiting = [*node.attr.values()]
@@ -73,13 +73,13 @@ def called(node: NodeDef) -> Iterator[str]:
             waiting += function.attr.values()
 
 
-def reached(
+def reachable_parts(
     graph: GraphDef, nodes: Iterable[str], functions: Iterable[str] = ()
 ) -> tuple[set[str], set[str]]:
     """Return the nodes of a graph and functions of its library that run if the given ones run."""
     by_name = {node.name: node for node in graph.node}
     live = closure(nodes, by_name, lambda name: map(node_of, by_name[name].input))
-    calls = [*functions, *(name for node in live for name in called(by_name[node]))]
+    calls = [*functions, *(name for node in live for name in called_functions(by_name[node]))]
     return live, _reachable_functions(graph.library, calls)
 
 
@@ -93,7 +93,7 @@ def _reachable_functions(library: FunctionDefLibrary, calls: Iterable[str]) -> s
     def needed_functions(name: str) -> Iterator[str]:
         yield from gradients.get(name, [])
         for node in by_name[name].node_def:
-            yield from called(node)
+            yield from called_functions(node)
 
     return closure(calls, by_name, needed_functions)
 
@@ -114,7 +114,7 @@ def closure(
 
 def used_functions(library: FunctionDefLibrary, nodes: Iterable[NodeDef]) -> FunctionDefLibrary:
     """Return a library of only the functions that the nodes call or pass on."""
-    run = _reachable_functions(library, (name for node in nodes for name in called(node)))
+    run = _reachable_functions(library, (name for node in nodes for name in called_functions(node)))
     return FunctionDefLibrary(
         function=(f for f in library.function if f.signature.name in run),
         gradient=(g for g in library.gradient if g.function_name in run),
@@ -122,18 +122,15 @@ def used_functions(library: FunctionDefLibrary, nodes: Iterable[NodeDef]) -> Fun
 
 
 def drop_unreachable(graph: GraphDef, roots: Iterable[str]) -> None:
-    """Drop the nodes that no root needs, and the functions that no node calls.
+    """Drop the nodes that no root tensor needs, and the functions that no node calls, in place.
 
-    Args:
-        graph: graph, changed in place.
-        roots: tensors whose nodes stay, with all nodes these depend on; if empty, or if any is
-            missing, every node with an unread result is a root.
+    If there are no roots, or if any is missing, every node with an unread result is a root.
     """
     names = {node.name for node in graph.node}
     sinks = set(map(node_of, roots))
     if not sinks or not sinks <= names:
         sinks = _find_sinks(graph)
-    needed, _ = reached(graph, sinks)
+    needed, _ = reachable_parts(graph, sinks)
     nodes = [node for node in graph.node if node.name in needed]
     if len(nodes) < len(graph.node):
         del graph.node[:]
@@ -157,7 +154,7 @@ def in_loops(graph: TensorGraph) -> frozenset[str]:
 
     These nodes cannot be fetched, and their constants must be tied to an iteration.
     """
-    within = frames(graph)
+    within = find_frames(graph)
     ends = {
         name
         for name, node in graph.nodes.items()
@@ -166,7 +163,7 @@ def in_loops(graph: TensorGraph) -> frozenset[str]:
     return frozenset(within) | ends
 
 
-def frames(graph: TensorGraph) -> dict[str, str]:
+def find_frames(graph: TensorGraph) -> dict[str, str]:
     """Return node → the loop (`frame_name`) of its results, for nodes within loops.
 
     The results of an Exit belong to the frame around the loop.
@@ -214,7 +211,7 @@ class Loop:
 
 
 def loops_of(graph: TensorGraph, within: Mapping[str, str]) -> dict[str, Loop]:
-    """Return frame name → its loop, given the result of `frames`."""
+    """Return frame name → its loop, given the result of `find_frames`."""
     nodes = {name: graph.nodes[name] for name in within}
     conditions = {
         within[name]: name for name, node in nodes.items() if role_of(node) is Role.LOOP_CONDITION
@@ -235,7 +232,7 @@ def in_bodies(graph: TensorGraph) -> frozenset[str]:
 
     Ops in a branch within the loop, and behind such a branch, are left out.
     """
-    within, consumers = frames(graph), graph.consumers()
+    within, consumers = find_frames(graph), graph.consumers()
     starts = [
         reader
         for name, node in graph.nodes.items()
@@ -253,18 +250,16 @@ _LOWER = "_lower_using_switch_merge"
 _BODY = re.compile(r"^(?P<caller>.+?)/(?P<part>body|cond|then|else|branch\d+)/_\d+/(?P<rest>.+)$")
 
 
-def mark_lowered(graph: GraphDef) -> None:
-    """Request inlining of the loops and branches of a graph from the runtime, in place."""
-    _mark_functional_ops(graph.node, graph.library)
-
-
-def _mark_functional_ops(nodes: Iterable[NodeDef], library: FunctionDefLibrary) -> None:
+def request_inlining(nodes: Iterable[NodeDef], library: FunctionDefLibrary) -> None:
+    """Request inlining of loops and branches, also in functions, from the runtime, in place."""
     for node in chain(nodes, *(function.node_def for function in library.function)):
         if role_of(node) is Role.FUNCTIONAL:
             node.attr[_LOWER].b = True
 
 
-def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str]) -> TensorGraph:
+def inline_control_flow(
+    graph: TensorGraph, inputs: Collection[str], outputs: Collection[str]
+) -> TensorGraph:
     """Return the graph with the bodies of its loops and branches inlined.
 
     Raises:
@@ -276,8 +271,8 @@ def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str
     edited = [
         marked.edit(name) for name, node in graph.nodes.items() if role_of(node) is Role.FUNCTIONAL
     ]
-    _mark_functional_ops(edited, marked.library)
-    passed = optimized(marked, ("function",), inputs, outputs)
+    request_inlining(edited, marked.library)
+    passed = optimize_graph(marked, ("function",), inputs, outputs)
     return _with_short_names(passed, [*inputs, *outputs])
 
 

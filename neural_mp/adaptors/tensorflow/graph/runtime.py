@@ -66,7 +66,7 @@ class Runner:
     """A graph in a session, compiled once for every set of fetched tensors.
 
     Args:
-        graph: the graph.
+        graph: a graph.
         held: tensor name → array that is fed in every run. A session copies the constants of its
             graph about four times, but these arrays once.
         is_fused: whether ops were fused before; otherwise, the session fuses them for every set of
@@ -196,7 +196,7 @@ class _RunnableGraph(tf.Graph):
         return []
 
 
-def imported(graph: GraphDef) -> tf.Graph:
+def import_graph(graph: GraphDef) -> tf.Graph:
     """Import a graph into TensorFlow, which checks it and infers shapes.
 
     Raises:
@@ -205,7 +205,7 @@ def imported(graph: GraphDef) -> tf.Graph:
     return _import_graph(graph, _ReadableGraph())
 
 
-def runnable(graph: GraphDef) -> tf.Graph:
+def import_runnable(graph: GraphDef) -> tf.Graph:
     """Import a graph, and thereby check it, in half the time: its ops can be run but not read.
 
     Raises:
@@ -249,18 +249,14 @@ def _cpu_cluster() -> Cluster:
 def offline_passes(
     graph: GraphDef, passes: Iterable[str], inputs: Iterable[str], outputs: Iterable[str]
 ) -> GraphDef:
-    """Return a graph rewritten by passes of the runtime's graph optimizer, without a run.
+    """Return a graph rewritten by passes (e.g. `constfold`) of the runtime, without a run.
 
-    Args:
-        graph: the graph.
-        passes: names of the passes, e.g. `constfold`.
-        inputs: tensors fed, whose nodes must stay.
-        outputs: tensors fetched, whose nodes must stay.
+    The nodes of the inputs, tensors fed, and of the outputs, tensors fetched, stay.
 
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    runnable(graph)  # the optimizer does not check all that it reads
+    import_runnable(graph)  # the optimizer does not check all that it reads
     meta = meta_graph_pb2.MetaGraphDef(graph_def=graph)
     protected = dict.fromkeys(node_of(tensor) for tensor in (*outputs, *inputs))
     meta.collection_def["train_op"].node_list.value.extend(protected)
@@ -274,7 +270,7 @@ def offline_passes(
     return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=_cpu_cluster())
 
 
-def optimized(
+def optimize_graph(
     graph: TensorGraph,
     passes: Iterable[str],
     inputs: Iterable[str],
@@ -284,13 +280,8 @@ def optimized(
 ) -> TensorGraph:
     """Return a graph after `offline_passes`, which would copy large constants several times.
 
-    Args:
-        graph: the graph.
-        passes: see `offline_passes`.
-        inputs: likewise.
-        outputs: likewise.
-        held: constants that are placeholders in the result.
-        device: device of the ops that have none; empty to leave them without.
+    `held` are constants that are placeholders in the result; `device` is the device of the ops
+    that have none, empty to leave them without.
 
     Raises:
         tf.errors.OpError: a pass refuses the graph.
@@ -317,28 +308,24 @@ def _set_control_inputs(constant: NodeDef, controls: Sequence[str]) -> NodeDef:
     return changed
 
 
-def compiled(
+def compile_runner(
     graph: TensorGraph,
     held: Mapping[str, NDArray[Any]],
     inputs: Iterable[str],
     outputs: Iterable[str],
 ) -> Runner:
-    """Return a graph in a session, with ops fused for the outputs.
+    """Return a graph in a session, with ops fused for the outputs: other tensors may not exist.
 
-    Args:
-        graph: the graph.
-        held: constants that are fed in every run instead, and their values.
-        inputs: tensors that are fed.
-        outputs: tensors that are fetched; others may not exist after fusion.
+    `held` are constants that are fed in every run instead, and their values.
     """
     is_large = sum(map(constant_bytes, graph.nodes.values())) > _LARGE_GRAPH_BYTES
     try:
-        fused = optimized(graph, _FUSING, inputs, outputs, held, CPU)
-        return Runner(runnable(fused.to_graph_def()), held, is_large=is_large)
+        fused = optimize_graph(graph, _FUSING, inputs, outputs, held, CPU)
+        return Runner(import_runnable(fused.to_graph_def()), held, is_large=is_large)
     except (tf.errors.OpError, ValueError, ModelLoadError):
         # Convolutions fused in BF16 exist only inside of a session.
         logger.debug("The session has to fuse the ops", exc_info=True)
-    whole = runnable(without(graph, held))
+    whole = import_runnable(without(graph, held))
     return Runner(whole, held, is_fused=False, is_large=is_large)
 
 
@@ -350,11 +337,8 @@ _DEVICES = ("CPU", "DEFAULT")
 def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
     """Return the element types of an op's CPU kernels; empty for ops without `attribute`."""
     definition = op_def_registry.get(op)
-    declared = (
-        next((a for a in definition.attr if a.name == attribute and a.type == "type"), None)
-        if definition is not None
-        else None
-    )
+    attributes = () if definition is None else definition.attr
+    declared = next((a for a in attributes if a.name == attribute and a.type == "type"), None)
     if declared is None:
         return frozenset()
     every = frozenset(types_pb2.DataType.values())

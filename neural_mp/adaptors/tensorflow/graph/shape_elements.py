@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -74,10 +75,7 @@ def shape(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
 
 
 def size(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    total: Size = 1
-    for size in inputs[0].sizes:
-        total = total * size
-    return elements(total)
+    return elements(prod(inputs[0].sizes))
 
 
 def rank(node: NodeDef, inputs: Sequence[Facts]) -> Elements:

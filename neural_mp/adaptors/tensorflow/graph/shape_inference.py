@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import TypeVar
 
 import tensorflow as tf
@@ -25,7 +26,7 @@ from neural_mp.adaptors.tensorflow.graph.ops import (
     op_type,
     role_of,
 )
-from neural_mp.adaptors.tensorflow.graph.runtime import imported
+from neural_mp.adaptors.tensorflow.graph.runtime import import_graph
 from neural_mp.adaptors.tensorflow.graph.shape_elements import (
     MAX_ELEMENTS,
     Elements,
@@ -38,6 +39,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     NodeDef,
     TensorGraph,
     constant_size,
+    copied,
     data_inputs,
     known_sizes,
     make_constant,
@@ -85,12 +87,8 @@ class Shapes:
 
 def shapes(graph: TensorGraph) -> Shapes:
     """Infer the shapes of a graph."""
-    return _infer_shapes(_bytes_of(without_large(graph, _LARGE)))
-
-
-def _bytes_of(graph: GraphDef) -> bytes:
-    serialized: bytes = graph.SerializeToString(deterministic=True)
-    return serialized
+    serialized: bytes = without_large(graph, _LARGE).SerializeToString(deterministic=True)
+    return _infer_shapes(serialized)
 
 
 @lru_cache(maxsize=32)
@@ -113,7 +111,7 @@ def _static_shapes(graph: TensorGraph) -> dict[str, list[Shape]]:
     """Return node → shapes as TensorFlow infers them."""
     return {
         operation.name: [known_sizes(tensor.shape) for tensor in operation.outputs]
-        for operation in imported(graph.to_graph_def()).get_operations()
+        for operation in import_graph(graph.to_graph_def()).get_operations()
     }
 
 
@@ -201,9 +199,7 @@ class _Inference:
             if index >= len(dtypes) or dtypes[index] not in _INTEGERS or shape is None:
                 continue
             sizes = [size for size in shape if isinstance(size, int)]
-            count = 1
-            for size in sizes:
-                count *= size
+            count = prod(sizes)
             if len(sizes) < len(shape) or count > MAX_ELEMENTS:
                 continue
             derived = None
@@ -244,9 +240,7 @@ class _Inference:
             dtype = result_dtypes(self.graph[tensor])[output_of(tensor)]
             _add_stand_in(isolated, f"input_{position}", dtype, facts)
         name = isolated.unused("node")
-        copy = NodeDef()
-        copy.CopyFrom(node)
-        copy.name = name
+        copy = copied(node, name)
         copy.input[:] = [f"input_{position}" for position in range(len(tensors))]
         isolated.add(copy)
         try:
@@ -342,7 +336,7 @@ def with_sizes(graph: TensorGraph, sizes: Mapping[str, tuple[int, ...]]) -> tf.G
         if node.name in named:
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(named[node.name]).as_proto())
     try:
-        return imported(small)
+        return import_graph(small)
     except (ValueError, tf.errors.OpError):
         logger.debug("the graph rejects the sizes of its inputs", exc_info=True)
         return None

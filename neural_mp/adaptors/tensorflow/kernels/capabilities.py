@@ -28,7 +28,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
 )
 from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle, forms_that_work
 from neural_mp.adaptors.tensorflow.kernels.convert_int8 import padding_of
-from neural_mp.adaptors.tensorflow.kernels.tensor_variants import DTYPES
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import DTYPES
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
 from neural_mp.core.precision import Precision

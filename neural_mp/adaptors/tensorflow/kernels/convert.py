@@ -44,8 +44,7 @@ from neural_mp.adaptors.tensorflow.kernels.convert_int8 import (
     pad_stored,
     write_layer,
 )
-from neural_mp.adaptors.tensorflow.kernels.integer_kernels import U8
-from neural_mp.adaptors.tensorflow.kernels.tensor_variants import DTYPES, Forms
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import DTYPES, U8, Forms
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.int8_accumulation import KernelKind, weight_qmax
 from neural_mp.core.observations import Range

@@ -16,12 +16,10 @@ from neural_mp.adaptors.common.named_graphs.tensor_variants import BF16, FP32, U
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.signatures.signature import Shape
-from neural_mp.adaptors.tensorflow.graph.fusion import FusionGroup
-from neural_mp.adaptors.tensorflow.graph.layer_folding import same_paddings
+from neural_mp.adaptors.tensorflow.graph.fusion import FusionGroup, same_paddings
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, SUMMAND
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
-    Consumers,
     NodeDef,
     TensorGraph,
     copied,
@@ -34,13 +32,13 @@ from neural_mp.adaptors.tensorflow.kernels.integer_kernels import (
     S8,
     U8,
     ZERO_POINT,
+    Forms,
     Fused,
     Weight,
     convolution_node,
     product_node,
     quantize_weight,
 )
-from neural_mp.adaptors.tensorflow.kernels.tensor_variants import Forms
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
@@ -59,20 +57,6 @@ class Layer:
     node: NodeDef
     group: FusionGroup
     sixteen: bool
-
-    @classmethod
-    def of(
-        cls,
-        graph: TensorGraph,
-        consumers: Consumers,
-        group: FusionGroup,
-        effective: Mapping[str, Precision],
-    ) -> Layer:
-        """Return the part of a fusion group that runs in INT8."""
-        group = group.reduced(lambda name: effective[name] is Precision.INT8)
-        readers = [effective.get(name) for name, _ in consumers[group.tail]]
-        low = bool(readers) and all(precision is Precision.BF16 for precision in readers)
-        return cls(graph.nodes[group.head], group, low)
 
     @property
     def head(self) -> str:
@@ -137,14 +121,14 @@ def _bias_or_zeros(forms: Forms, layer: Layer, channels: int) -> Array:
 
 def int8_layers(model: TensorFlowModel, effective: Mapping[str, Precision]) -> dict[str, Layer]:
     """Return last node fused into the kernel of an INT8 layer → the layer."""
-    consumers = model.graph.consumers()
-    groups = model.structure.fusion_groups.items()
-    layers = (
-        Layer.of(model.graph, consumers, group, effective)
-        for head, group in groups
-        if effective.get(head) is Precision.INT8
-    )
-    return {layer.tail: layer for layer in layers}
+    consumers, layers = model.graph.consumers(), {}
+    for head, group in model.structure.fusion_groups.items():
+        if effective.get(head) is Precision.INT8:
+            group = group.reduced(lambda name: effective[name] is Precision.INT8)
+            readers = [effective.get(name) for name, _ in consumers[group.tail]]
+            sixteen = bool(readers) and all(p is Precision.BF16 for p in readers)
+            layers[group.tail] = Layer(model.graph.nodes[head], group, sixteen)
+    return layers
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.runtime_probe import try_each
 from neural_mp.adaptors.common.signatures.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, SUMMAND
-from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compiled, runnable
+from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compile_runner, import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, TensorGraph
 from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
 from neural_mp.adaptors.tensorflow.kernels.convert import write
@@ -65,7 +65,7 @@ def _run_in_bf16(case: str) -> Iterator[str]:
         else:
             y = tf.matmul(tf.reshape(x, (-1, _CHANNELS)), weight[0, 0])
         tf.cast(y, _F32, name="y")
-    runner = compiled(TensorGraph.from_graph_def(graph.as_graph_def()), {}, ["x"], ["y"])
+    runner = compile_runner(TensorGraph.from_graph_def(graph.as_graph_def()), {}, ["x"], ["y"])
     runner({"x": np.ones((2, 9, 9, _CHANNELS), tf.bfloat16.as_numpy_dtype)}, ["y"])
     yield f"{WORKS}{case}"
 
@@ -85,7 +85,7 @@ def _max_error_steps(form: str, weight_range: WeightRange, signed: bool) -> floa
     layers = [op.name for op in ops if op.fusion_group is None and op.type == form.split()[0]]
     flow = propagate_quantization(ops, dict.fromkeys(layers, Precision.INT8))
     names = list(flow.scale_owner)
-    runner = Runner(runnable(model.graph.to_graph_def()))
+    runner = Runner(import_runnable(model.graph.to_graph_def()))
     values = dict(zip(names, runner(feeds, names), strict=True))
     ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
     weight = replace(REDUCED_WEIGHT, range=weight_range)

@@ -80,7 +80,7 @@ def mixed_policies_refused() -> Iterator[None]:
     """
     original = global_state.set_global_attribute
 
-    def set_global_attribute(name: str, value: Any) -> None:
+    def set_global_attribute(name: str, value: object) -> None:
         if name == "dtype_policy" and value is not None and rewrite_is_enabled():
             _refuse_mixed_policy(value)
         original(name, value)

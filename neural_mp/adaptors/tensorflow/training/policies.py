@@ -132,14 +132,14 @@ def watch_compile() -> None:
             _matching_layers(tuple(layers_of(self)))
         arguments = bound.arguments
         if arguments.get("auto_scale_loss") and computes_in_float16(self):
-            arguments["optimizer"] = scaled(arguments["optimizer"])
+            arguments["optimizer"] = wrap_in_loss_scaling(arguments["optimizer"])
         plain(*bound.args, **bound.kwargs)
 
     compile_with_loss_scale.keras_compile = plain  # type: ignore[attr-defined]
     model_class.compile = compile_with_loss_scale
 
 
-def scaled(optimizer: object) -> Any:
+def wrap_in_loss_scaling(optimizer: object) -> Any:
     """Return an optimizer that scales the loss, wrapping the given one if necessary."""
     instance = keras.optimizers.get(optimizer)
     if instance is None or isinstance(instance, keras.optimizers.LossScaleOptimizer):
@@ -253,5 +253,5 @@ def apply_plan(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
         setattr(model, name, None)
     watch_compile()
     if getattr(model, "compiled", False) and computes_in_float16(model):
-        model.optimizer = scaled(model.optimizer)
+        model.optimizer = wrap_in_loss_scaling(model.optimizer)
     return model

@@ -1,5 +1,8 @@
 """The Keras model of a simulation, for `fit` or the user's own training loop, and its layers.
 
+Made from the graph that conversion reads: with batch norms folded, it runs in float and rounds
+where the converted graph does. Trained numbers are converted by the same `convert.write`.
+
 The layers quantize and dequantize in one step, with a straight-through estimator as gradient of
 values, and learned step sizes (Esser et al., "Learned Step Size Quantization", 2020) for scales, as
 logarithms of their ratio to the initial scale.
@@ -8,7 +11,7 @@ logarithms of their ratio to the initial scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +22,31 @@ import tensorflow as tf
 from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
 from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.simulation import TrainingSchedule, gradient_factor, moving_range
+from neural_mp.adaptors.tensorflow.capture.keras_models import layers_in
 from neural_mp.adaptors.tensorflow.graph.fusion import LARGEST_AVERAGE
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, NodeDef, node_of
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, PLACEHOLDERS, op_type
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    CONSTANT,
+    Array,
+    NodeDef,
+    constant_dtype,
+    make_constant,
+    node_of,
+)
+from neural_mp.adaptors.tensorflow.kernels.convert import write
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import summed_axes
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.training.simulated_walk import Rounding, Walk
+from neural_mp.adaptors.tensorflow.training.simulated_walk import (
+    Rounding,
+    Walk,
+    can_be_called,
+    has_gradient,
+    owners_of,
+    rounding_of,
+)
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, ConversionError
 from neural_mp.space import ResolvedPlan
 
 _F32 = "float32"
@@ -108,9 +130,9 @@ class FakeQuantizer(keras.layers.Layer):
         scale, zero_point = tf.numpy_function(
             _follow_range, [*params, *ends], (tf.float32, tf.float32)
         )
-        follow(observing, self.initial, scale)
-        follow(observing, self.zero_point, zero_point)
-        follow(observing, self.log_scale, 0.0)
+        assign_if_observing(observing, self.initial, scale)
+        assign_if_observing(observing, self.zero_point, zero_point)
+        assign_if_observing(observing, self.log_scale, 0.0)
 
 
 def _follow_range(scale: Array, zero_point: Array, low: Array, high: Array) -> tuple[Any, Any]:
@@ -167,8 +189,8 @@ class FakeWeight(keras.layers.Layer):
         scales = tf.numpy_function(
             lambda value: weight_scales(value, tuple(self.axes), self.limit), [weight], tf.float32
         )
-        follow(observing, self.initial, scales)
-        follow(observing, self.log_scales, 0.0)
+        assign_if_observing(observing, self.initial, scales)
+        assign_if_observing(observing, self.log_scales, 0.0)
 
     @property
     def _round(self) -> Any:
@@ -191,14 +213,16 @@ class FakeWeight(keras.layers.Layer):
         return round_weight
 
 
-def follow(observing: tf.Tensor, variable: keras.Variable, value: Any) -> None:
+def assign_if_observing(
+    observing: tf.Tensor, variable: keras.Variable, value: tf.Tensor | float
+) -> None:
     """Set a variable if `observing`."""
     updated = tf.where(observing, value, variable.value)
     variable.assign(tf.ensure_shape(updated, variable.shape))
 
 
 def variable_of(
-    layer: keras.layers.Layer, value: Any, name: str, trained: bool, dtype: str = _F32
+    layer: keras.layers.Layer, value: Array | float, name: str, trained: bool, dtype: str = _F32
 ) -> keras.Variable:
     """Add a variable with a value to a layer."""
     variable = layer.add_weight(
@@ -311,11 +335,11 @@ class SimulatedModel(keras.Model):
             *(quantizer.log_scale for quantizer in self.all_quantizers),
         ]
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: object, training: bool | None = None) -> Any:
         """Run the model; a call in training mode is one step of the schedule."""
         return self.advanced(inputs) if training else self.walked(inputs)
 
-    def advanced(self, inputs: Any, seen: Seen | None = None) -> Any:
+    def advanced(self, inputs: object, seen: Seen | None = None) -> Any:
         """Run one step of the schedule; `seen` as for `walked`."""
         observing = None
         if self.schedule.observe_steps:
@@ -325,7 +349,7 @@ class SimulatedModel(keras.Model):
 
     def walked(
         self,
-        inputs: Any,
+        inputs: object,
         observing: tf.Tensor | None = None,
         seen: Seen | None = None,
     ) -> Any:
@@ -364,7 +388,7 @@ class SimulatedModel(keras.Model):
         return {"name": self.name}
 
     @classmethod
-    def from_config(cls, config: Any, custom_objects: Any = None) -> SimulatedModel:
+    def from_config(cls, config: object, custom_objects: object = None) -> SimulatedModel:
         """Refuse: a file holds weights, scales and steps alone."""
         raise ConfigurationError(
             "a file of a simulation must be read by load_weights of a simulation made with the "
@@ -377,3 +401,106 @@ class _Parts:
     kernels: Mapping[str, FakeWeight]
     floats: Mapping[str, keras.Variable]
     quantizers: Mapping[str, FakeQuantizer]
+
+
+def simulated(
+    reference: TensorFlowModel,
+    model: TensorFlowModel,
+    plan: ResolvedPlan,
+    ranges: Mapping[str, Range],
+    schedule: TrainingSchedule,
+) -> SimulatedModel:
+    """Return the trainable simulation of a model; see `Simulation.simulated`."""
+    source = Source(model, plan, ranges, rounding_of(model, plan), reference)
+    frozen, learned = _frozen_nodes(reference), schedule.learn_scales
+    kernels: dict[str, FakeWeight] = {}
+    for name, position in source.rounding.weights.items():
+        constant, node = source.constant_of(name), model.graph.nodes[name]
+        if constant not in kernels:
+            value = model.graph.value(constant)
+            axes: tuple[int, ...] = (1,)
+            if position:
+                axes = summed_axes(value.ndim, LAYERS[node.op].is_depthwise)
+            limit = weight_qmax(plan.plan[name].weight)
+            named = f"{_layer_name(reference, name)}_weight"
+            trains = name not in frozen
+            kernels[constant] = FakeWeight(value, axes, limit, learned, trains, named)
+    floats = {
+        constant: FloatWeight(model.graph.value(constant), reader not in frozen)
+        for constant, reader in _weight_constants(model)
+        if constant not in kernels
+    }
+    _check_trainable_ops(model, [*kernels, *floats])
+    quantizers = {
+        root: FakeQuantizer(
+            QuantParams.of(ranges[root]), learned, f"{_layer_name(reference, root)}_result"
+        )
+        for root in dict.fromkeys(plan.flow.scale_owner.values())
+    }
+    trained = [kernel.weight.trainable for kernel in kernels.values()]
+    if not any(trained) and not any(weight.trained for weight in floats.values()):
+        raise ConfigurationError(
+            "the model must have float weights to train (trainable=True), got none; unfreeze a "
+            "layer, or give the model before it was quantized or frozen"
+        )
+    return SimulatedModel(source, schedule, kernels, floats, quantizers)
+
+
+def _layer_name(model: TensorFlowModel, node: str) -> str:
+    """Return the name of a node's layer, or of the node, as part of the name of a Keras layer."""
+    owners = owners_of(model.layers.get(node, ()))
+    return (owners[-1].name if owners else node).replace("/", "_")
+
+
+def _check_trainable_ops(model: TensorFlowModel, weights: Iterable[str]) -> None:
+    """Raise `ConversionError` for an op that cannot run, or through which no gradient flows."""
+    trained = set(weights)
+    for name, node in model.graph.nodes.items():
+        if node.op == CONSTANT or node.op in PLACEHOLDERS:
+            continue
+        if not trained.isdisjoint(map(node_of, node.input)):
+            trained.add(name)
+        if not can_be_called(node) or (name in trained and not has_gradient(node)):
+            layers = model.layers.get(name)
+            location = f"layer {layers[-1].name!r}" if layers else f"op {name!r}"
+            raise ConversionError(
+                f"training with a plan requires ops with gradients and without loops, got "
+                f"{node.op} in {location}; replace the layer, or train the FP32 model"
+            )
+
+
+def _weight_constants(model: TensorFlowModel) -> Iterator[tuple[str, str]]:
+    """Yield the float32 constants that are weights, each with a reader."""
+    at = {name: 0 for name in model.structure.tables}
+    for name, node in model.graph.nodes.items():
+        position = at.get(name, op_type(node).weight)
+        if position is None or not model.graph.is_constant(node.input[position]):
+            continue
+        constant = node_of(node.input[position])
+        if constant_dtype(model.graph.nodes[constant]) == tf.float32:
+            yield constant, name
+
+
+def _frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
+    fixed = {
+        layer.name for layer in layers_in(model.original) if layer.weights and not layer.trainable
+    }
+    return frozenset(
+        node
+        for node, layers in model.layers.items()
+        if fixed.intersection(layer.name for layer in owners_of(layers))
+    )
+
+
+def finished(simulation: SimulatedModel) -> TensorFlowModel:
+    """Return the converted model with the weights and scales of a simulation."""
+    source: Source = simulation.source
+    graph = source.given.graph.copy()
+    for name, kernel in simulation.kernels.items():
+        graph.add(make_constant(name, kernel.weight.numpy()))
+    for name, variable in simulation.floats.items():
+        graph.add(make_constant(name, variable.numpy()))
+    encodings = {root: quantizer.encoding for root, quantizer in simulation.quantizers.items()}
+    ranges = {**source.ranges, **{n: (e.low, e.high) for n, e in encodings.items()}}
+    scales = {name: kernel.scales() for name, kernel in simulation.kernels.items()}
+    return write(source.given.with_graph(graph, weight_scales=scales), source.plan, ranges)

@@ -34,7 +34,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     typed_inputs,
 )
 from neural_mp.adaptors.tensorflow.kernels.convert_int8 import int8_layers
-from neural_mp.adaptors.tensorflow.kernels.tensor_variants import DTYPES
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import DTYPES
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.graph import Layer
 from neural_mp.core.precision import Precision
@@ -112,7 +112,7 @@ def _python_value(attribute: AttrValue) -> Any:
     return _convert_value(kind or "", getattr(attribute, kind or "s"))
 
 
-def _convert_value(kind: str, value: Any) -> Any:
+def _convert_value(kind: str, value: object) -> Any:
     if kind == "type":
         return tf.as_dtype(value)
     if kind == "shape":

@@ -14,15 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.named_graphs.tensor_variants import UINT8
-from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
-from neural_mp.adaptors.common.training_choices import (
+from neural_mp.adaptors.common.simulation import (
     BY_OUTPUT,
+    LEAST_POWER,
     SPARSE_CROSS_ENTROPY,
     SQUARED_ERROR,
     LossChoice,
     OptimizerChoice,
     are_class_numbers,
     check_targets,
+    inputs_and_targets,
 )
 from neural_mp.adaptors.tensorflow.graph.ops import Trait, has_trait
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
@@ -47,14 +48,14 @@ def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], Any]:
     """
     losses = partial(_output_losses if choice.name in BY_OUTPUT else _class_losses, choice)
 
-    def compute_loss(targets: Any, outputs: Any) -> tf.Tensor:
+    def compute_loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         values = losses(targets, outputs)
         return tf.reduce_sum(values) if choice.sums else tf.reduce_mean(values)
 
     return compute_loss
 
 
-def _class_losses(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
+def _class_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     is_sparse = choice.name == SPARSE_CROSS_ENTROPY
     if is_sparse or are_class_numbers(targets.shape, outputs.shape):
         losses = keras.losses.sparse_categorical_crossentropy
@@ -63,7 +64,7 @@ def _class_losses(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
     return losses(targets, outputs, from_logits=choice.from_logits)
 
 
-def _output_losses(choice: LossChoice, targets: Any, outputs: Any) -> tf.Tensor:
+def _output_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     check_targets(targets.shape, outputs.shape)
     expected, actual = (
         tf.expand_dims(tf.cast(tf.reshape(values, tf.shape(outputs)), outputs.dtype), -1)
@@ -114,14 +115,14 @@ class Trainer:
         self._hidden = _hidden_nan_nodes(model)
         self._compiled = tf.function(self._train_step, reduce_retracing=True, autograph=False)
 
-    def step(self, batch: Any, learning_rate: float) -> float:
+    def step(self, batch: object, learning_rate: float) -> float:
         """See the protocol."""
         self.optimizer.learning_rate = learning_rate
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
         expected = self._reference_outputs(inputs) if self.loss is None else targets
         return float(self._compiled(_to_tensors(inputs), _to_tensors(expected)))
 
-    def _train_step(self, inputs: Any, targets: Any) -> tf.Tensor:
+    def _train_step(self, inputs: object, targets: object) -> tf.Tensor:
         variables = self.model.trainable_variables
         values = [*tf.nest.flatten(inputs), *(variable.value for variable in variables)]
 
@@ -149,12 +150,12 @@ class Trainer:
         self.optimizer.apply_gradients(pairs)
         return tf.cast(self.optimizer.iterations.value, tf.int64)
 
-    def _reference_outputs(self, inputs: Any) -> Any:
+    def _reference_outputs(self, inputs: object) -> Any:
         reference: TensorFlowModel = self.model.source.reference
         feeds = reference.signature.bind(tf.nest.map_structure(np.asarray, inputs))
         return reference.signature.packed(reference.run(feeds))
 
-    def first_non_finite(self, batch: Any) -> str | None:
+    def first_non_finite(self, batch: object) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
         inputs, _ = inputs_and_targets(batch, self.loss is not None)
         arrays = tf.nest.flatten(_to_tensors(inputs))
@@ -218,7 +219,7 @@ def _describe_location(model: TensorFlowModel, node: NodeDef) -> str:
     return f"{kind} of layer {owners[-1].name if owners else name!r}"
 
 
-def _to_tensors(values: Any) -> Any:
+def _to_tensors(values: object) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, values)
 
 
@@ -226,7 +227,7 @@ def _is_finite(value: tf.Tensor) -> bool:
     return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
 
 
-def _mean_output_nsr(outputs: Any, reference: Any) -> tf.Tensor:
+def _mean_output_nsr(outputs: object, reference: object) -> tf.Tensor:
     pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(reference), strict=True)
     noises = []
     for output, expected in pairs:

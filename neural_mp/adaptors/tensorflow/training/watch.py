@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
-from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics, unpacked
+from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics, unpack_batch
 from neural_mp.adaptors.tensorflow.training.policies import layers_of
 from neural_mp.core.numerics_trace import ModelTrace, NonFinite, first_non_finite
 from neural_mp.errors import ConfigurationError, NeuralMPError, TrainingError
@@ -252,7 +252,7 @@ class Watch(keras.callbacks.Callback):
         try:
             return trace_numerics(self.model, batch, loss_scale=scale)
         except ConfigurationError:  # only a custom train step has the loss
-            return trace_numerics(self.model, unpacked(batch)[0])
+            return trace_numerics(self.model, unpack_batch(batch)[0])
 
     def _restore_train_function(self) -> None:
         if self._plain is not None:

@@ -17,16 +17,14 @@ from __future__ import annotations
 from functools import cache
 
 from neural_mp.compat.inc.components import (  # noqa: F401  (imported to register their classes)
-    bert,
-    coco,
     dummy,
-    glue,
-    imagenet,
+    image_datasets,
     metrics_arrays,
     metrics_detection,
     metrics_text,
     mnist,
     records,
+    text_datasets,
     transforms,
 )
 from neural_mp.compat.inc.components.registries import DATASETS, METRICS, TRANSFORMS

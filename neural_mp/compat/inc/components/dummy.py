@@ -46,17 +46,14 @@ class Tensor:
         return values.astype(str if self.dtype == "string" else self.dtype)
 
 
-def _is_list_of_shapes(value: Any) -> bool:
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return listed and any(isinstance(item, Sequence) for item in value)
-
-
-def _parse_shapes(option: str, value: Any) -> list[Shape]:
+def _parse_shapes(option: str, value: object) -> list[Shape]:
     """Parse one shape or a list of shapes; none for None."""
     if value is None:
         return []
-    several = _is_list_of_shapes(value)
-    return [sizes(option, item) for item in (value if several else [value])]
+    items = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if any(isinstance(item, Sequence) for item in items):
+        return [sizes(option, item) for item in items]
+    return [sizes(option, value)]
 
 
 def _build_tensors(
@@ -68,17 +65,12 @@ def _build_tensors(
     dtypes: Sequence[str],
 ) -> list[Tensor]:
     """Return one tensor per shape; a single `low`, `high` or `dtype` applies to all."""
-
-    def one_per_shape(option: str, values: Sequence[Any]) -> list[Any]:
-        return _for_each(f"{name}: {option}", values, len(shapes))
-
     kinds = [one_of(f"{name}: dtype", item, dtypes) for item in words(f"{name}: dtype", dtype)]
     lows, highs = numbers(f"{name}: low", low), numbers(f"{name}: high", high)
-    options = (
-        one_per_shape("low", lows),
-        one_per_shape("high", highs),
-        one_per_shape("dtype", kinds),
-    )
+    options = [
+        _for_each(f"{name}: {option}", values, len(shapes))
+        for option, values in (("low", lows), ("high", highs), ("dtype", kinds))
+    ]
     return [Tensor(*parts) for parts in zip(shapes, *options, strict=True)]
 
 
@@ -165,14 +157,12 @@ class EndedStream:
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         random = np.random.RandomState(SEED)
         for _ in range(SAMPLES):
-            inputs, labels = (
-                self._draw_dense(random) if self.counts is None else self._draw_sparse(random)
-            )
+            if self.counts is None:
+                inputs = [tensor.draw(random) for tensor in self.inputs]
+                labels = [tensor.draw(random) for tensor in self.labels]
+            else:
+                inputs, labels = self._draw_sparse(random)
             yield _one_or_all(inputs), _one_or_all(labels) if labels else None
-
-    def _draw_dense(self, random: np.random.RandomState) -> tuple[list[Any], list[np.ndarray]]:
-        inputs = [tensor.draw(random) for tensor in self.inputs]
-        return inputs, [tensor.draw(random) for tensor in self.labels]
 
     def _draw_sparse(self, random: np.random.RandomState) -> tuple[list[Any], list[np.ndarray]]:
         """Draw each input before its label."""

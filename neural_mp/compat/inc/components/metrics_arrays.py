@@ -270,7 +270,7 @@ class _OutputByOutput(RunningMean):
         name = f"{type(self).__name__}: compare_label"
         self.compare_label = true_or_false(name, compare_label)
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with one batch."""
         for predicted, truth in _pair_arrays(preds, labels):
             super().update(predicted, truth)  # type: ignore[misc]
@@ -311,7 +311,7 @@ class Loss(RunningMean):
     running: ClassVar[bool] = False  # the divisor need not be the number of samples
     higher_is_better: ClassVar[bool] = False
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with one batch."""
         self._sum += float(sum(predicted.sum() for predicted, _ in _pair_arrays(preds, labels)))
         first = parts(labels)[0]
@@ -320,7 +320,7 @@ class Loss(RunningMean):
         self._count += array.shape[1] if is_list_of_rows else len(array)
 
 
-def _pair_arrays(preds: Any, labels: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pair_arrays(preds: object, labels: object) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return predictions and labels of each output as float64 arrays of equal shape."""
     predicted, truth = parts(preds), parts(labels)
     if len(predicted) != len(truth):  # one side may be a list of rows of one array

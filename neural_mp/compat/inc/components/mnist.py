@@ -201,7 +201,7 @@ def small_images(
     )
 
 
-def _with_channel(
+def _add_channel_axis(
     name: str, root: object, train: bool = False, download: bool = True
 ) -> SmallImages:
     """Return `small_images` as `[28, 28, 1]`."""
@@ -237,6 +237,6 @@ def _validate_images(path: Path, images: np.ndarray, labels: np.ndarray, rank: i
 for _name in FILES:
     _has_channels = _name.startswith("CIFAR")
     dataset(_name, "tensorflow", "onnxrt")(
-        partial(small_images if _has_channels else _with_channel, _name)
+        partial(small_images if _has_channels else _add_channel_axis, _name)
     )
     dataset(_name, "pytorch")(partial(small_images, _name))

@@ -150,14 +150,11 @@ class RecordDataset:
                 yield self.decode(record)
                 count += 1
         except (tensorflow.errors.OpError, ValueError) as error:
+            more = f" and {len(self.files) - 1} more files" if len(self.files) > 1 else ""
             raise DataError(
-                f"{self.name}: record {count + 1} of {self._describe_files()} cannot be read: "
+                f"{self.name}: record {count + 1} of {self.files[0]}{more} cannot be read: "
                 f"{one_line(error)}"
             ) from error
-
-    def _describe_files(self) -> str:
-        more = f" and {len(self.files) - 1} more files" if len(self.files) > 1 else ""
-        return f"{self.files[0]}{more}"
 
 
 def _read_records(files: Sequence[str]) -> Iterator[bytes]:

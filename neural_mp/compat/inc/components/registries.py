@@ -32,7 +32,7 @@ _IGNORED = {
 }
 
 
-def words(option: str, value: Any) -> list[Any]:
+def words(option: str, value: object) -> list[Any]:
     """Return a list as is, `"a, b"` and `"a b"` as lists of words, other values as one item."""
     if isinstance(value, str):
         items = value.replace(",", " ").split()
@@ -42,7 +42,7 @@ def words(option: str, value: Any) -> list[Any]:
     return list(value) if isinstance(value, Sequence) else [value]
 
 
-def numbers(option: str, value: Any) -> tuple[float, ...]:
+def numbers(option: str, value: object) -> tuple[float, ...]:
     """Parse one or several numbers, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
     values = tuple(finite_number(option, _parse_number(item)) for item in words(option, value))
     if not values:
@@ -50,12 +50,12 @@ def numbers(option: str, value: Any) -> tuple[float, ...]:
     return values
 
 
-def sizes(option: str, value: Any) -> tuple[int, ...]:
+def sizes(option: str, value: object) -> tuple[int, ...]:
     """Parse integers from 1, also written as `"3, 224, 224"`."""
     return whole_numbers(option, [*map(_parse_number, words(option, value))], minimum=1)
 
 
-def _parse_number(item: Any) -> Any:
+def _parse_number(item: object) -> object:
     if not isinstance(item, str):
         return item
     for kind in (int, float):
@@ -66,7 +66,7 @@ def _parse_number(item: Any) -> Any:
     return item
 
 
-def parts(values: Any) -> list[Any]:
+def parts(values: object) -> list[Any]:
     """Return the arrays in a list, tuple or dict; other values and lists of numbers as one item."""
     if isinstance(values, Mapping):
         return list(values.values())
@@ -75,12 +75,10 @@ def parts(values: Any) -> list[Any]:
     return [values]
 
 
-def as_one(values: Any, what: str) -> np.ndarray:
+def as_one(values: object, what: str) -> np.ndarray:
     """Return `values` as one array; several arrays are stacked along a new first axis.
 
-    Args:
-        values: output of a model or a dataloader.
-        what: `"predictions"` or `"labels"`, for messages.
+    `what` is `"predictions"` or `"labels"`, for messages.
     """
     pieces = parts(values)
     if len(pieces) == 1:
@@ -94,7 +92,7 @@ def as_one(values: Any, what: str) -> np.ndarray:
     return np.stack([as_array(piece, what) for piece in pieces])
 
 
-def predictions_and_labels(transform: object, sample: Any) -> tuple[Any, Any]:
+def predictions_and_labels(transform: object, sample: object) -> tuple[Any, Any]:
     """Return the parts of the sample of a postprocess transform."""
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise DataError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from neural_mp.compat.inc.import_aliases import NotHereError
-from neural_mp.compat.inc.log import logger
+from neural_mp.compat.inc.utils import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig
 from neural_mp.compat.inc.v3.devices import ProcessorType, is_client
 from neural_mp.core.enums import Approach, Scheme
@@ -15,6 +16,9 @@ from neural_mp.core.quant_spec import RANGE_ALGORITHMS, ROUND_TO_NEAREST, ROUNDI
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import OpConstraint, QuantConstraint
 from neural_mp.util.validators import is_integer
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 FP32_ONLY = OpConstraint((Precision.FP32,))
 #: Classes of dense layers.
@@ -27,6 +31,7 @@ _SMALL_FLOATS: Mapping[str, int] = {
     **dict.fromkeys(("nf4", "fp4", "fp4_e2m1", "fp4_e2m1_bnb"), 4),
     **dict.fromkeys(("fp8_e4m3", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"), 8),
 }
+A = TypeVar("A", bound="AlgorithmConfig")
 
 
 class AlgorithmConfig(BaseConfig):
@@ -38,6 +43,8 @@ class AlgorithmConfig(BaseConfig):
     in_layers: ClassVar[bool] = False
     #: Whether INT8 ops get corrections.
     corrects: ClassVar[bool] = False
+    #: Option → values to try if a script names no configurations.
+    tried: ClassVar[Mapping[str, Any]] = {}
     #: Option → reason why other values than the default have no effect.
     idle: ClassVar[Mapping[str, str]] = {}
 
@@ -51,9 +58,9 @@ class AlgorithmConfig(BaseConfig):
         raise NotImplementedError
 
     @classmethod
-    def get_config_set_for_tuning(cls) -> AlgorithmConfig:
+    def get_config_set_for_tuning(cls: type[A]) -> A:
         """Return the configurations to try if a script names none."""
-        return cls()
+        return cls(**copy.deepcopy(dict(cls.tried)))
 
     @classmethod
     def get_predefined_configs(cls) -> dict[ProcessorType, AlgorithmConfig]:
@@ -63,7 +70,7 @@ class AlgorithmConfig(BaseConfig):
         return {kind: cls(use_layer_wise=is_client(kind)) for kind in ProcessorType}
 
     @classmethod
-    def get_model_info(cls, model: Any) -> list[tuple[str, str]]:
+    def get_model_info(cls, model: Module) -> list[tuple[str, str]]:
         """Return name and type of the layers of a module that the options may hold for."""
         leaves = (pair for pair in model.named_modules() if not any(pair[1].children()))
         layers = [(name, type(layer).__name__) for name, layer in leaves]
@@ -99,10 +106,16 @@ class WeightOnlyConfig(AlgorithmConfig):
 
     @property
     def bit_width(self) -> int:
-        """Bits of the weight; `dtype` "int4" or "nf4" sets them, too."""
+        """Bits of the smallest kernel for the weight; `dtype` "int4" or "nf4" sets them, too."""
         if self._is_small_float:
             return _SMALL_FLOATS[self._dtype]
-        return self._kernel_bits(self._asked_bits)
+        bits = self._asked_bits
+        if not is_integer(bits) or not min(INTEGERS) <= bits <= max(INTEGERS):
+            raise ConfigurationError(
+                f"bits of a weight must be a whole number from {min(INTEGERS)} to "
+                f"{max(INTEGERS)}, got {bits!r}"
+            )
+        return min(kernel for kernel in INTEGERS if kernel >= bits)
 
     @property
     def _asked_bits(self) -> Any:
@@ -112,19 +125,6 @@ class WeightOnlyConfig(AlgorithmConfig):
     @property
     def _dtype(self) -> str:
         return str(self.options.get("dtype") or "int")
-
-    def _kernel_bits(self, bits: Any) -> int:
-        """Return the bits of the smallest kernel that holds a number of bits.
-
-        Raises:
-            ConfigurationError: no kernel does.
-        """
-        if not is_integer(bits) or not min(INTEGERS) <= bits <= max(INTEGERS):
-            raise ConfigurationError(
-                f"bits of a weight must be a whole number from {min(INTEGERS)} to "
-                f"{max(INTEGERS)}, got {bits!r}"
-            )
-        return min(kernel for kernel in INTEGERS if kernel >= bits)
 
     @property
     def _is_small_float(self) -> bool:
@@ -149,7 +149,7 @@ class WeightOnlyConfig(AlgorithmConfig):
                 self._rounding,
             )
 
-    def _option_value(self, name: str, otherwise: Any) -> Any:
+    def _option_value(self, name: str, otherwise: object) -> Any:
         value = self.options.get(name)
         return otherwise if value is None else value
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from neural_mp.compat.inc.log import logger
+from neural_mp.compat.inc.utils import logger
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.space import name_matches
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 #: Keys in the dict of a configuration with settings of single ops.
 GLOBAL, LOCAL = "global", "local"
@@ -42,7 +44,7 @@ class BaseConfig:
     #: Options whose values are lists themselves.
     lists: ClassVar[frozenset[str]] = frozenset()
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         """Read the options of a class that lists their names in `params_list`."""
         super().__init_subclass__(**options)
         listed = cls.__dict__.get("params_list")
@@ -51,7 +53,7 @@ class BaseConfig:
             cls.lists = frozenset(str(p) for p in listed if getattr(p, "holds_lists", False))
 
     def __init__(
-        self, *values: Any, white_list: str | Sequence[Any] | None = EVERY_OP, **options: Any
+        self, *values: object, white_list: str | Sequence[Any] | None = EVERY_OP, **options: object
     ) -> None:
         if len(values) > len(self.defaults):
             raise ConfigurationError(
@@ -79,7 +81,7 @@ class BaseConfig:
             f"{type(self).__name__} has no attribute {name!r}{did_you_mean(name, options)}"
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         options = self.__dict__.get("options", {})
         if name not in options:
             super().__setattr__(name, value)
@@ -104,7 +106,7 @@ class BaseConfig:
         """The names of the options."""
         return [*self.defaults, "white_list"]
 
-    def set_local(self: C, operator_name_or_list: Any, config: BaseConfig) -> C:
+    def set_local(self: C, operator_name_or_list: object, config: BaseConfig) -> C:
         """Set the configuration of ops: a name, a pattern, a type, or a list of them."""
         keys = operator_name_or_list
         for key in keys if isinstance(keys, list | tuple) else [keys]:
@@ -114,7 +116,9 @@ class BaseConfig:
         return self
 
     def to_config_mapping(
-        self, config_list: Iterable[BaseConfig] | None = None, model_info: Any = ()
+        self,
+        config_list: Iterable[BaseConfig] | None = None,
+        model_info: Iterable[tuple[str, str]] = (),
     ) -> dict[tuple[str, str], BaseConfig]:
         """Return (name, type) of an op → the configuration that it is converted by.
 
@@ -135,14 +139,10 @@ class BaseConfig:
 
     def of_op(self, name: str, kind: str) -> BaseConfig | None:
         """Return the configuration of an op; None if it has none."""
-        by_name = [
-            c
-            for key, c in self.local_config.items()
-            if isinstance(key, str) and name_matches(key, (name,))
-        ]
-        by_type = [c for key, c in self.local_config.items() if type_name(key) == kind]
-        local = by_name or by_type
-        return local[-1] if local else self.global_config
+        keys = [*self.local_config]
+        by_name = [key for key in keys if isinstance(key, str) and name_matches(key, (name,))]
+        local = by_name or [key for key in keys if type_name(key) == kind]
+        return self.local_config[local[-1]] if local else self.global_config
 
     def get_params_dict(self) -> dict[str, Any]:
         """Return option → value."""
@@ -170,13 +170,11 @@ class BaseConfig:
 
     def to_json_string(self, use_diff: bool = False) -> str:
         """Return the dict as JSON; with `use_diff`, without the options at their defaults."""
-        content = self._changed_options() if use_diff else self.to_dict()
-        return json.dumps(_name_type_keys(content), indent=2, default=str) + "\n"
-
-    def _changed_options(self) -> dict[str, Any]:
-        return {
+        changed = {
             k: v for k, v in self.options.items() if k not in self.defaults or v != self.defaults[k]
         }
+        content = _name_type_keys(changed if use_diff else self.to_dict())
+        return json.dumps(content, indent=2, default=str) + "\n"
 
     def to_json_file(self, filename: str | Path) -> None:
         """Write `to_json_string` to a file."""
@@ -211,20 +209,15 @@ class BaseConfig:
         for values in itertools.product(*several.values()):
             chosen = dict(zip(several, values, strict=True))
             config = type(self)(**{**self.options, **chosen, "white_list": self.white_list})
-            config.local_config.update(copy.copy(self.local_config))
+            config.local_config.update(self.local_config)
             configs.append(config)
         return configs
 
     def _has_choices(self, name: str) -> bool:
         """Whether the value of an option is a list of values to try."""
         value = self.options[name]
-        if name in self.lists:
-            return (
-                isinstance(value, list)
-                and all(isinstance(item, list) for item in value)
-                and bool(value)
-            )
-        return isinstance(value, list) and bool(value)
+        is_several = isinstance(value, list) and bool(value)
+        return is_several and (name not in self.lists or all(isinstance(v, list) for v in value))
 
     def __add__(self, other: BaseConfig) -> BaseConfig:
         if isinstance(other, type(self)):
@@ -266,21 +259,14 @@ class ComposableConfig(BaseConfig):
         """Return name of the algorithm → the dict of its configuration."""
         return {config.name: config.to_dict() for config in self.config_list}
 
-    @classmethod
-    def from_dict(  # type: ignore[override]
-        cls, config_dict: Mapping[str, Any], config_registry: Mapping[str, type[BaseConfig]]
-    ) -> BaseConfig:
-        """Read a dict of algorithms: `from_named`."""
-        return cls.from_named(config_dict, config_registry)
-
-    def get_model_info(self, model: Any) -> list[tuple[str, str]]:
+    def get_model_info(self, model: Module) -> list[tuple[str, str]]:
         """Return name and type of the layers that the members' options may hold for."""
         layers = (pair for config in self.config_list for pair in config.get_model_info(model))
         return list(dict.fromkeys(layers))
 
     @classmethod
-    def from_named(
-        cls, config_dict: Mapping[str, Any], known: Mapping[str, type[BaseConfig]]
+    def from_dict(  # type: ignore[override]
+        cls, config_dict: Mapping[str, Any], config_registry: Mapping[str, type[BaseConfig]]
     ) -> BaseConfig:
         """Read a dict of algorithms; the only configuration if there is one.
 
@@ -289,12 +275,12 @@ class ComposableConfig(BaseConfig):
         """
         configs = []
         for name, options in config_dict.items():
-            if name not in known:
+            if name not in config_registry:
                 raise ConfigurationError(
                     f"the configuration names the algorithm {name!r}, which does not exist"
-                    f"{did_you_mean(name, known)}"
+                    f"{did_you_mean(name, config_registry)}"
                 )
-            configs.append(known[name].from_dict(options))
+            configs.append(config_registry[name].from_dict(options))
         return configs[0] if len(configs) == 1 else cls(configs)
 
     def expand(self) -> list[ComposableConfig]:
@@ -314,14 +300,14 @@ class ComposableConfig(BaseConfig):
 
 def expanded(configs: BaseConfig | Iterable[BaseConfig]) -> Iterator[BaseConfig]:
     """Yield the configurations that one or several stand for, in their order."""
-    if isinstance(configs, BaseConfig):
-        yield from configs.expand()
-        return
-    for config in cast("Iterable[BaseConfig]", configs):
+    several = (
+        [configs] if isinstance(configs, BaseConfig) else cast("Iterable[BaseConfig]", configs)
+    )
+    for config in several:
         yield from config.expand()
 
 
-def type_name(key: Any) -> str:
+def type_name(key: object) -> str:
     """Return the name of a type of ops, which may be a class."""
     return key if isinstance(key, str) else getattr(key, "__name__", str(key))
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from neural_mp.api.user_metrics import MetricSet, directed
+from neural_mp.api.user_metrics import MetricSet, resolve_direction
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
-from neural_mp.compat.inc.log import logger
+from neural_mp.compat.inc.utils import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError, MetricError, NeuralMPError
 from neural_mp.util.validators import integer_between, validate_option
 
+M = TypeVar("M")
+N = TypeVar("N")
 #: Sampler that searches with a strategy of neural-mp, and not through a set of configurations.
 OUR_SAMPLER = "neural_mp"
 
@@ -80,11 +82,11 @@ class EvaluationFuncWrapper:
         eval_args: the further arguments.
     """
 
-    def __init__(self, eval_fn: Callable[..., Any], eval_args: Any = None) -> None:
+    def __init__(self, eval_fn: Callable[..., Any], eval_args: Iterable[Any] | None = None) -> None:
         self.eval_fn = eval_fn
         self.eval_args = tuple(eval_args or ())
 
-    def evaluate(self, model: Any) -> float:
+    def evaluate(self, model: object) -> float:
         """Return the accuracy of a model.
 
         Raises:
@@ -136,7 +138,7 @@ class Evaluator:
                 "an evaluator requires an evaluation function, got none; call set_eval_fn_registry"
             )
 
-    def evaluate(self, model: Any) -> float:
+    def evaluate(self, model: object) -> float:
         """Return the weighted sum of the functions' values for a model."""
         return float(
             sum(entry["weight"] * entry["eval_fn"](model) for entry in self.eval_fn_registry)
@@ -193,7 +195,7 @@ class TuningConfig:
         if eval_fn is None:
             return target
         try:
-            return directed(target, MetricSet(()), eval_fn)
+            return resolve_direction(target, MetricSet(()), eval_fn)
         except ConfigurationError as error:
             message = str(error).replace("in accuracy_criterion", "in TuningConfig", 1)
             raise ConfigurationError(message) from None
@@ -212,7 +214,9 @@ class ConfigLoader:
     """
 
     def __init__(
-        self, config_set: BaseConfig | Iterable[BaseConfig], sampler: Any = default_sampler
+        self,
+        config_set: BaseConfig | Iterable[BaseConfig],
+        sampler: Callable[[ConfigSet], Iterable[int]] = default_sampler,
     ) -> None:
         self.config_set = ConfigSet.from_fwk_configs(config_set)
         self.sampler = sampler(self.config_set)
@@ -320,10 +324,9 @@ class TuningLogger:
                 f"or end, e.g. 'trial_start'"
             )
 
-        def log_event(trial_index: int | None = None, **ignored: Any) -> None:
-            logger.info(
-                "%s%s: %s", subject, "" if trial_index is None else f" {trial_index}", event
-            )
+        def log_event(trial_index: int | None = None, **ignored: object) -> None:
+            number = "" if trial_index is None else f" {trial_index}"
+            logger.info("%s%s: %s", subject, number, event)
 
         return log_event
 
@@ -347,7 +350,7 @@ class OrderedTrials:
     options: TuningConfig
     evaluation: EvaluationFuncWrapper
 
-    def chosen(self, model: Any, convert: Callable[[BaseConfig], Any]) -> Any:
+    def select_model(self, model: M, convert: Callable[[BaseConfig], N]) -> M | N:
         """Return the first converted model that meets the target; else the given model.
 
         Args:
@@ -358,11 +361,11 @@ class OrderedTrials:
         Raises:
             NeuralMPError: no configuration is supported.
         """
-        most = validate_option("max_trials", integer_between(1), self.options.max_trials)
+        max_trials = validate_option("max_trials", integer_between(1), self.options.max_trials)
         monitor = TuningMonitor(self.options, self.evaluation.eval_fn)
         monitor.set_baseline(self.evaluation.evaluate(model))
         refused: NeuralMPError | None = None
-        for number, config in enumerate(itertools.islice(self.options.configs(), most), 1):
+        for number, config in enumerate(itertools.islice(self.options.configs(), max_trials), 1):
             try:
                 converted = convert(config)
             except (NotHereError, ConfigurationError) as error:
@@ -374,10 +377,6 @@ class OrderedTrials:
                 return converted
         if refused is not None and not monitor.tuning_history:
             raise refused
-        self._warn_unmet_target(monitor)
-        return model
-
-    def _warn_unmet_target(self, monitor: TuningMonitor) -> None:
         closest = ""
         if monitor.tuning_history:
             best = monitor.get_best_trial_record()
@@ -387,6 +386,7 @@ class OrderedTrials:
             "sampler='neural_mp' to search the precision of each op",
             closest,
         )
+        return model
 
 
 __getattr__ = absent_names(globals())

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from neural_mp.api.by_rules import Conversion
+from neural_mp.api.replay import Conversion
 from neural_mp.compat.inc.v3.algorithm_config import AlgorithmConfig
-from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
 from neural_mp.compat.inc.v3.base_config import EVERY_OP, BaseConfig, ComposableConfig, type_name
 from neural_mp.compat.inc.v3.torch_configs import CONFIGS
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import ConversionRules, OpConstraint
 
-#: Name of an algorithm → its configuration, with AutoRound.
-ALGORITHMS: Mapping[str, type[BaseConfig]] = {**CONFIGS, AutoRoundConfig.name: AutoRoundConfig}
 
-
-def parsed_config(given: object, known: Mapping[str, type[BaseConfig]] = ALGORITHMS) -> BaseConfig:
+def parsed_config(given: object, known: Mapping[str, type[BaseConfig]] = CONFIGS) -> BaseConfig:
     """Return a configuration; a dict holds one for each algorithm, by the names in `known`.
 
     Raises:
         ConfigurationError: the value is neither.
     """
     if isinstance(given, Mapping):
-        return ComposableConfig.from_named(given, known)
+        return ComposableConfig.from_dict(given, known)
     if isinstance(given, BaseConfig):
         return given
     raise ConfigurationError(
@@ -44,7 +39,7 @@ def algorithms_of(config: BaseConfig) -> tuple[AlgorithmConfig, ...]:
     return algorithms
 
 
-def conversion_of(config: BaseConfig, model: Any) -> Conversion:
+def conversion_of(config: BaseConfig, model: object) -> Conversion:
     """Return rules and capture for a configuration and a model.
 
     Decoders of `transformers` keep their class, with `generate`; so does a module whose graph

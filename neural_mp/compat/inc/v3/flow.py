@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neural_mp.api.by_rules import converted_by_rules
-from neural_mp.api.calibration import CalibrationInputs, calibration
+from neural_mp.api.input_data import CalibrationInputs, calibration
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.optimized_model import load as load_saved
 from neural_mp.api.quantization_aware import finish
+from neural_mp.api.replay import convert_by_rules
 from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
 from neural_mp.compat.inc.import_aliases import NotHereError
-from neural_mp.compat.inc.log import logger
-from neural_mp.compat.inc.training import trained_in_place
-from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
+from neural_mp.compat.inc.training import train_in_place
+from neural_mp.compat.inc.utils import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig
 from neural_mp.compat.inc.v3.conversion import algorithms_of, conversion_of, parsed_config, rules_of
+from neural_mp.compat.inc.v3.torch_configs import AutoRoundConfig
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 #: Attributes of a module: its calibration, and the result that it belongs to.
 _PREPARED, _RESULT = "_neural_mp_prepared", "_neural_mp_result"
@@ -40,9 +43,8 @@ class Prepared:
         example_inputs: inputs of one call, or None.
     """
 
-    def __init__(self, model: Any, config: BaseConfig, example_inputs: Any) -> None:
-        self.config = config
-        self.example_inputs = example_inputs
+    def __init__(self, model: Module, config: BaseConfig, example_inputs: object) -> None:
+        self.config, self.example_inputs = config, example_inputs
         self._open = ExitStack()
         self.inputs: CalibrationInputs = self._open.enter_context(calibration(model))
 
@@ -57,7 +59,9 @@ class Prepared:
         self._open.close()
 
 
-def prepare(model: Any, quant_config: Any, inplace: bool = True, example_inputs: Any = None) -> Any:
+def prepare(
+    model: Module, quant_config: object, inplace: bool = True, example_inputs: object = None
+) -> Module:
     """Return the model, whose calls from now on are calibration.
 
     Args:
@@ -69,7 +73,7 @@ def prepare(model: Any, quant_config: Any, inplace: bool = True, example_inputs:
     config = parsed_config(quant_config)
     rules_of(algorithms_of(config))  # errors of options come before the calibration loop
     model = model if inplace else copy.deepcopy(model)
-    previous = _optional_attribute(model, _PREPARED)
+    previous = getattr(model, _PREPARED, None)
     if previous is not None:
         previous.close()
     setattr(model, _PREPARED, Prepared(model, config, example_inputs))
@@ -77,14 +81,16 @@ def prepare(model: Any, quant_config: Any, inplace: bool = True, example_inputs:
     return model
 
 
-def finalize_calibration(model: Any) -> None:
+def finalize_calibration(model: Module) -> None:
     """End the calibration of a prepared model."""
-    prepared = _optional_attribute(model, _PREPARED)
+    prepared = getattr(model, _PREPARED, None)
     if prepared is not None:
         prepared.close()
 
 
-def convert(model: Any, quant_config: Any = None, inplace: bool = True, **ignored: Any) -> Any:
+def convert(
+    model: Module, quant_config: object = None, inplace: bool = True, **ignored: object
+) -> Module:
     """Return the converted module; the given one stays as it was.
 
     Args:
@@ -97,13 +103,13 @@ def convert(model: Any, quant_config: Any = None, inplace: bool = True, **ignore
         ConfigurationError: the model is not prepared, and no configuration is given.
         DataError: the prepared model was not called, and needs calibration or training.
     """
-    trained = _optional_attribute(model, _TRAINED)
+    trained = getattr(model, _TRAINED, None)
     if trained is not None:
         result = finish(trained.made())
         trained.remove()
         delattr(model, _TRAINED)
         return own_module(result)
-    prepared = _optional_attribute(model, _PREPARED)
+    prepared = getattr(model, _PREPARED, None)
     if prepared is None and quant_config is None:
         raise ConfigurationError(
             "quant_config must be given for a model that was not prepared, got None; give a "
@@ -122,13 +128,13 @@ def convert(model: Any, quant_config: Any = None, inplace: bool = True, **ignore
 
 
 def quantize(
-    model: Any,
-    quant_config: Any,
+    model: Module,
+    quant_config: object,
     run_fn: Callable[..., Any] | None = None,
-    run_args: Any = None,
+    run_args: Iterable[Any] | None = None,
     inplace: bool = True,
-    example_inputs: Any = None,
-) -> Any:
+    example_inputs: object = None,
+) -> Module:
     """Prepare, calibrate by `run_fn(model, *run_args)`, and convert.
 
     Args:
@@ -145,7 +151,7 @@ def quantize(
     return convert(model)
 
 
-def prepare_qat(model: Any, mapping: Any = None, inplace: bool = True) -> Any:
+def prepare_qat(model: Module, mapping: object = None, inplace: bool = True) -> Module:
     """Return the model, whose calls from now on have the rounding of INT8, for training.
 
     The first call calibrates. The model keeps its parameters; `convert` ends the training.
@@ -164,14 +170,12 @@ def prepare_qat(model: Any, mapping: Any = None, inplace: bool = True) -> Any:
             "or train a plan with neural_mp.training.quantization_aware"
         )
     model = model if inplace else copy.deepcopy(model)
-    setattr(model, _TRAINED, trained_in_place(model, QuantizationAwareTrainingConfig().rules()))
+    setattr(model, _TRAINED, train_in_place(model, QuantizationAwareTrainingConfig().rules()))
     return model
 
 
 def save(
-    model: Any,
-    checkpoint_dir: str | Path = "saved_results",
-    format: Any = "default",
+    model: Module, checkpoint_dir: str | Path = "saved_results", format: object = "default"
 ) -> None:
     """Save a converted model.
 
@@ -193,11 +197,11 @@ def save(
 
 def load(
     model_name_or_path: str | Path,
-    original_model: Any = None,
-    format: Any = "default",
+    original_model: object = None,
+    format: object = "default",
     device: str = "cpu",
-    **ignored: Any,
-) -> Any:
+    **ignored: object,
+) -> Module:
     """Load a saved model: the module itself.
 
     Args:
@@ -211,27 +215,25 @@ def load(
         ModelLoadError: the folder holds no saved model, or is damaged.
     """
     _format_name(format)
-    result = load_saved(model_name_or_path)
-    return own_module(result)
+    return own_module(load_saved(model_name_or_path))
 
 
-def result_of(model: Any) -> OptimizedModel:
+def result_of(model: Module) -> OptimizedModel:
     """Return the result that a converted module belongs to: its plan and its report.
 
     Raises:
         ConfigurationError: the module is not converted.
     """
-    stored = _optional_attribute(model, _RESULT)
-    if stored is None:
+    result: OptimizedModel | None = getattr(model, _RESULT, None)
+    if result is None:
         raise ConfigurationError(
             f"model must be a module that convert returned, got {type(model).__name__}"
         )
-    result: OptimizedModel = stored
     return result
 
 
 def _convert_model(
-    model: Any, config: BaseConfig, data: CalibrationInputs | None, example: Any
+    model: Module, config: BaseConfig, data: CalibrationInputs | None, example: object
 ) -> OptimizedModel:
     for member in config.members():
         if isinstance(member, AutoRoundConfig) and member.target_bits is not None:
@@ -239,14 +241,16 @@ def _convert_model(
     conversion = conversion_of(config, model)
     for algorithm in algorithms_of(config):
         logger.info(f"Start to apply {algorithm.name} on the model.")
-    result = converted_by_rules(model, conversion, data, _as_batch(example))
+    if isinstance(example, tuple) and len(example) == 1:
+        example = example[0]  # as a batch: a single input is not in a tuple
+    result = convert_by_rules(model, conversion, data, example)
     for line in result.report.warnings:
         logger.warning("%s", line)
     return result
 
 
 def _search_mean_bits(
-    model: Any, config: AutoRoundConfig, data: CalibrationInputs | None
+    model: Module, config: AutoRoundConfig, data: CalibrationInputs | None
 ) -> OptimizedModel:
     """Search the most accurate model with a mean number of bits."""
     tuning = MixedPrecision()
@@ -258,12 +262,7 @@ def _search_mean_bits(
     return tuning.fit()
 
 
-def _as_batch(example: Any) -> Any:
-    """Return example inputs as a batch: a single input is not in a tuple."""
-    return example[0] if isinstance(example, tuple) and len(example) == 1 else example
-
-
-def own_module(result: OptimizedModel, config: BaseConfig | None = None) -> Any:
+def own_module(result: OptimizedModel, config: BaseConfig | None = None) -> Module:
     """Return the module of a result, with the attributes that scripts read."""
     module = result.model
     setattr(module, _RESULT, result)
@@ -278,13 +277,9 @@ def own_module(result: OptimizedModel, config: BaseConfig | None = None) -> Any:
     return module
 
 
-def _optional_attribute(model: Any, name: str) -> Any:
-    return getattr(model, name, None)
-
-
-def _format_name(given: Any) -> str:
+def _format_name(format: object) -> str:
     """Accept a name or an enumeration's member."""
-    name = str(getattr(given, "value", given))
+    name = str(getattr(format, "value", format))
     if name not in _FORMATS:
         raise ConfigurationError(f"format must be {' or '.join(_FORMATS)}, got {name!r}")
     return name

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
-from neural_mp.compat.inc.log import logger
+from neural_mp.compat.inc.utils import logger
 from neural_mp.compat.inc.v3.algorithm_config import (
     DENSE,
     AlgorithmConfig,
@@ -18,6 +19,7 @@ from neural_mp.compat.inc.v3.algorithm_config import (
 )
 from neural_mp.compat.inc.v3.devices import is_client
 from neural_mp.core.enums import Approach
+from neural_mp.core.precision import INTEGERS, Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.space import OpConstraint
 
@@ -47,6 +49,7 @@ class RTNConfig(WeightOnlyConfig):
     """Weights rounded to nearest."""
 
     name: ClassVar[str] = "rtn"
+    tried: ClassVar[Mapping[str, Any]] = {"use_sym": [True, False], "group_size": [32, 128]}
     defaults: ClassVar[Mapping[str, Any]] = {
         **_WEIGHT,
         **_RANGES,
@@ -55,16 +58,12 @@ class RTNConfig(WeightOnlyConfig):
         **_DOUBLE,
     }
 
-    @classmethod
-    def get_config_set_for_tuning(cls) -> RTNConfig:
-        """Return the configurations to try if a script names none."""
-        return cls(use_sym=[True, False], group_size=[32, 128])
-
 
 class GPTQConfig(WeightOnlyConfig):
     """Weights whose rounding errors are compensated with calibration data."""
 
     name: ClassVar[str] = "gptq"
+    tried: ClassVar[Mapping[str, Any]] = {"use_sym": [False, True]}
     roundings: ClassVar[tuple[str, ...]] = ("gptq",)
     defaults: ClassVar[Mapping[str, Any]] = {
         **_WEIGHT,
@@ -82,16 +81,12 @@ class GPTQConfig(WeightOnlyConfig):
         "true_sequential": False,
     }
 
-    @classmethod
-    def get_config_set_for_tuning(cls) -> GPTQConfig:
-        """Return the configurations to try if a script names none."""
-        return cls(use_sym=[False, True])
-
 
 class AWQConfig(WeightOnlyConfig):
     """Weights scaled by the magnitudes of their inputs before rounding."""
 
     name: ClassVar[str] = "awq"
+    tried: ClassVar[Mapping[str, Any]] = {"bits": [4, 8]}
     roundings: ClassVar[tuple[str, ...]] = ("awq",)
     defaults: ClassVar[Mapping[str, Any]] = {
         **_WEIGHT,
@@ -106,16 +101,12 @@ class AWQConfig(WeightOnlyConfig):
         "absorb_layer_dict": {},
     }
 
-    @classmethod
-    def get_config_set_for_tuning(cls) -> AWQConfig:
-        """Return the configurations to try if a script names none."""
-        return cls(bits=[4, 8])
-
 
 class TEQConfig(WeightOnlyConfig):
     """Trained scales of inputs, which are chosen as by AWQ here."""
 
     name: ClassVar[str] = "teq"
+    tried: ClassVar[Mapping[str, Any]] = {"bits": [4, 8]}
     roundings: ClassVar[tuple[str, ...]] = ("awq",)
     defaults: ClassVar[Mapping[str, Any]] = {
         **_WEIGHT,
@@ -132,16 +123,12 @@ class TEQConfig(WeightOnlyConfig):
         logger.warning("TEQConfig: the scales of inputs are searched, as by AWQ, not trained")
         super().warn_without_effect()
 
-    @classmethod
-    def get_config_set_for_tuning(cls) -> TEQConfig:
-        """Return the configurations to try if a script names none."""
-        return cls(bits=[4, 8])
-
 
 class HQQConfig(WeightOnlyConfig):
     """Weights with offsets that suit the many small ones better than the few large ones."""
 
     name: ClassVar[str] = "hqq"
+    tried: ClassVar[Mapping[str, Any]] = {"bits": [4, 8]}
     roundings: ClassVar[tuple[str, ...]] = ("hqq",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "dtype": "int",
@@ -158,11 +145,6 @@ class HQQConfig(WeightOnlyConfig):
         self.options.setdefault("use_sym", False)
         return super().constraint()
 
-    @classmethod
-    def get_config_set_for_tuning(cls) -> HQQConfig:
-        """Return the configurations to try if a script names none."""
-        return cls(bits=[4, 8])
-
 
 class DynamicQuantConfig(Int8Config):
     """INT8 with ranges of inputs computed on every run."""
@@ -174,11 +156,6 @@ class DynamicQuantConfig(Int8Config):
         "w_granularity": "per_tensor",
         "act_algo": "kl",
     }
-
-    @classmethod
-    def get_config_set_for_tuning(cls) -> DynamicQuantConfig:
-        """Return the configurations to try if a script names none."""
-        return cls()
 
 
 class FP8Config(AlgorithmConfig):
@@ -205,11 +182,7 @@ class FP8Config(AlgorithmConfig):
     }
 
     def constraint(self) -> OpConstraint:
-        """Raise NotHereError.
-
-        Raises:
-            NotHereError: always.
-        """
+        """Raise NotHereError."""
         raise NotHereError(
             "FP8Config is not supported: no CPU kernel computes in float8; use "
             "INT8StaticQuantConfig, or MixedPrecisionConfig(dtype='bf16')"
@@ -242,6 +215,7 @@ class SmoothQuantConfig(Int8Config):
     """INT8 with calibrated ranges, and channels scaled where that reduces noise."""
 
     name: ClassVar[str] = "smooth_quant"
+    tried: ClassVar[Mapping[str, Any]] = {"alpha": np.arange(0.1, 1.0, 0.1).tolist()}
     corrects: ClassVar[bool] = True
     lists: ClassVar[frozenset[str]] = frozenset({"excluded_precisions"})
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -262,23 +236,147 @@ class SmoothQuantConfig(Int8Config):
         "alpha": "channels are scaled with 0.5, or equalized by weights, whichever is better",
     }
 
-    @classmethod
-    def get_config_set_for_tuning(cls) -> SmoothQuantConfig:
-        """Return the configurations to try if a script names none."""
-        return cls(alpha=np.arange(0.1, 1.0, 0.1).tolist())
-
 
 class MixedPrecisionConfig(PrecisionConfig):
     """Layers in 16 bits."""
 
     name: ClassVar[str] = "mixed_precision"
+    tried: ClassVar[Mapping[str, Any]] = {"dtype": ["fp16", "bf16", "fp32"]}
     types: ClassVar[frozenset[str]] = DENSE | {"Conv1d", "Conv2d", "Conv3d"}
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "fp16"}
 
-    @classmethod
-    def get_config_set_for_tuning(cls) -> MixedPrecisionConfig:
-        """Return the configurations to try if a script names none."""
-        return cls(dtype=["fp16", "bf16", "fp32"])
+
+#: Schemes of weights alone: `W4A16`, `W2A16G64`.
+_WEIGHTS = re.compile(r"W(\d)A16(?:G(\d+))?(?:_MIXED)?")
+_GROUP_SIZE = 128
+
+
+class AutoRoundConfig(WeightOnlyConfig):
+    """Weights rounded with calibration data, by a scheme or by a mean number of bits.
+
+    With `target_bits`, the precision of each layer is searched: the most accurate model whose
+    weights take that many bits on average.
+    """
+
+    name: ClassVar[str] = "autoround"
+    tried: ClassVar[Mapping[str, Any]] = {"bits": [4, 8]}
+    roundings: ClassVar[tuple[str, ...]] = ("autoround",)
+    lists: ClassVar[frozenset[str]] = frozenset(
+        {"options", "shared_layers", "to_quant_block_names"}
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(("bits", "group_size", "use_sym", "dtype", "act_bits", "act_group_size")),
+        **dict.fromkeys(("act_sym", "act_dtype", "act_dynamic", "super_bits", "super_group_size")),
+        "enable_full_range": False,
+        "batch_size": 8,
+        "amp": True,
+        "lr_scheduler": None,
+        "enable_quanted_input": True,
+        "enable_minmax_tuning": True,
+        "lr": None,
+        "minmax_lr": None,
+        "low_gpu_mem_usage": False,
+        "iters": 200,
+        "seqlen": 2048,
+        "nsamples": 128,
+        "sampler": "rand",
+        "seed": 42,
+        "nblocks": 1,
+        "gradient_accumulate_steps": 1,
+        "not_use_best_mse": False,
+        "dynamic_max_gap": -1,
+        "scale_dtype": "fp16",
+        "use_layer_wise": True,
+        "to_quant_block_names": None,
+        "export_format": "auto_round",
+        "enable_norm_bias_tuning": False,
+        "enable_torch_compile": False,
+        "scheme": "W4A16",
+        "device_map": 0,
+        "quant_nontext_module": False,
+        "extra_data_dir": None,
+        "processor": None,
+        "image_processor": None,
+        "template": None,
+        "truncation": False,
+        "quant_lm_head": False,
+        "enable_adam": False,
+        "target_bits": None,
+        "options": ("MXFP4", "MXFP8"),
+        "shared_layers": None,
+        "ignore_scale_zp_bits": False,
+        **dict.fromkeys(("auto_scheme_device_map", "auto_scheme_batch_size", "tokenizer")),
+        "auto_scheme_method": "default",
+        "output_dir": "./tmp_auto_round",
+        "low_cpu_mem_usage": True,
+        "disable_opt_rtn": True,
+        "dataset": None,
+        "model_free": False,
+    }
+
+    def constraint(self) -> OpConstraint:
+        """Return the constraint of a dense layer, by the scheme and the options besides it."""
+        return self._weights().constraint()
+
+    def warn_without_effect(self) -> None:
+        """Log warnings for options without effect, and for weights of another type than asked."""
+        self._weights().warn_without_effect()
+
+    def _weights(self) -> _Weights:
+        bits, size = self._parse_scheme()
+        options = {"bits": bits, "group_size": size, "use_sym": True, "dtype": "int"}
+        chosen = {name: self.options[name] for name in options if self.options[name] is not None}
+        weights = _Weights(**{**options, **chosen})
+        weights.iters = self.options["iters"]
+        return weights
+
+    def _parse_scheme(self) -> tuple[int, int]:
+        """Return bits and group size."""
+        scheme = self.options["scheme"]
+        if isinstance(scheme, Mapping):
+            return int(scheme.get("bits", 4)), int(scheme.get("group_size", _GROUP_SIZE))
+        match = _WEIGHTS.fullmatch(str(scheme).upper())
+        if match is None:
+            raise NotHereError(
+                f"AutoRoundConfig(scheme={scheme!r}) is not supported: no CPU kernel here computes "
+                f"in this type; use scheme='W4A16' (or W2A16, W3A16, W8A16), "
+                f"or INT8StaticQuantConfig for INT8"
+            )
+        return int(match[1]), int(match[2] or _GROUP_SIZE)
+
+    @property
+    def searched(self) -> tuple[Precision, ...]:
+        """The precisions to search for `target_bits`: those named by `options`, or all.
+
+        Raises:
+            ConfigurationError: `target_bits` is not a number of bits.
+        """
+        target = self.options["target_bits"]
+        if not isinstance(target, int | float) or not 1 < target <= 32:
+            raise ConfigurationError(
+                f"target_bits must be a number of bits from 2 to 32, got {target!r}"
+            )
+        requested = self.options["options"]
+        schemes = requested.split(",") if isinstance(requested, str) else requested
+        named = [_WEIGHTS.fullmatch(str(scheme).strip().upper()) for scheme in schemes]
+        bits = {int(match[1]) for match in named if match is not None} & INTEGERS.keys()
+        if not bits:
+            logger.warning(
+                "AutoRoundConfig.options=%r names no scheme with a kernel here; 2, 3, 4 and 8 bits "
+                "are searched",
+                requested,
+            )
+        return tuple(parse_precisions([INTEGERS[b] for b in sorted(bits or INTEGERS)]))
+
+
+class _Weights(WeightOnlyConfig):
+    """The options of a weight that a scheme means; without steps, rounding to nearest."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {**_WEIGHT, "group_size": _GROUP_SIZE, "iters": 200}
+
+    @property
+    def roundings(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("rtn",) if self.options["iters"] == 0 else AutoRoundConfig.roundings
 
 
 #: Name of an algorithm → its configuration.
@@ -294,6 +392,7 @@ CONFIGS: Mapping[str, type[AlgorithmConfig]] = {
         INT8StaticQuantConfig,
         SmoothQuantConfig,
         MixedPrecisionConfig,
+        AutoRoundConfig,
     )
 }
 #: Kind of double quantization → options that mean it.
@@ -317,6 +416,11 @@ def get_default_rtn_config(processor_type: object = None) -> RTNConfig:
 def get_default_gptq_config(processor_type: object = None) -> GPTQConfig:
     """Return the default configuration of a kind of processor, by default of a server."""
     return GPTQConfig(use_layer_wise=is_client(processor_type))
+
+
+def get_default_AutoRound_config(processor_type: object = None) -> AutoRoundConfig:  # noqa: N802
+    """Return the default configuration of a kind of processor, by default of a server."""
+    return AutoRoundConfig(use_layer_wise=is_client(processor_type))
 
 
 def get_default_awq_config() -> AWQConfig:

@@ -1,18 +1,21 @@
 """Names that scripts import from `neural_compressor.torch.utils`, `.export` and `.algorithms`."""
 
+# What is imported and not used is for scripts.
+# ruff: noqa: F401
+
 from __future__ import annotations
 
 import importlib
 import inspect
 import itertools
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from neural_mp.compat.inc.import_aliases import absent_names
-from neural_mp.compat.inc.log import logger
-from neural_mp.compat.inc.utils import get_torch_version
+from neural_mp.compat.inc.utils import get_torch_version, inputs_of_pair, logger
 from neural_mp.compat.inc.v3.devices import (
     CPU_Accelerator,
     CUDA_Accelerator,
@@ -34,25 +37,11 @@ from neural_mp.compat.inc.v3.torch_configs import (
 )
 from neural_mp.errors import CaptureError
 
-__all__ = [
-    "DOUBLE_QUANT_CONFIGS",
-    "CPU_Accelerator",
-    "CUDA_Accelerator",
-    "HPU_Accelerator",
-    "ProcessorType",
-    "XPU_Accelerator",
-    "accelerator",
-    "accelerator_registry",
-    "auto_detect_accelerator",
-    "cpu_info",
-    "detect_device",
-    "detect_processor_type_based_on_hw",
-    "get_accelerator",
-    "get_processor_type_from_user_config",
-    "get_torch_version",
-    "logger",
-]
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import Module
 
+T = TypeVar("T")
 LWQ_WORKSPACE = "nc_workspace/layer_wise"
 
 
@@ -76,7 +65,6 @@ is_hpu_available = is_ipex_available = is_ipex_imported = is_habana_framework_in
 
 def get_ipex_version() -> None:
     """Return None: its kernels are not used."""
-    return
 
 
 def get_used_cpu_mem_MB() -> float:  # noqa: N802
@@ -89,7 +77,7 @@ def get_used_hpu_mem_MB() -> float:  # noqa: N802
     return 0.0
 
 
-def get_model_device(model: Any) -> Any:
+def get_model_device(model: Module) -> torch.device:
     """Return the device of the first weight of a module; that of the CPU without weights."""
     for value in model.parameters():
         return value.device
@@ -101,7 +89,7 @@ def get_double_quant_config_dict(double_quant_type: str = "BNB_NF4") -> dict[str
     return get_default_double_quant_config(double_quant_type).to_dict()
 
 
-def move_input_to_device(input: Any, device: Any = None) -> Any:
+def move_input_to_device(input: T, device: object = None) -> T:
     """Return the input: models run on the CPU, where data are."""
     return input
 
@@ -109,7 +97,7 @@ def move_input_to_device(input: Any, device: Any = None) -> Any:
 move_input_device = move_input_to_device
 
 
-def forward_wrapper(model: Any, input: Any, device: Any = None) -> Any:
+def forward_wrapper(model: Module, input: object, device: object = None) -> Any:
     """Return the outputs of a module for a batch: a dict, a list of inputs, or one input.
 
     A list that the parameters of the module do not match is one input.
@@ -121,7 +109,7 @@ def forward_wrapper(model: Any, input: Any, device: Any = None) -> Any:
     return model(input)
 
 
-def _accepts_arguments(model: Any, count: int) -> bool:
+def _accepts_arguments(model: Module, count: int) -> bool:
     try:
         inspect.signature(getattr(model, "forward", model)).bind(*range(count))
     except TypeError:
@@ -129,24 +117,20 @@ def _accepts_arguments(model: Any, count: int) -> bool:
     return True
 
 
-def model_forward(model: Any, dataloader: Any, iters: int = 100, device: Any = None) -> None:
+def model_forward(
+    model: Module, dataloader: Iterable[Any], iters: int = 100, device: object = None
+) -> None:
     """Run a module on the inputs of the first batches of a loader; -1 for all."""
-    for count, inputs in enumerate(_inputs_of_batches(dataloader)):
+    for count, batch in enumerate(dataloader):
         if count == iters:
             return
-        forward_wrapper(model, inputs)
+        forward_wrapper(model, inputs_of_pair(batch))
 
 
-def get_example_input(dataloader: Any, i: int = 1) -> Any:
+def get_example_input(dataloader: Iterable[Any], i: int = 1) -> Any:
     """Return the inputs of the batch number `i`; of the last one in a shorter loader."""
-    first = [*itertools.islice(_inputs_of_batches(dataloader), i + 1)]
-    return first[-1] if first else None
-
-
-def _inputs_of_batches(dataloader: Any) -> Iterator[Any]:
-    """Yield the inputs of batches: the first of two parts, as in (inputs, label)."""
-    for batch in dataloader:
-        yield batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+    first = [*itertools.islice(dataloader, i + 1)]
+    return inputs_of_pair(first[-1]) if first else None
 
 
 class CapturedDataloader:
@@ -160,8 +144,7 @@ class CapturedDataloader:
     def __init__(
         self, args_list: Sequence[tuple[Any, ...]], kwargs_list: Sequence[Mapping[str, Any]]
     ) -> None:
-        self.args_list = args_list
-        self.kwargs_list = kwargs_list
+        self.args_list, self.kwargs_list = args_list, kwargs_list
 
     def __iter__(self) -> Iterator[Any]:
         for args, kwargs in zip(self.args_list, self.kwargs_list, strict=True):
@@ -173,7 +156,7 @@ class CapturedDataloader:
                 yield args[0] if len(args) == 1 else args
 
 
-def export(model: Any, example_inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> Any:
+def export(model: Module, example_inputs: tuple[Any, ...], dynamic_shapes: object = None) -> Module:
     """Return the graph of a module, captured by `torch.export`.
 
     The graph can be prepared and converted like the module itself, which needs no export.
@@ -186,7 +169,7 @@ def export(model: Any, example_inputs: tuple[Any, ...], dynamic_shapes: Any = No
     Raises:
         CaptureError: the graph cannot be captured.
     """
-    torch: Any = importlib.import_module("torch")
+    torch = importlib.import_module("torch")
     try:
         with torch.no_grad():
             program = torch.export.export(
@@ -201,7 +184,11 @@ def export(model: Any, example_inputs: tuple[Any, ...], dynamic_shapes: Any = No
     return program.module()
 
 
-def load_empty_model(pretrained_model_name_or_path: Any, cls: Any = None, **options: Any) -> Any:
+def load_empty_model(
+    pretrained_model_name_or_path: str | Path,
+    cls: type[Module] | None = None,
+    **options: object,
+) -> Module:
     """Return a model of transformers for conversion layer by layer: with its weights, here.
 
     Args:
@@ -213,19 +200,18 @@ def load_empty_model(pretrained_model_name_or_path: Any, cls: Any = None, **opti
     return kind.from_pretrained(pretrained_model_name_or_path, **options).eval()
 
 
-def set_module(model: Any, op_name: str, new_module: Any) -> None:
+def set_module(model: Module, op_name: str, new_module: Module) -> None:
     """Replace a module by its path."""
     parent, _, name = op_name.rpartition(".")
     setattr(model.get_submodule(parent), name, new_module)
 
 
-def fetch_module(model: Any, op_name: str) -> Any:
+def fetch_module(model: Module, op_name: str) -> Module | None:
     """Return a module by its path; None if there is none."""
-    modules = dict(model.named_modules())
-    return modules.get(op_name)
+    return dict(model.named_modules()).get(op_name)
 
 
-def get_model_info(model: Any, white_module_list: tuple[type, ...]) -> list[tuple[str, str]]:
+def get_model_info(model: Module, white_module_list: tuple[type, ...]) -> list[tuple[str, str]]:
     """Return name and class of the modules of some types."""
     return [
         (name, type(module).__name__)
@@ -239,13 +225,10 @@ _absent = absent_names(globals())
 
 def __getattr__(name: str) -> Any:
     """Return a bound of torch's versions, such as `TORCH_VERSION_2_7_0`, or a placeholder."""
-    prefix, at_least = "TORCH_VERSION_", "GT_OR_EQUAL_TORCH_VERSION_"
-    if name.startswith(at_least):
-        return get_torch_version() >= _parse_version(name.removeprefix(at_least))
-    return _parse_version(name.removeprefix(prefix)) if name.startswith(prefix) else _absent(name)
-
-
-def _parse_version(digits: str) -> Any:
+    relation, prefix, digits = name.partition("TORCH_VERSION_")
+    if not prefix or relation not in ("", "GT_OR_EQUAL_"):
+        return _absent(name)
     from packaging.version import Version
 
-    return Version(digits.replace("_", "."))
+    version = Version(digits.replace("_", "."))
+    return get_torch_version() >= version if relation else version

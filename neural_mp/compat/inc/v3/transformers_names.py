@@ -1,20 +1,28 @@
-"""`neural_compressor.transformers`: models of `transformers` that are quantized on loading."""
+"""`neural_compressor.transformers`, whose models are quantized on loading, and `.evaluation`."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.v3.algorithm_config import WeightOnlyConfig
-from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
 from neural_mp.compat.inc.v3.flow import convert, load, prepare
-from neural_mp.compat.inc.v3.torch_configs import AWQConfig, RTNConfig, TEQConfig
+from neural_mp.compat.inc.v3.torch_configs import (
+    AutoRoundConfig,
+    AWQConfig,
+    RTNConfig,
+    TEQConfig,
+)
 from neural_mp.compat.inc.v3.torch_configs import GPTQConfig as GPTQOfTorch
 from neural_mp.errors import DataError
+from neural_mp.metrics.language import task_results
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 __all__ = ["AutoRoundConfig"]
 
@@ -46,13 +54,13 @@ class _LoadingConfig:
         group_size: int = 32,
         *,
         sym: bool = True,
-        tokenizer: Any = None,
-        dataset: Any = None,
+        tokenizer: Callable[..., Any] | None = None,
+        dataset: str | Path | Iterable[Any] | None = None,
         n_samples: int = 128,
         seq_len: int = 2048,
         batch_size: int = 8,
         quant_lm_head: bool = False,
-        **options: Any,
+        **options: object,
     ) -> None:
         self.bits, self.group_size, self.sym = bits, group_size, sym
         self.tokenizer, self.dataset = tokenizer, dataset
@@ -76,8 +84,7 @@ class _LoadingConfig:
             DataError: there are no calibration data, or no tokenizer for texts.
         """
         data = self.dataset
-        is_file = isinstance(data, str | Path) and Path(data).is_file()
-        if isinstance(data, str | Path) and not is_file:
+        if isinstance(data, str | Path) and not Path(data).is_file():
             raise DataError(
                 f"dataset must be a text file, a list of texts or batches of token ids, got "
                 f"{str(data)!r}, which is no file; no data are downloaded"
@@ -87,17 +94,19 @@ class _LoadingConfig:
                 f"{type(self).__name__} requires calibration data; set dataset to a text file, a "
                 f"list of texts or batches of token ids"
             )
-        texts = [Path(data).read_text(encoding="utf-8")] if is_file else list(data)
+        if isinstance(data, str | Path):
+            texts: list[Any] = [Path(data).read_text(encoding="utf-8")]
+        else:
+            texts = list(data)
         if not all(isinstance(text, str) for text in texts):
             yield from texts
             return
         if self.tokenizer is None:
             raise DataError("calibration texts require a tokenizer; set tokenizer")
-        yield from self._windows("\n\n".join(texts))
+        yield from self._windows(self.tokenizer("\n\n".join(texts))["input_ids"])
 
-    def _windows(self, text: str) -> Iterator[Any]:
-        torch: Any = importlib.import_module("torch")
-        ids = torch.tensor(self.tokenizer(text)["input_ids"])
+    def _windows(self, tokens: Sequence[int]) -> Iterator[Any]:
+        ids = importlib.import_module("torch").tensor(tokens)
         length = min(self.seq_len, len(ids))
         count = min(len(ids) // max(length, 1), self.n_samples)
         if not count:
@@ -137,8 +146,12 @@ class _Auto:
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path, *values: Any, quantization_config: Any = None, **options: Any
-    ) -> Any:
+        cls,
+        name: str | Path,
+        *values: object,
+        quantization_config: object = None,
+        **options: object,
+    ) -> Module:
         """Load a model, and quantize its layers.
 
         Args:
@@ -176,34 +189,72 @@ class AutoModelForSeq2SeqLM(_Auto):
     _kind = "AutoModelForSeq2SeqLM"
 
 
-def _quantize_model(model: Any, options: Any) -> Any:
+def _quantize_model(model: Module, options: object) -> Module:
     if not isinstance(options, _LoadingConfig):
         return convert(prepare(model, options))
     config = options.config()
     prepared = prepare(model, config)
     if any(rounding != "rtn" for rounding in config.roundings):
-        _run_batches(prepared, options.batches())
+        torch: Any = importlib.import_module("torch")
+        with torch.no_grad():
+            for batch in options.batches():
+                if isinstance(batch, Mapping):
+                    prepared(**batch)
+                else:
+                    prepared(batch)
     return convert(prepared)
 
 
-def _run_batches(model: Any, batches: Iterable[Any]) -> None:
-    torch: Any = importlib.import_module("torch")
-    with torch.no_grad():
-        for batch in batches:
-            if isinstance(batch, Mapping):
-                model(**batch)
-            else:
-                model(batch)
-
-
-def _make_savable(model: Any) -> Any:
+def _make_savable(model: Module) -> Module:
     """Return the module, whose `save_pretrained` writes a folder that is loaded here."""
 
-    def save_pretrained(save_directory: str | Path, **options: Any) -> None:
+    def save_pretrained(save_directory: str | Path, **options: object) -> None:
         model.save(save_directory)
 
     model.save_pretrained = save_pretrained
     return model
+
+
+class LMEvalParser:
+    """Options of an evaluation.
+
+    Args:
+        model: kind of model in lm-eval.
+        tasks: names of tasks, separated by commas.
+        model_args: options of the model, as in lm-eval.
+        user_model: the model to evaluate, instead of the one that `model_args` names.
+        tokenizer: its tokenizer.
+        **options: further options: `num_fewshot`, `batch_size`, `limit`.
+    """
+
+    def __init__(
+        self,
+        model: str = "hf",
+        tasks: str = "lambada_openai",
+        model_args: str = "",
+        user_model: Module | None = None,
+        tokenizer: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.model, self.tasks, self.model_args = model, tasks, model_args
+        self.user_model, self.tokenizer = user_model, tokenizer
+        self.num_fewshot = options.get("num_fewshot")
+        self.batch_size = options.get("batch_size", 1)
+        self.limit = options.get("limit")
+        self.options = options
+
+
+def evaluate(args: LMEvalParser) -> dict[str, Any]:
+    """Return the results of lm-eval.
+
+    Raises:
+        MissingFrameworkError: lm-eval is not installed.
+    """
+    options = {name: getattr(args, name) for name in ("num_fewshot", "batch_size", "limit")}
+    tasks = args.tasks.split(",")
+    if args.user_model is None:
+        return task_results(args.model, tasks, model_args=args.model_args, **options)
+    return task_results(args.user_model, tasks, tokenizer=args.tokenizer, **options)
 
 
 __getattr__ = absent_names(globals())

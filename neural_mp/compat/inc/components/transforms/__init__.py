@@ -1,11 +1,9 @@
 """Transforms of INC's files, by framework; each module registers its own."""
 
-from neural_mp.compat.inc.components.transforms import (  # imported to register their classes
+from neural_mp.compat.inc.components.transforms import (  # noqa: F401  (each registers its classes)
     geometry,
     imagenet,
     squad,
     torchvision,
     values,
 )
-
-__all__ = ["geometry", "imagenet", "squad", "torchvision", "values"]

@@ -51,13 +51,6 @@ _DEVIATIONS = parsed(_THREE, "above 0", lambda found: min(found) > 0)
 _FRACTION = parsed(finite_number, "above 0 and at most 1", lambda found: 0 < found <= 1)
 
 
-def _central_part(image: np.ndarray, fraction: float) -> np.ndarray:
-    """Return the part left after equal margins, rounded down, are cut off on both sides."""
-    height, width = image.shape[:2]
-    top, left = (int((size - size * fraction) / 2) for size in (height, width))
-    return cut(image, top, left, height - 2 * top, width - 2 * left)
-
-
 @registered(TRANSFORMS, "BilinearImagenet", "onnxrt")
 @dataclass(frozen=True)
 class BilinearImagenet(ImageTransform):
@@ -79,7 +72,10 @@ class BilinearImagenet(ImageTransform):
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 `[height, width, C]`."""
         image = self.in_floats(np.asarray(checked_rank(inputs, 3)))
-        image = self.scaled(_central_part(image, self.central_fraction))
+        height, width = image.shape[:2]
+        # Equal margins, rounded down, are cut off on both sides.
+        top, left = (int((size - size * self.central_fraction) / 2) for size in (height, width))
+        image = self.scaled(cut(image, top, left, height - 2 * top, width - 2 * left))
         mean = np.array(self.mean_value, dtype=np.float32)
         return ((image - np.float32(0.5)) * np.float32(2) - mean) * np.float32(self.scale)
 

@@ -1,0 +1,294 @@
+"""`neural-mp inspect`, `explain` and `audit`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.cli.errors import ExitCode
+from neural_mp.cli.options import ModelArgument, ModelOptions, TargetOption
+from neural_mp.cli.output import Output
+from neural_mp.cli.report import read_run
+from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
+
+if TYPE_CHECKING:
+    from neural_mp.api.explain import Explanation
+    from neural_mp.api.optimized_model import OptimizedModel
+    from neural_mp.core.graph import Op
+    from neural_mp.core.plan import PrecisionPlan
+    from neural_mp.core.precision import Precision
+    from neural_mp.profiling.audit import Audit
+    from neural_mp.runs.report import RunRecord, StageNoise
+    from neural_mp.space import TuningSpace
+
+
+def inspect(
+    model: ModelArgument,
+    op_type: Annotated[
+        list[str] | None,
+        typer.Option("--type", help="Show only ops of this type; repeatable."),
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(help="Show only ops whose full name matches this regular expression."),
+    ] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Show counts by op type, precision and reason.")
+    ] = False,
+    per_op: Annotated[
+        bool, typer.Option("--all", help="One row per op instead of one row per layer.")
+    ] = False,
+    target: TargetOption = None,
+    *,
+    options: ModelOptions,
+    out: Output,
+) -> None:
+    """Show the precisions each op supports here, or the plan of a saved result."""
+    from neural_mp.api.saved_model import is_saved_model
+
+    pattern = _compile_match(match)
+    if is_saved_model(model):
+        if op_type:
+            raise ConfigurationError(
+                f"--type requires a model, got the saved result {model!r}; give --match or "
+                f"--summary"
+            )
+        _inspect_saved(out, model, pattern, summary)
+        return
+    loaded = options.load(model, out)
+    from neural_mp.api.portability import exact_targets
+    from neural_mp.core import hardware
+    from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
+
+    machine = hardware.detect().for_target(target or hardware.HOST_TARGET)
+    with out.working(f"Reading the capabilities of {model}"):
+        space = loaded.adaptor.space(loaded.held, machine)
+    ops = _select_ops(list(space.graph), op_type or (), pattern)
+    if summary:
+        counts = CapabilitySummary.of(space, ops)
+        out.show(summary_table(counts))
+    else:
+        out.show(capability_table(space, ops, each=per_op))
+        if loaded.full_range_kernels:
+            out.line(f"exact on {exact_targets(loaded)}")
+    if out.as_json:
+        out.document(counts.to_dict() if summary else [_op_document(space, op) for op in ops])
+
+
+def _inspect_saved(
+    out: Output, folder: str, pattern: re.Pattern[str] | None, summary: bool
+) -> None:
+    from neural_mp.api.optimized_model import load
+    from neural_mp.core.plan import PrecisionPlan
+    from neural_mp.reporting import plan_table
+    from neural_mp.reporting.tables import op_counts_table
+
+    with out.working(f"Loading {folder}"):
+        saved = load(folder)
+    names = _match_names(list(saved.plan), pattern, "the plan has no op that matches --match")
+    plan = PrecisionPlan({name: saved.plan[name] for name in names})
+    if summary:
+        counts = saved.report.op_counts
+        out.show(op_counts_table(counts))
+        document: Any = {"types": {kind: dict(by) for kind, by in counts.items()}}
+    else:
+        out.show(plan_table(plan, saved.exact_on))
+        document = {"plan": plan.to_dict()}
+    if out.as_json:
+        out.document({**document, "exact_on": saved.exact_on})
+
+
+def _compile_match(match: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if match is None else re.compile(match)
+    except re.error as error:
+        raise ConfigurationError(
+            f"--match {match!r} is not a regular expression: {error}; write .* for any characters"
+        ) from None
+
+
+def _select_ops(
+    ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | None
+) -> list[Op]:
+    """Return the ops of the given types whose names match, in their order.
+
+    Raises:
+        UnknownOperatorError: no op matches.
+    """
+    op_types = sorted({op.type for op in ops})
+    requested = {_find_op_type(name, op_types) for name in types}
+    remaining = [op for op in ops if not requested or op.type in requested]
+    missing = f"no op{' of these types' if requested else ''} matches --match"
+    names = set(_match_names([op.name for op in remaining], pattern, missing))
+    return [op for op in remaining if op.name in names]
+
+
+def _find_op_type(name: str, known: Collection[str]) -> str:
+    for op_type in known:
+        if op_type.lower() == name.lower():
+            return op_type
+    raise UnknownOperatorError(
+        f"--type {name!r}: the model has no op of this type{did_you_mean(name, known)}"
+    )
+
+
+def _match_names(names: list[str], pattern: re.Pattern[str] | None, missing: str) -> list[str]:
+    if pattern is None:
+        return names
+    matching = [name for name in names if pattern.fullmatch(name)]
+    if not matching:
+        raise UnknownOperatorError(
+            f"{missing} {pattern.pattern!r}, which must match a whole name"
+            f"{did_you_mean(pattern.pattern, names)}"
+        )
+    return matching
+
+
+def _op_document(space: TuningSpace, op: Op) -> dict[str, Any]:
+    capability = space.capabilities[op.name]
+    return {
+        "name": op.name,
+        "type": op.type,
+        "inputs": list(op.inputs),
+        "source_precision": op.source_precision.value,
+        "precisions": [p.value for p in capability.precisions],
+        "emulated": sorted(p.value for p in capability.emulated),
+        "reasons": {p.value: why for p, why in capability.reasons.items()},
+    }
+
+
+def explain(
+    model: ModelArgument,
+    op: Annotated[str, typer.Argument(help="Name or pattern of an op or layer, as for op_wise.")],
+    precision: Annotated[
+        list[str] | None, typer.Option(help="int8, bf16 or fp16; default: all.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Plan file to explain.")] = None,
+    workspace: Annotated[
+        Path | None,
+        typer.Option(help="Workspace of a run, or a saved result, to explain with its noise."),
+    ] = None,
+    *,
+    options: ModelOptions,
+    out: Output,
+) -> None:
+    """Explain the precision of an op: INT8, 16 bits or FP32, and why."""
+    from neural_mp.api.explain import explain_op
+    from neural_mp.core.precision import parse_precisions
+    from neural_mp.reporting import explanation_table
+    from neural_mp.reporting.tables import stage_words
+
+    if plan is not None and workspace is not None:
+        raise ConfigurationError("explain takes --plan or --workspace, got both; remove one")
+    record = None if workspace is None else read_run(workspace)
+    precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
+    loaded = options.load(model, out)
+    explained_op, explanations = explain_op(loaded, op, precisions, plan or _plan_of_noise(record))
+    rows = {
+        p: (explanation.list, explanation.runs_in, explanation.reason)
+        for p, explanation in explanations.items()
+    }
+    out.show(explanation_table(explained_op, rows))
+    noise = _stage_noise(record)
+    text = "" if noise is None else stage_words(noise, explained_op.name)
+    if text:
+        out.line(f"SQNR of its result against FP32: {text}")
+    if out.as_json:
+        out.document(_explanation_document(explained_op, explanations, noise))
+
+
+def _plan_of_noise(record: RunRecord | None) -> PrecisionPlan | None:
+    if record is None or record.ending is None:
+        return None
+    trained = [trial for trial in record.trials if trial.trained]
+    return trained[-1].plan if trained else record.ending.plan
+
+
+def _stage_noise(record: RunRecord | None) -> StageNoise | None:
+    return None if record is None or record.ending is None else record.ending.report.stage_noise
+
+
+def _explanation_document(
+    op: Op, explanations: Mapping[Precision, Explanation], noise: StageNoise | None
+) -> dict[str, Any]:
+    precisions = {
+        precision.value: {
+            "list": explanation.list.name if explanation.list else None,
+            "decision": explanation.runs_in.value,
+            "reason": explanation.reason,
+        }
+        for precision, explanation in explanations.items()
+    }
+    by_stage = None if noise is None else noise.ops.get(op.name)
+    noises = None if by_stage is None else dict(by_stage)
+    return {"op": op.name, "type": op.type, "precisions": precisions, "stage_noise": noises}
+
+
+def audit(
+    model: Annotated[str, typer.Argument(help="Saved result, or a model together with --plan.")],
+    plan: Annotated[
+        Path | None, typer.Option(help="Plan file, required unless the model is a saved result.")
+    ] = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show all ops, not only those that differ from the plan.")
+    ] = False,
+    *,
+    options: ModelOptions,
+    out: Output,
+) -> None:
+    """Verify the plan against the kernels that run; exit code 1 if they differ."""
+    from neural_mp.reporting import audit_table, audit_words
+
+    result = _load_or_convert_model(out, model, plan, options)
+    with out.working(f"Running {model}"):
+        report = result.audit()
+    shown = report.ops if show_all else report.findings
+    if shown:
+        out.show(audit_table(shown))
+    out.line(audit_words(report))
+    if out.as_json:
+        out.document(_audit_document(result, report, show_all))
+    if not report.holds:
+        raise typer.Exit(ExitCode.PLAN_BROKEN)
+
+
+def _load_or_convert_model(
+    out: Output,
+    model: str,
+    plan: Path | None,
+    options: ModelOptions,
+) -> OptimizedModel:
+    from neural_mp.api.optimized_model import load
+    from neural_mp.api.replay import convert_with_plan
+    from neural_mp.api.saved_model import is_saved_model
+
+    if is_saved_model(model):
+        if plan is not None:
+            raise ConfigurationError(
+                f"--plan requires a model, got the saved result {model!r}, which has its own plan; "
+                f"remove --plan"
+            )
+        with out.working(f"Loading {model}"):
+            return load(model)
+    if plan is None:
+        raise ConfigurationError(
+            f"nothing to audit: {model!r} is not a saved result and has no plan; give the folder "
+            f"of a saved result, or --plan"
+        )
+    with out.working(f"Converting {model}"):
+        return convert_with_plan(model, plan, framework=options.framework, inputs=options.inputs)
+
+
+def _audit_document(result: OptimizedModel, report: Audit, show_all: bool) -> dict[str, Any]:
+    return {
+        "framework": result.framework,
+        "holds": report.holds,
+        "complete": report.complete,
+        "planned": {"ops": len(report.ops), "lowered": report.lowered},
+        "verdicts": {verdict.value: count for verdict, count in report.counts().items()},
+        "ops": [op.to_dict() for op in (report.ops if show_all else report.findings)],
+    }
