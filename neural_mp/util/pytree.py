@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,13 +156,26 @@ def as_numpy(values: Any) -> np.ndarray:
 
 
 def float_arrays(value: object) -> list[np.ndarray]:
-    """Return the floating-point arrays among the leaves, and all other floats as one array."""
+    """Return the floating-point arrays among the leaves, and all other floats as one array.
+
+    Arrays that objects among the leaves hold, such as caches and dataclasses, are among them.
+    """
     leaves = tree_leaves(value)
-    arrays = [as_numpy(leaf) for leaf in leaves if hasattr(leaf, "shape")]
+    arrays = [as_numpy(array) for array in _nested_arrays(leaves, set())]
     numbers = [leaf for leaf in leaves if type(leaf) is float]
     if numbers:  # of maps, such as the probability of each class
         arrays.append(np.array(numbers, np.float32))
     return [array for array in arrays if array.dtype.kind == "f"]
+
+
+def _nested_arrays(leaves: list[Any], visited: set[int]) -> Iterator[Any]:
+    """Yield the arrays among the leaves, and those in the attributes of other objects."""
+    for leaf in leaves:
+        if hasattr(leaf, "shape"):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not callable(leaf) and id(leaf) not in visited:
+            visited.add(id(leaf))
+            yield from _nested_arrays(tree_leaves(list(vars(leaf).values())), visited)
 
 
 def _float_columns(value: object) -> dict[str, np.ndarray] | None:

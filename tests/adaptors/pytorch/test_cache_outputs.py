@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import neural_mp
 from neural_mp import MixedPrecision
+from neural_mp.util.pytree import float_arrays
 
 WIDTH, HEADS = 16, 2
 
@@ -132,3 +133,13 @@ def test_a_cache_survives_being_taken_apart(net):
     for mine, reference in zip(tensors(built), tensors(outputs.past_key_values), strict=True):
         assert mine is reference
     assert pytree.tree_flatten(outputs)[1] == form
+
+
+def test_tensors_of_a_cache_are_compared_with_those_of_fp32(net):
+    outputs = net(torch.randn(2, 3, WIDTH))
+    arrays = float_arrays(outputs)
+    cached = [x for x in tensors(outputs.past_key_values) if x.is_floating_point()]
+    expected = [outputs.last_hidden_state, *cached]
+    assert len(arrays) == len(expected)
+    for array, tensor in zip(arrays, expected, strict=True):
+        np.testing.assert_array_equal(array, tensor.detach().numpy())
