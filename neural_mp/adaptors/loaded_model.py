@@ -318,8 +318,9 @@ class TunableModel(LoadedModel[M]):
         """Return the trainable simulation of the model in the precisions of a plan.
 
         Raises:
-            ConversionError: as in `converted`; or the framework offers no simulation.
+            ConversionError: as in `Adaptor.convert`; or the framework offers no simulation.
             ConfigurationError: the model has no weight to train.
+            PlanError: a correction in the plan cannot be applied.
         """
         offered = needed(self.adaptor.simulation, self.adaptor.framework, "training with a plan")
         prepared, ranges = prepare(

@@ -31,7 +31,10 @@ def framework_names() -> list[str]:
 
 
 def installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
-    """Return installed framework → its INT8 accumulation, without importing the framework."""
+    """Return installed framework → its INT8 accumulation.
+
+    Built-in adaptors are not loaded; only TensorFlow is imported, by its table of ops.
+    """
     accumulations = {}
     for name, entry in FRAMEWORKS.items():
         if importlib.util.find_spec(entry.package) is not None:

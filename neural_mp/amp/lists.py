@@ -50,7 +50,7 @@ class FourLists:
     def translated(self, names: Mapping[str, Iterable[str]]) -> FourLists:
         """Return the lists with each name replaced by its names (zero or more) in a framework."""
         translations = (
-            frozenset().union(*(names.get(name, ()) for name in self.types(which)))
+            frozenset[str]().union(*(names.get(name, ()) for name in self.types(which)))
             for which in AmpList
         )
         return FourLists(*translations)

@@ -26,6 +26,8 @@ from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.measurement.sensitivity import SensitivityReport
 from neural_mp.util.pytree import batch_size_of
 
+_KERAS_FILES = (".keras", ".h5", ".hdf5")
+
 
 def sensitivity_of(
     model: str,
@@ -113,9 +115,6 @@ def benchmark_models(
     ]
 
 
-_KERAS_FILES = (".keras", ".h5", ".hdf5")
-
-
 def advise_from_file(
     conf: Path,
     model: str | None = None,
@@ -160,6 +159,6 @@ def _load_trainable_model(source: object) -> Any:
             f"{source!r}"
         )
     require_framework("tensorflow", "Keras files")
-    from neural_mp.adaptors.tensorflow.capture.keras_models import load
+    from neural_mp.adaptors.tensorflow.capture.keras_models import load as load_keras_model
 
-    return load(Path(source), compiled=True)
+    return load_keras_model(Path(source), compiled=True)

@@ -221,7 +221,9 @@ class _Measure:
     @property
     def doubtful_name(self) -> str | None:
         """The alias that suggests an error metric, if no direction is declared; else None."""
-        for alias in self.aliases if self.said is None else ():
+        if self.said is not None:
+            return None
+        for alias in self.aliases:
             words = [word.lower() for word in _WORD.findall(alias)]
             if any(word in _ERROR_WORDS or word.endswith(_ERROR_ENDINGS) for word in words):
                 return alias
@@ -249,7 +251,7 @@ def resolve_direction(
     """
     measures = _contributing_measures(metrics, eval_func, configured)
     if eval_func is None and isinstance(metrics, MetricSet) and metrics.every:
-        return replace(criterion, higher_is_better=True)  # direction of the score: see `together`
+        return replace(criterion, higher_is_better=True)  # see `build_aggregation`
     declared = {measure.said for measure in measures if measure.said is not None}
     if len(declared) > 1:
         raise _mixed_directions_error(measures)

@@ -1,4 +1,4 @@
-"""Arguments and options shared by several commands."""
+"""Arguments and options of commands, alone and in groups."""
 
 from __future__ import annotations
 
@@ -123,8 +123,7 @@ def workload_of(text: str) -> object:
 class SearchOptions(ExitStack):
     """Options of `tune` that a tuning file can also set.
 
-    Args:
-        **flags: the options whose declaration has a flag; None if not given.
+    `flags` are the options whose declaration has a flag; None if not given.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Settings of a tuning file as dataclasses."""
+"""Settings of a tuning file as dataclasses, and those of its section `quantization.train`."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class Workload:
         """
         if value is None or isinstance(value, Workload):
             return value
-        names = [field.name for field in fields(cls)]
+        names = [entry.name for entry in fields(cls)]
         if not isinstance(value, Mapping) or not {*value} <= {*names}:
             raise ConfigurationError(
                 f"workload must be a mapping of {', '.join(names)}, e.g. {{decode: 0.8, "

@@ -1,4 +1,4 @@
-"""Metrics of language models: perplexity, divergence from the FP32 model, multiple choice.
+"""Metrics of language models: perplexity, divergence from FP32, multiple choice, lm-eval tasks.
 
 Predictions are logits `[N, T, V]` for N texts of T tokens and V words: the logits at position t
 predict the token at t + 1. A model with several outputs must have an output `logits`.

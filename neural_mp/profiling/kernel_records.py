@@ -1,4 +1,4 @@
-"""Records of executed kernels, for all log types."""
+"""Records of executed kernels, for all log types, and the comparison of two logs."""
 
 from __future__ import annotations
 
@@ -233,7 +233,9 @@ def side_by_side(
     pairs = [RowPair(name, first.get(name), second.get(name)) for name in first | second]
     return sorted(
         pairs,
-        key=lambda pair: max(row.milliseconds for row in (pair.before, pair.after) if row),
+        key=lambda pair: max(
+            row.milliseconds for row in (pair.before, pair.after) if row is not None
+        ),
         reverse=True,
     )
 

@@ -1,4 +1,4 @@
-"""Tables of hardware, models, trials and results."""
+"""Tables of hardware, models, trials, results, noise and executed kernels."""
 
 from __future__ import annotations
 
@@ -370,16 +370,16 @@ def audit_words(audit: Audit) -> str:
     return f"{summary}\nthe plan does NOT hold: {counted(broken, 'op')} not as planned"
 
 
-#: Ops in the table of a report.
-_MOST = 12
+#: Ops in the table of the noise.
+_MOST_NOISY = 12
 
 
 def stage_noise_table(noise: StageNoise) -> Table:
     """Return the SQNR of the noisiest ops and of the outputs at each stage."""
-    remaining = len(noise.ops) - _MOST
-    more = f", {_MOST} noisiest of {len(noise.ops)} ops" if remaining > 0 else ""
+    remaining = len(noise.ops) - _MOST_NOISY
+    more = f", {_MOST_NOISY} noisiest of {len(noise.ops)} ops" if remaining > 0 else ""
     headings = [STAGE_WORDS[stage] for stage in noise.stages]
-    title, rows = f"SQNR of results against FP32{more}", stage_rows(noise, _MOST)
+    title, rows = f"SQNR of results against FP32{more}", stage_rows(noise, _MOST_NOISY)
     return formatting.table(title, "op", *headings, right=headings, rows=rows)
 
 
@@ -407,7 +407,7 @@ def stage_words(noise: StageNoise, op: str) -> str:
     return ", ".join(f"{cell} {STAGE_WORDS[stage]}" for stage, cell in cells)
 
 
-_HEADINGS = {
+_KERNEL_HEADINGS = {
     KernelKey.IMPLEMENTATION: "jit kernel",
     KernelKey.PRIMITIVE: "primitive",
     KernelKey.ISA: "instructions",
@@ -423,7 +423,8 @@ def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> Rendera
         ConfigurationError: the key is unknown; see `KernelLog.by`.
     """
     figures = ("calls", "elapsed time", "share")
-    table = formatting.table(summarize_log(log), _HEADINGS[KernelKey(key)], *figures, right=figures)
+    title, heading = summarize_log(log), _KERNEL_HEADINGS[KernelKey(key)]
+    table = formatting.table(title, heading, *figures, right=figures)
     for row in log.by(key):
         table.add_row(
             row.name, str(row.calls), _format_milliseconds(row.milliseconds), f"{row.share:.1%}"
@@ -438,7 +439,7 @@ def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> Rendera
 def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[KernelLog]) -> Table:
     """Return a table that compares two logs by the rows that `side_by_side` paired by `key`."""
     figures = ("calls", "calls after", "time", "time after", "speed")
-    heading = _HEADINGS[KernelKey(key)]
+    heading = _KERNEL_HEADINGS[KernelKey(key)]
     table = formatting.table("Comparison of both logs", heading, *figures, right=figures)
     for pair in pairs:
         rows = pair.before, pair.after

@@ -1,4 +1,4 @@
-"""Names of the runs in a storage; parsing names alone keeps ten thousand runs fast."""
+"""Opening of a storage, and its runs by name; parsing names alone keeps ten thousand runs fast."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A validator is a function that returns a value in its normal form, or raises `In
 Validators of lists and mappings are composed of others, and add the key to an error. The caller
 adds the source of the value: `io.readers.file_context` the file, `config.schema` line and key of a
 tuning file, `validate_option` the option. `util.json_fields` derives the validator of a dataclass
-from its annotations.
+from its annotations. `StrictOptions` refuses unknown attributes of options.
 """
 
 from __future__ import annotations

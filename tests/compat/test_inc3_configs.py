@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -33,6 +34,10 @@ def test_a_configuration_survives_dict_and_json(name, tmp_path):
     config.to_json_file(tmp_path / "config.json")
     again = kind.from_json_file(tmp_path / "config.json")
     assert again.to_json_string() == config.to_json_string()
+
+
+def test_a_configuration_with_an_array_has_a_text():
+    assert "[1. 2.]" in repr(AutoRoundConfig(dataset=np.array([1.0, 2.0])))
 
 
 def test_the_dict_has_a_global_and_a_local_part():

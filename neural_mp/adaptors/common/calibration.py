@@ -1,4 +1,4 @@
-"""Statistics of tensors in calibration, independent of frameworks.
+"""Inputs and statistics of tensors in calibration, independent of frameworks.
 
 Memory is bounded: extremes and channel powers are running values, and the algorithms that clip use
 a fixed-size, evenly spread sample.

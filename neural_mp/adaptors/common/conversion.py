@@ -127,8 +127,10 @@ def prepare(
     ranges = quantized_ranges(space.graph, plan, updated)
     corrected = corrected or CorrectedWeights(adaptor, model)
     samples = observations.samples
-    run = Reconstruction(rescaled, plan, ranges, space.graph, samples, corrected)
-    rescaled = run.rounded_model()
+    # Without a name, so that its copies of weights end here.
+    rescaled = Reconstruction(
+        rescaled, plan, ranges, space.graph, samples, corrected
+    ).rounded_model()
     weights = corrected.of_plan(plan.plan)
     if any(weight.input_factors is not None for weight in weights.values()):
         quantized = plan.flow.scale_owner.keys()

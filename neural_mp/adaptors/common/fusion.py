@@ -1,7 +1,8 @@
 """Fusion groups: the ops of one integer kernel, i.e. layer, bias, residual sum, activation.
 
 A framework defines the epilogues of its kernels (`FusionRules`); the choice between two layers that
-could fuse an op is shared by all frameworks.
+could fuse an op is shared by all frameworks. Scalings and shifts after a layer are combined
+(`Affine`) to be folded into its constants.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def find_deviations(module: str, version: str, cases: Mapping[str, bytes]) -> di
 
 
 def try_each_file(find: Callable[[Path], str]) -> None:
-    """Run the cases of `deviations` that no earlier child started; for a child."""
+    """Run the cases of `find_deviations` that no earlier child started; for a child."""
     folder = Path(sys.argv[1])
     names = sorted(path.name for path in folder.iterdir())
     try_each(names, lambda name: [f"{name} {find(folder / name)}"])

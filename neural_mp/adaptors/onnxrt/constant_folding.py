@@ -35,11 +35,20 @@ _CONSTANT = "neural_mp.constant"
 #: Repetitions of constant folding.
 _MOST_ROUNDS = 3
 #: The types of folded constants.
-_NUMBERS = tuple(
-    ir.DataType[name]
-    for name in str.split(
-        "FLOAT DOUBLE FLOAT16 BFLOAT16 BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64"
-    )
+_NUMBERS = (
+    ir.DataType.FLOAT,
+    ir.DataType.DOUBLE,
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.INT8,
+    ir.DataType.INT16,
+    ir.DataType.INT32,
+    ir.DataType.INT64,
+    ir.DataType.BOOL,
+    ir.DataType.UINT8,
+    ir.DataType.UINT16,
+    ir.DataType.UINT32,
+    ir.DataType.UINT64,
 )
 
 

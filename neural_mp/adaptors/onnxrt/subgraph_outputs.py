@@ -25,8 +25,8 @@ def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
     """Return the part of a graph that computes some tensors.
 
     A tensor of a body is returned as a float32 sequence: one array per step of a loop, empty if the
-    run did not reach the body (see `arrays_in`). Types in bodies must be known (see `typed`), and
-    the tensors `visible`.
+    run did not reach the body (see `arrays_in`). Types in bodies must be known (see
+    `with_body_types`), and the tensors visible (see `select_visible`).
     """
     tensors = list(dict.fromkeys(names))
     program = _with_results_of_bodies(program, tensors)

@@ -349,8 +349,9 @@ class _TensorWriter:
             is_floating = output.get_element_type() in _FLOATING
             if node is None or self._is_inside_kernel(op) or not is_floating:
                 continue
-            params, suffix = None, BOUNDED if f"{tensor}{BOUNDED}" in self.owners else ""
-            root, is_stored = self.plan.flow.scale_owner.get(tensor), tensor in self._stored
+            suffix = BOUNDED if f"{tensor}{BOUNDED}" in self.owners else ""
+            params, is_stored = None, tensor in self._stored
+            root = self.plan.flow.scale_owner.get(tensor)
             written = tensor in self.plan.flow.int8_outputs
             if written and root is not None and (is_stored or not self._is_sequence_head(op)):
                 params = self._shared_scale_params(root)

@@ -135,8 +135,8 @@ def read_signature(program: ov.Model) -> Signature:
 
 
 def _tensor_spec(output: ov.Output, name: str) -> TensorSpec:
-    first, tensor = min(output.get_names(), default=name), name_of(output.get_node())
-    dtype = dtype_of(output.get_element_type())
+    first = min(output.get_names(), default="") or name
+    tensor, dtype = name_of(output.get_node()), dtype_of(output.get_element_type())
     return TensorSpec(first, tensor, dtype, sizes_of(output), name if first != name else None)
 
 

@@ -1,4 +1,4 @@
-"""The representation of an OpenVINO model."""
+"""The representation of an OpenVINO model, its ops and the edges between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storage of models in folders and single files."""
+"""Storage of models in folders and single files, and checks of untrusted `.xml` files."""
 
 from __future__ import annotations
 

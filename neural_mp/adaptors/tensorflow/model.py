@@ -232,6 +232,11 @@ class TensorFlowModel:
 class ConvertedModel(tf.Module):
     """A frozen graph that can be called like its original and saved by `tf.saved_model.save`.
 
+    Args:
+        graph: the graph.
+        signature: names, tensors and types of the inputs and outputs.
+        keys: names of the signature in a SavedModel.
+
     Attributes:
         graph_def: the graph.
         signature: names, tensors and types of the inputs and outputs.

@@ -34,14 +34,16 @@ def weight_only_limits(
     Raises:
         ConfigurationError: a key or a value is unknown, or not supported here.
     """
-    types, names = (
-        {name: _parse_limit(option, name, limits) for name, limits in (by_key or {}).items()}
-        for option, by_key in (("op_type_dict", by_type), ("op_name_dict", by_name))
-    )
+    types = _parse_limits("op_type_dict", by_type)
+    names = _parse_limits("op_name_dict", by_name)
     model = types.pop(".*", OpConstraint())  # INC's pattern for all op types
     limits = (model, *types.values(), *names.values())
     bits = {p for limit in limits for p in limit.precisions or () if p.is_integer}
     return Constraints(model, types, names), tuple(sorted(bits, key=lambda p: p.bits))
+
+
+def _parse_limits(option: str, by_key: Mapping[str, Any] | None) -> dict[str, OpConstraint]:
+    return {name: _parse_limit(option, name, limits) for name, limits in (by_key or {}).items()}
 
 
 def _parse_limit(option: str, name: str, limits: Mapping[str, Any]) -> OpConstraint:

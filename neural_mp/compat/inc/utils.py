@@ -1,4 +1,4 @@
-"""Helpers that scripts import from INC's `utils` and internal modules."""
+"""The log of scripts, and helpers that they import from INC's `utils` and internal modules."""
 
 from __future__ import annotations
 

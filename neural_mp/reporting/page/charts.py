@@ -1,4 +1,4 @@
-"""SVG charts: bars, and points on lines."""
+"""Parts of a page: cards, shortened names, and SVG charts of bars, and points on lines."""
 
 from __future__ import annotations
 

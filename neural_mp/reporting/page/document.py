@@ -1,4 +1,4 @@
-"""HTML of a run: a self-contained page, and a small version for notebook cells."""
+"""HTML pages of a run, of two compared runs and of many jobs, and a small version for notebooks."""
 
 from __future__ import annotations
 
@@ -314,12 +314,12 @@ def _tiles_section(outcomes: Sequence[JobOutcome]) -> Element:
     failed = len(outcomes) - len(finished)
     speeds = sorted(job.speedup for job in finished if job.speedup)
     sizes = sum(job.size for job in finished), sum(job.baseline_size for job in finished)
-    verdict = "All finished" if not failed else f"{failed} without a result"
+    result = "All finished" if not failed else f"{failed} without a result"
     return element(
         "section",
         tile(
             "Verdict",
-            verdict,
+            result,
             f"{len(finished)} of {counted(len(outcomes), 'job')} finished",
             kind=f"verdict {'bad' if failed else 'open' if missed else 'good'}",
         ),

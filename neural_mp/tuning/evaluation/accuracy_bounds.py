@@ -1,7 +1,7 @@
 """Confidence bounds of accuracies: of random models, and of language models on other texts.
 
-A plan and FP32 are evaluated on the same texts, so their losses are compared text by text: the
-spread of the differences is far smaller than that of the losses.
+Language models in a plan and in FP32 are evaluated on the same texts, so their losses are compared
+text by text: the spread of the differences is far smaller than that of the losses.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.text import shape_words, with_article
 from neural_mp.util.user_calls import UserCodeError, call_user
 
+logger = logging.getLogger(__name__)
+
 #: Python's and NumPy's errors for malformed values; user-defined classes are more specific.
 _OF_THE_FORM = (TypeError, ValueError, IndexError, AttributeError, KeyError)
 
@@ -205,8 +207,6 @@ def as_scalar(value: Any, name: str) -> float:
             f"raises {type(error).__name__}: {message_of(error)}"
         ) from error
 
-
-logger = logging.getLogger(__name__)
 
 #: Relative difference of two results above which they differ: the rounding of sums.
 _ROUNDING = 1e-9

@@ -1,5 +1,7 @@
 """Comparison of outputs and ops of two models of one origin on the same data.
 
+A plan is compared with FP32 at each stage of its weights: rounded, reconstructed, trained.
+
 Values are reduced to sums as soon as both models have computed them, so that memory grows neither
 with the data nor with the model.
 """

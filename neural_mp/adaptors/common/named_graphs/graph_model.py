@@ -1,4 +1,4 @@
-"""The representation of models that a runtime compiles as graphs with named tensors."""
+"""Models that a runtime compiles as graphs with named tensors, and the base of their adaptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input and output options of a model, read identically for all frameworks."""
+"""Input and output options of a model, alike in all frameworks, and synthetic inputs."""
 
 from __future__ import annotations
 

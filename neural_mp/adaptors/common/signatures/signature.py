@@ -1,4 +1,4 @@
-"""Signatures of models: the tensors of inputs and outputs and their structure."""
+"""Signatures of models: tensors of inputs and outputs, their structure, and layouts of batches."""
 
 from __future__ import annotations
 
@@ -393,8 +393,10 @@ def flat_leaves(inputs: object) -> list[Any]:
 
 def layout_of(inputs: object) -> Hashable:
     """Return the keys of a plain dict, or the type of any other batch."""
+    if type(inputs) is dict:
+        return tuple(inputs)
     kind: type = type(inputs)
-    return tuple(inputs) if type(inputs) is dict else kind
+    return kind
 
 
 def key_of(inputs: object, leaves: Sequence[Any]) -> tuple[Hashable, ...]:
@@ -440,7 +442,7 @@ class ArrayLayouts:
         }
 
     def learn(self, inputs: object, given: Sequence[Any], bound: Mapping[str, Any]) -> None:
-        """Keep the layout of a checked batch, with the value given for each tensor, as bound."""
+        """Keep the layout of a checked batch: `given` are the values of the tensors of `bound`."""
         leaves = flat_leaves(inputs)
         if not all(type(value) is np.ndarray for value in (*leaves, *bound.values())):
             return

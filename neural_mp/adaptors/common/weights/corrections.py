@@ -1,7 +1,8 @@
 """Corrections of INT8 layers, which reduce quantization noise without a fallback.
 
 The mathematics is shared by all frameworks; an adaptor provides the constants of its layers and
-inserts changed constants into a model (`optional.Corrections`).
+inserts changed constants into a model (`optional.Corrections`). Factors of inputs of weights in
+groups are folded into the constants of the op before in the same way.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Between a layer and its consumers, through positively homogeneous ops (ReLU, pooling), every channel
 can have its own scale: the weights of the producer are multiplied by the scale, those of the
 consumers divided. The FP32 function stays the same, but INT8 tensors in between can fill their
-range in every channel.
+range in every channel. All layers are products with matrices: a convolution is one with the values
+in its window.
 """
 
 from __future__ import annotations

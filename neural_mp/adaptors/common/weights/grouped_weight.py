@@ -1,4 +1,4 @@
-"""Weights in groups of consecutive inputs with a scale and an offset each, and their rounding.
+"""Weights in groups of inputs with a scale and an offset each, their rounding and packing.
 
 A weight [outputs, inputs] has one scale and one offset per output and group of inputs:
 weight ≈ (code - middle) · scale + offset, codes 0 to 15 and middle 8 for 4 bits. An offset of whole

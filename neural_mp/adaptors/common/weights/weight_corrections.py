@@ -61,8 +61,8 @@ def corrected_weight(
 ) -> GroupedWeight:
     """Round a weight [outputs, inputs] with the corrections of the quantizer's `spec`.
 
-    Those that need data require the `moments` of the inputs. `factors` of the inputs are instead of
-    those that suit this weight alone.
+    Those that need data require the `moments` of the inputs. `factors` of the inputs replace those
+    that suit this weight alone.
     """
     weight = weight.astype(np.float32, copy=False)
     FREED.after(MAX_RESULTS * weight.nbytes)

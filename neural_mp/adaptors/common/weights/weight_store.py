@@ -121,7 +121,7 @@ def _write_weights(file: IO[bytes], weights: Iterable[GroupedWeight]) -> None:
 def _validated_weight(
     arrays: Mapping[str, Array], index: str, weight: Array, spec: QuantSpec
 ) -> GroupedWeight:
-    """Return one weight of a file; `ValueError` if it belongs to another, `KeyError` if missing."""
+    """Return one weight of a file; `ValueError` if a part is unlike it, `KeyError` if missing."""
     outputs, inputs = weight.shape
     size = spec.group_size or 1
     groups = outputs, -(-inputs // size)

@@ -196,7 +196,10 @@ def _expand_batch_norm(norm: Node) -> None:
 def _expand_dropout(node: Node) -> None:
     if node.args[2]:
         raise _NeedsTraceError("dropout in training")
-    (_replace_with_clone if node.target is aten.dropout.default else _bypass_node)(node)
+    if node.target is aten.dropout.default:
+        _replace_with_clone(node)
+    else:
+        _bypass_node(node)
 
 
 def _replace_with_clone(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Classes of inputs and outputs: containers of tensors, in files without classes of other packages.
+"""Classes of inputs and outputs, registered with torch, and plain classes instead in files.
 
 Dataclasses of the user, and caches among the outputs of `transformers` models, are registered with
 torch. A file that names a class of another package requires the class to be imported, and a file

@@ -188,10 +188,7 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
     cells = []
     for first in range(0, len(args["params"]), per_cell):
         tensors = args["params"][first : first + per_cell]
-        weight, recurrent = (
-            [fx.attribute(module, str(stored.target)) for stored in dequantized.args]
-            for dequantized in tensors[:2]
-        )
+        weight, recurrent = (_stored_weight(module, part) for part in tensors[:2])
         biases = [fx.attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
         zeros = torch.zeros(len(weight[1]))
         bias, recurrent_bias = biases or (zeros, zeros)
@@ -215,3 +212,8 @@ def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:
         value = fx.constant(module, part)
         if value is not None and value.ndim > 1:
             yield part
+
+
+def _stored_weight(module: GraphModule, weight: Node) -> tuple[torch.Tensor, torch.Tensor]:
+    integers, scales = (fx.attribute(module, str(part.target)) for part in weight.args)
+    return integers, scales

@@ -97,8 +97,11 @@ def attention_in_bfloat16(
     """
     outer, rows, columns = query.shape[:-2], query.shape[-2], key.shape[-2]
     plain = len(outer) == 2 and outer == key.shape[:-2] == value.shape[:-2] and not is_causal
-    is_small = math.prod((*outer, rows, columns)) < _FEW_WEIGHTS
-    if not plain or is_small or (attn_mask is not None and attn_mask.empties_rows):
+    if (
+        not plain
+        or math.prod((*outer, rows, columns)) < _FEW_WEIGHTS
+        or (attn_mask is not None and attn_mask.empties_rows)
+    ):
         mask = None if attn_mask is None else attn_mask.given
         return F.scaled_dot_product_attention(
             query, key, value, mask, is_causal=is_causal, scale=scale

@@ -161,7 +161,7 @@ def _validate_graph(value: object) -> Any:
     return _GRAPH(value)
 
 
-#: Only supported version of the format.
+#: Only supported version of pytree specs.
 _VERSION = 1
 _NAMED_TUPLE = pytree.SUPPORTED_SERIALIZED_TYPES[namedtuple]
 _DEFAULT_DICT = "collections.defaultdict"

@@ -5,6 +5,8 @@ PyTorch's own safe reader takes a tensor's size from the pickle without checking
 A pickle of 100 bytes can hold a tuple of tuples that never finishes hashing or printing, and the C
 unpickler allocates as much memory as the largest number in a pickle demands. Hence Python's
 unpickler, limited to the few opcodes that `torch.save` writes.
+
+Tensors, those of `.pt2` archives too, are views with bounds checked against the bytes in the file.
 """
 
 from __future__ import annotations

@@ -63,9 +63,11 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
                 f"(tf.compat.v1.graph_util.convert_variables_to_constants) and pass the .pb file, "
                 f"its inputs and outputs"
             ) from error
-        inputs, outputs = (
-            tuple(_spec_from_info(graph, name, info) for name, info in sorted(ports.items()))
-            for ports in (signature.inputs, signature.outputs)
+        inputs = tuple(
+            _spec_from_info(graph, name, info) for name, info in sorted(signature.inputs.items())
+        )
+        outputs = tuple(
+            _spec_from_info(graph, name, info) for name, info in sorted(signature.outputs.items())
         )
     returns: Structure = {port.name: i for i, port in enumerate(outputs)}
     return (

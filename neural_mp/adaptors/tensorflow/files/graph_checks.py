@@ -285,10 +285,11 @@ def _check_ops(
     assets: set[str],
     session: bool,
 ) -> None:
-    # Loading objects does not run the functions that save and restore them.
-    outputs, present = _signature_result_nodes(meta), set(_FIRST) & set(meta.collection_def)
+    outputs = _signature_result_nodes(meta)
+    present = [key for key in _FIRST if key in meta.collection_def]
     first = [name for key in present for name in meta.collection_def[key].node_list.value]
     results = reachable_parts(meta.graph_def, outputs)
+    # Loading objects does not run the functions that save and restore them.
     functions = meta.object_graph_def.concrete_functions
     run = reachable_parts(meta.graph_def, [*outputs, *first], functions)
     restored = reachable_parts(meta.graph_def, [meta.saver_def.restore_op_name])

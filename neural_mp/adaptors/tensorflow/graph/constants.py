@@ -206,9 +206,9 @@ def _result_nbytes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | Non
     sizes: dict[str, int | None] = {}
     for name in names:
         results = graph.get_operation_by_name(name).outputs
-        counts = [(result.shape.num_elements(), result.dtype.size) for result in results]
-        is_static = all(count is not None for count, _ in counts)
-        sizes[name] = sum(count * width for count, width in counts) if is_static else None
+        pairs = [(result.shape.num_elements(), result.dtype.size) for result in results]
+        is_static = all(count is not None for count, _ in pairs)
+        sizes[name] = sum(count * width for count, width in pairs) if is_static else None
     return sizes
 
 
@@ -432,7 +432,9 @@ class _Pivots:
             for switch in switches
             if plain(switch.input[0]) == condition
             or (loop and _invariant_constant(self.graph, switch) is None)
-        ] or [self._put_carrier(condition, switches[0])]
+        ]
+        if not carriers:
+            carriers = [self._put_carrier(condition, switches[0])]
         results = {plain(f"{carrier.name}:{index}") for carrier in carriers}
         names = [
             str(node.name)

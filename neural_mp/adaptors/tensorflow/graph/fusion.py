@@ -317,7 +317,8 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
         if weight is None or weight.dtype != np.float32:
             continue
         is_depthwise = LAYERS[node.op].is_depthwise
-        affine = Affine.identity(math.prod(weight.shape[2 if is_depthwise else -1 :]))
+        channels = math.prod(weight.shape[2:]) if is_depthwise else weight.shape[-1]
+        affine = Affine.identity(channels)
         chain: list[NodeDef] = []
         last = node
         while last.name not in outputs:

@@ -121,7 +121,8 @@ def _bias_or_zeros(forms: Forms, layer: Layer, channels: int) -> Array:
 
 def int8_layers(model: TensorFlowModel, effective: Mapping[str, Precision]) -> dict[str, Layer]:
     """Return last node fused into the kernel of an INT8 layer → the layer."""
-    consumers, layers = model.graph.consumers(), {}
+    consumers = model.graph.consumers()
+    layers: dict[str, Layer] = {}
     for head, group in model.structure.fusion_groups.items():
         if effective.get(head) is Precision.INT8:
             group = group.reduced(lambda name: effective[name] is Precision.INT8)

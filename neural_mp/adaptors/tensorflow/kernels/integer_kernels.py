@@ -1,4 +1,4 @@
-"""Nodes of the runtime's integer kernels, and the range of their weights.
+"""Nodes of the runtime's integer kernels, the range of their weights, and variants of tensors.
 
 All tensors are quantized to uint8 with a zero point, but the kernels support no zero points: to
 them a value is `scale · q`, the float value plus `scale · zero_point`. The resulting offset after a

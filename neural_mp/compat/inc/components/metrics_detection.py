@@ -168,7 +168,9 @@ class MeanAveragePrecision:
     ) -> Boxes:
         corners = as_numpy(corners)
         corners = corners.reshape(-1, 4) if corners.size == 0 else corners
-        rows = {corners.shape[:-1], *(part.shape for part in (classes, scores) if part is not None)}
+        rows = {corners.shape[:-1], classes.shape}
+        if scores is not None:
+            rows.add(scores.shape)
         if corners.ndim != 2 or corners.shape[1] != 4 or len(rows) != 1:
             shapes = f"boxes {corners.shape}, classes {classes.shape}"
             shapes += "" if scores is None else f", scores {scores.shape}"

@@ -170,11 +170,13 @@ class BaseConfig:
 
     def to_json_string(self, use_diff: bool = False) -> str:
         """Return the dict as JSON; with `use_diff`, without the options at their defaults."""
-        changed = {
+        content = self._changed_options() if use_diff else self.to_dict()
+        return json.dumps(_name_type_keys(content), indent=2, default=str) + "\n"
+
+    def _changed_options(self) -> dict[str, Any]:
+        return {
             k: v for k, v in self.options.items() if k not in self.defaults or v != self.defaults[k]
         }
-        content = _name_type_keys(changed if use_diff else self.to_dict())
-        return json.dumps(content, indent=2, default=str) + "\n"
 
     def to_json_file(self, filename: str | Path) -> None:
         """Write `to_json_string` to a file."""
