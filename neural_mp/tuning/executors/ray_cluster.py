@@ -24,11 +24,11 @@ from neural_mp.tuning.executors.contract import (
 from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
 from neural_mp.tuning.executors.ray_nodes import (
     ClusterNodes,
-    NumericalTraits,
     Slot,
     address_of,
     check_answer,
     remote,
+    traits_of,
 )
 from neural_mp.util.optional_packages import install_command
 
@@ -81,7 +81,7 @@ class RayExecutor(QueuedExecutor):
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         self.check(workers)
-        self._nodes = ClusterNodes(workers, partial(NumericalTraits.here, work.kind), warn)
+        self._nodes = ClusterNodes(workers, partial(traits_of, work.kind), warn)
         import ray
 
         self._sent = ray.put(np.frombuffer(work.sent, np.uint8))

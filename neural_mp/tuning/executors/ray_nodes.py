@@ -72,6 +72,11 @@ class NumericalTraits:
         ]
 
 
+def traits_of(kind: type[Adaptor[Any]]) -> NumericalTraits:
+    """Return the traits of the calling machine for the models of an adaptor."""
+    return NumericalTraits.here(kind)
+
+
 def _report_traits(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTraits]:
     return platform.node(), traits()
 
