@@ -44,6 +44,7 @@ _CHOSEN = re.compile(
     r"(num_experts_per_tok(en)?|moe_top_?k|moe_k|top_k_experts|experts_per_token)$"
 )
 _GROUPS = re.compile(r"^(n_group|topk_group|num_expert_group)$")
+_VOCODER = re.compile(r"^upsample_initial_channels?$")
 _TOKEN = re.compile(r"token_id(s|x)?$|_token_index$|token_ids?$|_id$|_token$")
 _VOCABULARY = re.compile(r"vocab_size|vocabulary_size|codebook_size|num_embeddings$")
 _POSITIONS = re.compile(
@@ -170,6 +171,7 @@ class _Sizes:
             (_EXPERTS, 4),
             (_CHOSEN, 2),
             (_GROUPS, 1),
+            (_VOCODER, 64),
         )
         for kind, limit in limits:
             if kind.search(key):
