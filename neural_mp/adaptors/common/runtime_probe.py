@@ -101,11 +101,11 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
     its first argument. A result is a case, a space and some words. A case that ends the process
     has words that say so, and one without a result is missing.
     """
-    known = _RESULTS.setdefault((module, version), {})
-    if not known.keys() >= cases.keys():
+    case_words = _RESULTS.setdefault((module, version), {})
+    if not case_words.keys() >= cases.keys():
         cache = _result_cache(version, os.environ)
         cached = cache.get(module, mapping_of(string))[1] or {}
-        known.update(cached)
+        case_words.update(cached)
         unknown = [case for case in cases if case not in cached]
         if unknown:
             with tempfile.TemporaryDirectory() as folder:
@@ -116,9 +116,9 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
             results.update(
                 {case: outcome for case, _, outcome in (f.partition(" ") for f in lines)}
             )
-            known.update(results)
+            case_words.update(results)
             cache.put(module, dict([*cached.items(), *results.items()][-_MAX_CASES:]))
-    return {case: known[case] for case in cases if case in known}
+    return {case: case_words[case] for case in cases if case in case_words}
 
 
 def find_deviations(module: str, version: str, cases: Mapping[str, bytes]) -> dict[str, str]:

@@ -142,8 +142,8 @@ def _rescale_layer(
             _add_bias(node, change.bias(None, channels))
         return
     addition = graph.nodes[layer.result]
-    given = np.broadcast_to(_constant_operand(addition).reshape(-1), channels)
-    bias = _reshape_bias(change.bias(given, channels), node)
+    summand = np.broadcast_to(_constant_operand(addition).reshape(-1), channels)
+    bias = _reshape_bias(change.bias(summand, channels), node)
     _replace_constant(addition, _constant_position(addition), bias, f"{name}/corrected/bias")
 
 

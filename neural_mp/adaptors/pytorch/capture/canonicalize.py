@@ -1,6 +1,7 @@
 """Canonical form of a captured graph: no-ops removed, batch norms folded, ops named.
 
-And the framework-independent graph of its ops, with fusion groups of integer kernels.
+`build_graph` returns the framework-independent graph of its ops, with fusion groups of integer
+kernels.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Layer by layer, a decoder of `transformers` keeps its code, with `generate`, its
 `config`; dense layers and embeddings are graphs of their own. Layers of equal form are exported
 once.
 
-Also the inputs of the calls that the user's own code makes to a module.
+`record_calls` passes on the inputs of the calls that the user's own code makes to a module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Large batches in parts, whose intermediate results stay in the cache and in freed memory.
 
-Of graphs that provably compute every sample of a batch on its own.
+Only graphs that provably compute every sample of a batch on its own run in parts.
 """
 
 from __future__ import annotations

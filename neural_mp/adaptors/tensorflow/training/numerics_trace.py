@@ -1,6 +1,6 @@
 """Numerics trace of a pass through a Keras model, without side effects on the model.
 
-Also its gradients with some layers in 16 bits, for training advice.
+Gradients with some layers in 16 bits serve the advice on training.
 """
 
 from __future__ import annotations
@@ -394,15 +394,15 @@ def _float32_reason(
     return "has its own dtype, float32" if name in own else ""
 
 
-def _make_optimizer(model: keras.Model, given: object) -> Any:
+def _make_optimizer(model: keras.Model, source: object) -> Any:
     """Return an optimizer of the given class, or of the class the model is compiled with."""
-    if given is None:
-        given = getattr(model, "optimizer", None) or "adam"
+    if source is None:
+        source = getattr(model, "optimizer", None) or "adam"
     try:
-        instance = keras.optimizers.get(given)
+        instance = keras.optimizers.get(source)
     except ValueError:
         raise ConfigurationError(
-            f"optimizer must be a Keras optimizer or the name of one, got {given!r}"
+            f"optimizer must be a Keras optimizer or the name of one, got {source!r}"
         ) from None
     if isinstance(instance, keras.optimizers.LossScaleOptimizer):
         instance = instance.inner_optimizer

@@ -203,12 +203,12 @@ class SquadWindows:
             windows[window.question].append((index, window))
         return windows
 
-    def _build_windows(self, number: int, asked: list[str], text: list[list[str]]) -> list[Window]:
-        asked = asked[: self.question_length]
-        room = self.length - len(asked) - 3  # [CLS], and [SEP] twice
+    def _build_windows(self, number: int, query: list[str], text: list[list[str]]) -> list[Window]:
+        query = query[: self.question_length]
+        room = self.length - len(query) - 3  # [CLS], and [SEP] twice
         if room < 1:
             raise DataError(
-                f"a question of {len(asked)} pieces leaves no room for its text in a window of "
+                f"a question of {len(query)} pieces leaves no room for its text in a window of "
                 f"{self.length}; set a larger max_seq_length or a smaller max_query_length"
             )
         words = [word for word, parts in enumerate(text) for _ in parts]
@@ -216,7 +216,7 @@ class SquadWindows:
         step, last = min(room, self.stride), max(len(pieces) - room, 0)
         begins = range(0, last + step, step) if pieces else ()
         spans = [(begin, min(begin + room, len(pieces))) for begin in begins]
-        start = ["[CLS]", *asked, "[SEP]"]
+        start = ["[CLS]", *query, "[SEP]"]
         return [
             Window(
                 number,
