@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from neural_mp.adaptors.common import conversion
-from neural_mp.adaptors.common.capabilities import built_capabilities
+from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, built_capability
 from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.amp import FourLists
@@ -44,18 +44,17 @@ class Adaptor(Framework[M]):
     """
 
     def space(
-        self,
-        model: M,
-        hardware: Hardware,
-        lists: Mapping[Precision, FourLists] | None = None,
+        self, model: M, hardware: Hardware, lists: Mapping[Precision, FourLists] | None = None
     ) -> TuningSpace:
         """Return the graph with the capabilities of every op.
 
         `lists` are the four lists of the 16-bit precisions, by default the framework's own.
         """
         if lists is None:
-            lists = {p: self.amp_lists(p) for p in Precision if p.is_16_bit}
-        capabilities = built_capabilities(self.kernels(model, hardware), hardware)
+            lists = {p: self.amp_lists(p) for p in SIXTEEN_BITS}
+        kernels = self.kernels(model, hardware)
+        supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
+        capabilities = {op: built_capability(own, supports) for op, own in kernels.items()}
         return TuningSpace(self.graph(model), capabilities, lists)
 
     def observe(

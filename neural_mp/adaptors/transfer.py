@@ -57,10 +57,7 @@ def transfer_file(source: AnyModel) -> TransferFile:
 
 
 def transfer_model(
-    source: AnyModel,
-    runtime: str,
-    file: TransferFile | None = None,
-    batch_size: int | None = None,
+    source: AnyModel, runtime: str, file: TransferFile | None = None, batch_size: int | None = None
 ) -> AnyModel:
     """Return a model in another runtime, called as in its source framework.
 

@@ -42,8 +42,7 @@ class AmpDataType(str, Enum):
     @property
     def precision(self) -> Precision | None:
         """The equivalent `Precision`; None for the default."""
-        precisions = {self.FLOAT16: Precision.FP16, self.BFLOAT16: Precision.BF16}
-        return precisions.get(self)
+        return {self.FLOAT16: Precision.FP16, self.BFLOAT16: Precision.BF16}.get(self)
 
 
 @dataclass

@@ -187,9 +187,7 @@ class _Painter:
         def ops_on_lists(*lists: AmpList) -> list[str]:
             return [op.name for op in self.graph if may_deny(op.name, *lists)]
 
-        matters = self.spread(
-            ops_on_lists(DENY, INFER), (self.above, lambda name: may_deny(name, CLEAR))
-        )
+        matters = self.spread(ops_on_lists(DENY, INFER), (self.above, lambda n: may_deny(n, CLEAR)))
         self.denied = self.spread(
             ops_on_lists(DENY),
             (self.below, lambda name: name in matters and may_deny(name, INFER, CLEAR)),

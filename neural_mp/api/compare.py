@@ -109,13 +109,6 @@ def _load_model_and_plan(source: object, framework: str | None, example: object)
     return load_source(source, framework, None, example=example), None
 
 
-def _by_names_of(model: AnyModel, plan: PrecisionPlan) -> PrecisionPlan:
-    """Return a plan, possibly of another runtime, by the names of the ops of a model."""
-    graph = model.adaptor.graph(model.held)
-    owners = {op: source_op(op, graph) for op, config in plan.items() if config.corrections}
-    return PrecisionPlan({source: plan[op] for op, source in owners.items() if source is not None})
-
-
 def _differently_scaled_ops(reference: _Taken, candidate: _Taken) -> frozenset[str]:
     plans = [plan or PrecisionPlan({}) for _, plan in (reference, candidate)]
     corrections = [{op: c.corrections for op, c in plan.items() if c.corrections} for plan in plans]
@@ -123,8 +116,13 @@ def _differently_scaled_ops(reference: _Taken, candidate: _Taken) -> frozenset[s
         return frozenset()
     untouched = next((model for model, plan in (reference, candidate) if plan is None), None)
     if untouched is not None:
-        named = (_by_names_of(untouched, plan) for plan in plans)
-        return frozenset().union(*map(untouched.rescaled_by, named))
+        # A plan may be of another runtime, whose ops have other names.
+        ops, scaled = untouched.adaptor.graph(untouched.held), frozenset[str]()
+        for plan in plans:
+            owners = {op: source_op(op, ops) for op, config in plan.items() if config.corrections}
+            configs = {source: plan[op] for op, source in owners.items() if source is not None}
+            scaled |= untouched.rescaled_by(PrecisionPlan(configs))
+        return scaled
     # Converted models lack the ops between two layers, so the inputs of the second layer decide.
     graph = reference[0].observable_ops
     corrected = [op for changes in corrections for op in changes if op in graph]

@@ -312,9 +312,7 @@ def gather_amp(
 
 
 def with_data_type(
-    explicit: tuple[Precision, ...] | None,
-    default: tuple[Precision, ...],
-    amp: AmpSettings,
+    explicit: tuple[Precision, ...] | None, default: tuple[Precision, ...], amp: AmpSettings
 ) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
     """Return the precisions with the 16-bit type of `data_type` as the only one, and warnings.
 

@@ -155,9 +155,7 @@ def grouped_limit(
     return OpConstraint(
         (precision,),
         QuantConstraint(
-            scheme=(scheme,),
-            group_size=None if size is None else (size,),
-            rounding=(rounding,),
+            scheme=(scheme,), group_size=None if size is None else (size,), rounding=(rounding,)
         ),
         approaches=(Approach.WEIGHT_ONLY,),
         # Below 4 bits, all weights are asymmetric; groups must divide the inputs.
@@ -175,26 +173,19 @@ _KINDS: dict[str, Callable[[Any], OpConstraint]] = {
 }
 
 
-def _transformers_constraint(config: object) -> OpConstraint | None:
+def _transformers_constraint(config: Any) -> OpConstraint | None:
     method = getattr(config, "quant_method", None)
     name = str(getattr(method, "value", method))
-    if name == "gptq":
-        return _parse_grouped_config(
-            config, symmetric=bool(getattr(config, "sym", True)), rounding="gptq"
-        )
-    if name == "awq":
-        return _parse_grouped_config(
-            config, symmetric=not getattr(config, "zero_point", True), rounding="awq"
-        )
     if name == "compressed-tensors":
         return _parse_compressed_config(config)
-    return None
-
-
-def _parse_grouped_config(config: Any, *, symmetric: bool, rounding: str) -> OpConstraint:
-    return _weight_constraint(
-        config.bits, config.group_size, symmetric, rounding, type(config).__name__
-    )
+    if name == "gptq":
+        symmetric = bool(getattr(config, "sym", True))
+    elif name == "awq":
+        symmetric = not getattr(config, "zero_point", True)
+    else:
+        return None
+    kind = type(config).__name__
+    return _weight_constraint(config.bits, config.group_size, symmetric, name, kind)
 
 
 def _parse_compressed_config(config: object) -> OpConstraint:

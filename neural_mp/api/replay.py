@@ -212,10 +212,7 @@ class Conversion:
 
 
 def convert_by_rules(
-    source: object,
-    wanted: Conversion,
-    batches: Iterable[Any] | None = None,
-    example: object = None,
+    source: object, wanted: Conversion, batches: Iterable[Any] | None = None, example: object = None
 ) -> OptimizedModel:
     """Convert every op as its rule says.
 

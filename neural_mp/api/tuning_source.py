@@ -17,13 +17,11 @@ from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.input_data import TUNING_FILES
 from neural_mp.api.mixed_precision import MixedPrecision
-from neural_mp.common import DataLoader
 from neural_mp.config import load_settings
 from neural_mp.config.options import DEFAULT_PRECISIONS, criterion_in
 from neural_mp.core import hardware
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.precision import Precision
-from neural_mp.data import OWN, build_dataloader
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.text import DEFAULT_LENGTH, context_length
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
@@ -147,18 +145,6 @@ def _input_and_label_names(data: Path, names: list[str], label: str | None) -> t
             f"{', '.join(names)}; name the labels by --label, or both in a tuning file"
         )
     return "inputs" if "inputs" in rest else rest[0], labels[0]
-
-
-def loader_of(
-    data: Path, label: str | None = None, batch_size: int | None = None, model: object = None
-) -> DataLoader:
-    """Return the loader of a data file; see `dataset_of`.
-
-    Raises:
-        DataError: the file cannot be read, or has no labels.
-    """
-    spec = {"dataset": dataset_of(data, label, model)}
-    return build_dataloader(spec if batch_size is None else {**spec, "batch_size": batch_size}, OWN)
 
 
 #: Strings that YAML reads unchanged without quotes.

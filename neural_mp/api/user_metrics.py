@@ -62,10 +62,7 @@ class MetricSet(Sequence[tuple[Metric, float]]):
 
 
 def gather_metrics(
-    given: object,
-    settings: Settings,
-    evaluation: Batches | None,
-    eval_func: EvalFunc | None,
+    given: object, settings: Settings, evaluation: Batches | None, eval_func: EvalFunc | None
 ) -> MetricSet:
     """Return the metrics set in Python, else those of the YAML file.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 import gc
+import signal
 
-from neural_mp.cli.ctrl_c import handle_early
+from neural_mp.cli.ctrl_c import exit_at_once
 
 
 def main() -> None:
     """Run the command and exit with its exit code (see `ExitCode`)."""
-    handle_early()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ignored or handled
+        signal.signal(signal.SIGINT, exit_at_once)
     # Python collects garbage as it ends, which takes a second with a framework loaded.
     atexit.register(gc.freeze)
     from neural_mp.cli.app import main as run

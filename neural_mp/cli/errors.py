@@ -63,12 +63,14 @@ def report_error(error: Exception) -> ExitCode:
     if isinstance(error, NeuralMPError) and not is_users_own(error):
         say_error(f"{type(error).__name__}: {error}")
         return ExitCode.MISTAKE
-    location = _last_user_position(error)
-    users = location is not None or is_users_own(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    location = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    users = bool(own) or is_users_own(error)
     trace = _from_users_code(error.__traceback__) if users else error.__traceback__
     traceback.print_exception(type(error), error, trace)
     if users:
-        say_error(f"the exception comes from your own code{location or ''}, not from neural-mp")
+        say_error(f"the exception comes from your own code{location}, not from neural-mp")
         return ExitCode.USER_CODE
     say_error("internal error of neural-mp; please report it with the lines above")
     return ExitCode.FAULT
@@ -77,13 +79,6 @@ def report_error(error: Exception) -> ExitCode:
 def say_error(message: str) -> None:
     """Print a text as one unwrapped line on standard error."""
     error_console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
-
-
-def _last_user_position(error: Exception) -> str | None:
-    """Return the last position in the user's files of an exception; None without any."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_users(frame.filename)]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else None
 
 
 def _is_users(filename: str) -> bool:

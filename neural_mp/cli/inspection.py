@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 def inspect(
     model: ModelArgument,
     op_type: Annotated[
-        list[str] | None,
-        typer.Option("--type", help="Show only ops of this type; repeatable."),
+        list[str] | None, typer.Option("--type", help="Show only ops of this type; repeatable.")
     ] = None,
     match: Annotated[
         str | None,
@@ -257,10 +256,7 @@ def audit(
 
 
 def _load_or_convert_model(
-    out: Output,
-    model: str,
-    plan: Path | None,
-    options: ModelOptions,
+    out: Output, model: str, plan: Path | None, options: ModelOptions
 ) -> OptimizedModel:
     from neural_mp.api.optimized_model import load
     from neural_mp.api.replay import convert_with_plan

@@ -48,8 +48,7 @@ class WithProgram(TyperCommand):
 def kernels(
     context: typer.Context,
     log: Annotated[
-        str | None,
-        typer.Argument(help="Log of a program run with ONEDNN_VERBOSE=1; - for stdin."),
+        str | None, typer.Argument(help="Log of a program run with ONEDNN_VERBOSE=1; - for stdin.")
     ] = None,
     other: Annotated[
         str | None, typer.Argument(help="Second log, to compare with the first.")
@@ -61,8 +60,7 @@ def kernels(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write the log of the program to."),
+        Path | None, typer.Option("--output", "-o", help="File to write the log of the program to.")
     ] = None,
     *,
     out: Output,
@@ -139,27 +137,23 @@ def _show_kernel_changes(
     out: Output, baseline: KernelLog, candidate: KernelLog, keys: Sequence[KernelKey]
 ) -> None:
     from neural_mp.profiling import changed_kernels, side_by_side
-    from neural_mp.reporting.tables import (
-        kernel_changes_table,
-        kernel_pairs_table,
-        summarize_log,
-    )
+    from neural_mp.reporting.tables import kernel_changes_table, kernel_pairs_table, summarize_log
 
-    logs, labels = (baseline, candidate), ("before", "after")
+    logs = {"before": baseline, "after": candidate}
     pairs = {key: side_by_side(baseline, candidate, key) for key in keys}
     changes = changed_kernels(baseline, candidate)
-    for label, log in zip(labels, logs, strict=True):
+    for label, log in logs.items():
         out.line(f"{label}: {summarize_log(log)}")
     for key, rows in pairs.items():
-        out.show(kernel_pairs_table(rows, key, logs))
+        out.show(kernel_pairs_table(rows, key, (baseline, candidate)))
     out.show(kernel_changes_table(changes))
-    for label, log in zip(labels, logs, strict=True):
+    for label, log in logs.items():
         for note in log.notes:
             out.line(f"{label}: {note}")
     if out.as_json:
         out.document(
             {
-                **{label: _log_summary(log) for label, log in zip(labels, logs, strict=True)},
+                **{label: _log_summary(log) for label, log in logs.items()},
                 "by": {key: [asdict(pair) for pair in rows] for key, rows in pairs.items()},
                 "changed": [vars(change) for change in changes],
             }

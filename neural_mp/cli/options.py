@@ -53,14 +53,11 @@ DataOption = Annotated[
 ]
 TrustOption = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Module, e.g. sklearn, or op, e.g. ReadFile, to allow; repeatable.",
-    ),
+    typer.Option(help="Module, e.g. sklearn, or op, e.g. ReadFile, to allow; repeatable."),
 ]
 SamplesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Number of samples to run.")]
 BatchSizeOption = Annotated[
-    int | None,
-    typer.Option(min=1, max=MOST, help="Samples per batch of an array."),
+    int | None, typer.Option(min=1, max=MOST, help="Samples per batch of an array.")
 ]
 EvaluationDataOption = Annotated[
     Path | None, typer.Option(help="Inputs with labels: .npz, .csv; or a text: .txt, .jsonl.")
@@ -159,7 +156,8 @@ class SearchOptions(ExitStack):
         Raises:
             NeuralMPError: an option is invalid, or the data cannot be read.
         """
-        from neural_mp.api.tuning_source import criterion_of, is_text, loader_of
+        from neural_mp.api.tuning_source import criterion_of, dataset_of, is_text
+        from neural_mp.data import OWN, build_dataloader
 
         if self.data is None and (self.label is not None or self.batch_size is not None):
             raise ConfigurationError(
@@ -168,9 +166,10 @@ class SearchOptions(ExitStack):
         for name, value in self.flags.items():
             setattr(converter, name, workload_of(value) if name == "workload" else value)
         if self.data is not None:
-            converter.eval_dataloader = loader_of(
-                self.data, self.label, self.batch_size, converter.model
-            )
+            spec: dict[str, Any] = {"dataset": dataset_of(self.data, self.label, converter.model)}
+            if self.batch_size is not None:
+                spec["batch_size"] = self.batch_size
+            converter.eval_dataloader = build_dataloader(spec, OWN)
             if is_text(self.data):
                 # Times of a workload would not count for the footprint.
                 mixed = {"performance": 0.5, "footprint": 0.5}

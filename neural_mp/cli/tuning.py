@@ -68,8 +68,7 @@ def tune_many(
         list[str], typer.Argument(help="Tuning YAMLs or folders of tuning YAMLs; one job each.")
     ],
     workers: Annotated[
-        str,
-        typer.Option(help="Workers: a number of processes, ray or ray:HOST:PORT."),
+        str, typer.Option(help="Workers: a number of processes, ray or ray:HOST:PORT.")
     ] = "1",
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for results, logs and the summary page.")

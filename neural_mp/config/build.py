@@ -64,11 +64,13 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
         train, epochs = train_settings(quantization.get("train"), dialect)
         options = _read_options(data, dialect, ignored)
         precisions = _resolve_precisions(data, "quantization" in source.data, ignored)
+        section = data.get("mixed_precision", {})
+        amp = {option: section[option] for option in AMP_OPTIONS if option in section}
         return Settings(
             Options(**options, **_if_given(precisions=precisions, epochs=epochs)),
             **_if_given(device=data.get("device")),
             constraints=_merge_constraints(data),
-            amp=_read_amp_options(data.get("mixed_precision", {})),
+            amp=AutoMixedPrecisionOptions(**amp) if amp else None,
             calibration_dataloader=quantization.get("calibration", {}).get("dataloader"),
             train=train,
             evaluation=_read_evaluation(data.get("evaluation", {}), dialect, ignored),
@@ -120,20 +122,14 @@ def _resolve_precisions(
             ("graph_optimization", "precisions"),
             "differs from mixed_precision.precisions; remove one of the two",
         )
-    wants_bf16 = _find_bf16_key(data)
+    bf16_keys: tuple[KeyPath, ...] = (("use_bf16",), ("quantization", "use_bf16"))
+    bf16_key = next((key for key in bf16_keys if value_at(data, key)), None)
     if not requested and quantized:
-        return (Precision.INT8, Precision.BF16) if wants_bf16 else (Precision.INT8,)
-    if wants_bf16:
+        return (Precision.INT8, Precision.BF16) if bf16_key else (Precision.INT8,)
+    if bf16_key:
         why = "precisions are given" if requested else "there is no quantization section"
-        ignored(wants_bf16, f"{why}; add bf16 to mixed_precision.precisions instead")
+        ignored(bf16_key, f"{why}; add bf16 to mixed_precision.precisions instead")
     return next(iter(requested.values()), None)
-
-
-def _find_bf16_key(data: Mapping[str, Any]) -> KeyPath:
-    """Return the path of a `use_bf16: true`; empty if there is none."""
-    if data.get("use_bf16"):
-        return ("use_bf16",)
-    return ("quantization", "use_bf16") if data.get("quantization", {}).get("use_bf16") else ()
 
 
 def _merge_constraints(data: Mapping[str, Any]) -> Constraints:
@@ -190,11 +186,6 @@ def _read_tensor_limits(
     named = {*floats, *(INTEGERS[QuantDType(name).bits] for name in integers)}
     precisions = Precisions(p for p in Precision if p in named)
     return QuantConstraint(dtype=integers or None, **allowed), precisions
-
-
-def _read_amp_options(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
-    options = {option: data[option] for option in AMP_OPTIONS if option in data}
-    return AutoMixedPrecisionOptions(**options) if options else None
 
 
 def _resolve_strategy(name: str | None, dialect: Dialect, ignored: Ignored) -> str | None:

@@ -262,15 +262,15 @@ def dialect_of(data: Mapping[str, Any]) -> Dialect:
     Args:
         data: content of the file, not validated.
     """
+    values = [value_at(data, path) for path in _NAME_PATHS]
+    names = [name for v in values for name in (v if isinstance(v, Mapping) else [v])]
     theirs = (
         "version" in data
         or _string_at_path(data, ("model", "framework")).lower() in ONLY_THEIRS
         or _string_at_path(data, ("quantization", "approach"))
         in {*INT8_APPROACHES, *IGNORED_APPROACHES}
         or any(why_ignored(path) for path in _walk_key_paths(data))
-        or any(
-            name in ONLY_THEIR_NAMES for path in _NAME_PATHS for name in _names_at_path(data, path)
-        )
+        or any(plain_name(str(name)) in ONLY_THEIR_NAMES for name in names)
     )
     return Dialect.INC if theirs else Dialect.OWN
 
@@ -285,13 +285,6 @@ def value_at(data: object, path: KeyPath) -> Any:
 def _string_at_path(data: Mapping[str, Any], path: KeyPath) -> str:
     value = value_at(data, path)
     return value if isinstance(value, str) else ""
-
-
-def _names_at_path(data: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
-    """Yield the names at a key, normalized as in registries."""
-    value = value_at(data, path)
-    names = value if isinstance(value, Mapping) else [value]
-    yield from (plain_name(str(name)) for name in names)
 
 
 def _walk_key_paths(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:

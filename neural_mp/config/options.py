@@ -374,9 +374,7 @@ class Options:
         shown=True,
     )
     exclude: str | Iterable[str] = declare(
-        (),
-        'ops that stay in FP32: names, patterns or layers, `["fc", "layer4.*"]`',
-        shown=True,
+        (), 'ops that stay in FP32: names, patterns or layers, `["fc", "layer4.*"]`', shown=True
     )
     op_wise: Mapping[str, Any] = declare(
         {},

@@ -60,8 +60,7 @@ _OPTIONS: Mapping[str, Validator[Any]] = dict(
     **dict.fromkeys(("beta_1", "beta_2"), _BELOW_ONE),
 )
 _LOSS = one_named(
-    "loss",
-    dict.fromkeys(LOSSES, section(reduction=one_of(REDUCTIONS), from_logits=boolean)),
+    "loss", dict.fromkeys(LOSSES, section(reduction=one_of(REDUCTIONS), from_logits=boolean))
 )
 _OPTIMIZER = one_named(
     "optimizer",

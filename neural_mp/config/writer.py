@@ -37,12 +37,10 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _represent_enum(dumper: _Dumper, member: StringEnum) -> yaml.Node:
-    return _represent_text(dumper, member.value)
-
-
 _Dumper.add_representer(str, _represent_text)
-_Dumper.add_multi_representer(StringEnum, _represent_enum)
+_Dumper.add_multi_representer(
+    StringEnum, lambda dumper, member: _represent_text(dumper, member.value)
+)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_RE, list("-+0123456789."))
 
 
@@ -95,13 +93,11 @@ def _dump_amp_options(options: AutoMixedPrecisionOptions | None) -> dict[str, An
 
 
 def _dump_constraints(constraints: Constraints) -> dict[str, Any]:
-    wise = {
-        "optype_wise": {
-            name: _dump_op_limits(item) for name, item in constraints.optype_wise.items()
-        },
+    limits: dict[str, dict[str, Any]] = {
+        "model_wise": _dump_op_limits(constraints.model_wise),
+        "optype_wise": {kind: _dump_op_limits(o) for kind, o in constraints.optype_wise.items()},
         "op_wise": {name: _dump_op_limits(item) for name, item in constraints.op_wise.items()},
     }
-    limits = {"model_wise": _dump_op_limits(constraints.model_wise), **wise}
     return {key: value for key, value in limits.items() if value}
 
 

@@ -249,8 +249,7 @@ def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, flo
             f"objective must have one of latency (performance) and throughput, got "
             f"{' and '.join(times)}; remove all but one"
         )
-    weights = {name.objective: float(requested[name]) / total for name in names}
-    return MappingProxyType(weights)
+    return MappingProxyType({name.objective: float(requested[name]) / total for name in names})
 
 
 def is_throughput(value: str | Mapping[str, float]) -> bool:

@@ -144,9 +144,7 @@ class OpGraph:
 
     def _sort_topologically(self, given: Sequence[Op]) -> Iterator[Op]:
         position = {op.name: index for index, op in enumerate(given)}
-        waiting = {
-            op.name: sum(source in position for source in dict.fromkeys(op.inputs)) for op in given
-        }
+        waiting = {op.name: sum(s in position for s in dict.fromkeys(op.inputs)) for op in given}
         ready = [index for index, op in enumerate(given) if not waiting[op.name]]
         done = set()
         while ready:  # lowest position first: a sorted list keeps its order

@@ -64,9 +64,7 @@ class TracedKernel:
 
 
 def op_trace(
-    kernels: Sequence[TracedKernel],
-    rounded_to: Precision | None = None,
-    equals_float: bool = False,
+    kernels: Sequence[TracedKernel], rounded_to: Precision | None = None, equals_float: bool = False
 ) -> OpTrace:
     """Return the trace of an op from its kernels in execution order."""
     precisions = [kernel.precision for kernel in kernels if kernel.precision is not None]

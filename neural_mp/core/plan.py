@@ -100,11 +100,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
     def counts(self) -> dict[Precision, int]:
         """Return the number of named ops per precision, without zeros."""
         precisions = [config.precision for config in self.configs.values()]
-        return {
-            precision: precisions.count(precision)
-            for precision in Precision
-            if precision in precisions
-        }
+        return {p: precisions.count(p) for p in Precision if p in precisions}
 
     def replacing(self, changes: Mapping[str, OpConfig]) -> PrecisionPlan:
         """Return a plan with the configs of some ops replaced."""
@@ -131,7 +127,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
             "op": list(self),
             "precision": [config.precision.value for config in configs],
             **{
-                name: [_optional_text(getattr(config, name)) for config in configs]
+                name: [None if (value := getattr(c, name)) is None else str(value) for c in configs]
                 for name in ("approach", "weight", "activation")
             },
             "corrections": [" ".join(config.corrections) or None for config in configs],
@@ -235,10 +231,6 @@ def parse_plan(value: object) -> PrecisionPlan:
         NeuralMPError: the value is not a plan.
     """
     return PrecisionPlan(mapping_of(_parse_config)(value))
-
-
-def _optional_text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def _config_to_plain(config: OpConfig) -> Any:

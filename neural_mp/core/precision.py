@@ -138,9 +138,7 @@ RECONSTRUCTIONS = ("adaround", "learned_scale")
 RESCALING = ("equalize", "smooth")
 
 #: Kernels of an FP32 op besides the framework's own; each rounds as FP32 does, in another order.
-FLOAT_KERNELS: Mapping[str, str] = {
-    "onednn": "oneDNN, with the weight packed for its kernel",
-}
+FLOAT_KERNELS: Mapping[str, str] = {"onednn": "oneDNN, with the weight packed for its kernel"}
 
 
 @dataclass(frozen=True)

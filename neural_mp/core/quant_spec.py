@@ -19,9 +19,7 @@ from neural_mp.errors import PlanError, did_you_mean
 from neural_mp.util.string_enum import StringEnum
 
 #: Algorithms that choose a range from calibration data, most common first.
-RANGE_ALGORITHMS = tuple(
-    word for word in CalibrationAlgorithm if word is not CalibrationAlgorithm.DYNAMIC
-)
+RANGE_ALGORITHMS = tuple(a for a in CalibrationAlgorithm if a is not CalibrationAlgorithm.DYNAMIC)
 
 _WORDS: Mapping[str, type[StringEnum]] = {
     "dtype": QuantDType,

@@ -103,9 +103,7 @@ class _ScaleUnionFind:
 
 
 def propagate_quantization(
-    graph: OpGraph,
-    chosen: Mapping[str, Precision],
-    internal: frozenset[str] = frozenset(),
+    graph: OpGraph, chosen: Mapping[str, Precision], internal: frozenset[str] = frozenset()
 ) -> QuantizationFlow:
     """Propagate a plan through the graph.
 
@@ -223,10 +221,7 @@ def _wanted_in_int8(
     Ops that join INT8 only between INT8 ops are removed from `members` if their result is not among
     these tensors.
     """
-    tails: dict[str, str] = {}
-    for name in (op.name for op in graph):
-        if name in members:
-            tails[members[name]] = name
+    tails = {members[op.name]: op.name for op in graph if op.name in members}
     requested = {tail for head, tail in tails.items() if graph[head].writes_int8}
     for op in graph:
         if op.joins_int8 and op.name in members and requested.issuperset(op.read_in_int8):

@@ -35,10 +35,7 @@ class Outcome(StringEnum):
 
 def relative_cost(objectives: Mapping[Objective, float], figures: Mapping[str, float]) -> float:
     """Return the weighted cost as a fraction of FP32's; infinite if not measured."""
-    return sum(
-        weight * figures.get(RELATIVE_FIGURES[name], float("inf"))
-        for name, weight in objectives.items()
-    )
+    return sum(w * figures.get(RELATIVE_FIGURES[n], float("inf")) for n, w in objectives.items())
 
 
 @dataclass(frozen=True)

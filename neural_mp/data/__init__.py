@@ -2,13 +2,7 @@
 
 from neural_mp.data import choices, images, numpy_files, text  # import registers their names
 from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
-from neural_mp.data.loader import (
-    OWN,
-    Vocabulary,
-    build_dataloader,
-    build_dataset,
-    build_transforms,
-)
+from neural_mp.data.loader import OWN, Vocabulary, build_dataloader, build_dataset, build_transforms
 from neural_mp.data.registry import Registry
 from neural_mp.data.transforms import TRANSFORMS, InputTransform, Transform
 

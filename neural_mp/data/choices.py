@@ -150,9 +150,7 @@ class MultipleChoiceDataset:
 def _encode_pair(tokenizer: Any, question: str, answer: str) -> tuple[np.ndarray, int]:
     """Return the tokens of both, and the number of those of the question."""
     prompt = question.rstrip()
-    whole, context = (
-        _strip_end_tokens(tokenizer.encode(text)) for text in (question + answer, prompt)
-    )
+    whole, context = (_strip_end_tokens(tokenizer.encode(t)) for t in (question + answer, prompt))
     return np.array(whole, np.int64), len(context)
 
 

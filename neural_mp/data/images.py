@@ -136,8 +136,7 @@ class Resize(InputTransform):
     def __post_init__(self) -> None:
         pillow("transform 'Resize'")
         object.__setattr__(self, "size", height_and_width("Resize: size", self.size))
-        choices = ("nearest", "bilinear", "bicubic")
-        one_of("Resize: interpolation", self.interpolation, choices)
+        one_of("Resize: interpolation", self.interpolation, ("nearest", "bilinear", "bicubic"))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Resize each channel separately, as Pillow does internally."""

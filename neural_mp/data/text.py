@@ -144,9 +144,7 @@ def _is_conversation(value: object) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(
-            isinstance(message, dict) and {"role", "content"} <= set(message) for message in value
-        )
+        and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value)
     )
 
 

@@ -64,14 +64,17 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     from neural_mp.cli.errors import ExitCode, report_error
 
     faulthandler.enable()
-    tell = _redirect_output()
+    # Standard output goes to standard error; the parent reads messages from the original.
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     _end_with_parent()
     directory, started = Path(folder), time.monotonic()
     outcome = read_outcome(directory)
     assert outcome is not None
     code = ExitCode.DONE
     try:
-        result = _tune_file(file, directory, resume, trust, _ProgressReporter(tell))
+        reporter = _ProgressReporter(lambda m: print(json.dumps(m), file=stream, flush=True))
+        result = _tune_file(file, directory, resume, trust, reporter)
         outcome = outcome.ended(result.report, result.met)
     except Exception as error:
         # Any exception is stored as the outcome, so that the other jobs continue.
@@ -91,8 +94,7 @@ def _tune_file(
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.config import load_settings
 
-    settings = load_settings(file, trust=trust)
-    converter = MixedPrecision(settings)
+    converter = MixedPrecision(load_settings(file, trust=trust))
     converter.listener = listener
     if not converter.is_set("workspace") and converter.storage is None:
         converter.workspace = directory / WORKSPACE
@@ -106,13 +108,6 @@ def _tune_file(
         result = converter()
     result.save(directory / RESULT)
     return result
-
-
-def _redirect_output() -> Callable[[str], None]:
-    """Redirect standard output to standard error; return a writer to the original."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return lambda message: print(json.dumps(message), file=stream, flush=True)
 
 
 def _end_with_parent() -> None:

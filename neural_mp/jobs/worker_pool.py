@@ -89,13 +89,7 @@ class JobRunner:
             return self._run_process(job, folder, lock, resume=stored is not None, tell=tell)
 
     def _run_process(
-        self,
-        job: JobOutcome,
-        folder: Path,
-        lock: int,
-        *,
-        resume: bool,
-        tell: Callable[[str], None],
+        self, job: JobOutcome, folder: Path, lock: int, *, resume: bool, tell: Callable[[str], None]
     ) -> JobOutcome:
         started, log_file = time.monotonic(), folder / LOG_FILE
         logged = log_file.stat().st_size if log_file.exists() else 0

@@ -14,12 +14,7 @@ import numpy as np
 from neural_mp.data.option_checks import finite_number, one_of, true_or_false, whole_number
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import METRICS, Collection, RunningMean
-from neural_mp.metrics.predictions import (
-    are_probabilities,
-    class_pairs,
-    log_softmax,
-    score_pairs,
-)
+from neural_mp.metrics.predictions import are_probabilities, class_pairs, log_softmax, score_pairs
 
 
 @METRICS.register("accuracy", "acc")

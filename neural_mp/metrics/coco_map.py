@@ -120,10 +120,7 @@ def summary(
 
 
 def _build_coco(
-    tools: ModuleType,
-    images: Mapping[str, Boxes],
-    names: list[str],
-    categories: Mapping[int, str],
+    tools: ModuleType, images: Mapping[str, Boxes], names: list[str], categories: Mapping[int, str]
 ) -> Any:
     """Convert boxes for pycocotools; ids start from 1, since 0 means no match."""
     annotations = (
@@ -178,12 +175,9 @@ def _replace_with_areas(evaluation: Any) -> None:
 
 
 def _areas_under_curves(images: list[dict[str, Any]], most: int, positives: int) -> list[float]:
-    """Return the area for each overlap.
+    """Return the area for each overlap, of pycocotools' results for one class and box size.
 
-    Args:
-        images: results of pycocotools per image, for one class and box size.
-        most: number of best boxes per image that count.
-        positives: number of ground-truth boxes.
+    The `most` best boxes per image count; `positives` is the number of ground-truth boxes.
     """
     scores = np.concatenate([np.asarray(e["dtScores"][:most]) for e in images])
     order = np.argsort(-scores, kind="stable")

@@ -13,12 +13,7 @@ from neural_mp.errors import ConfigurationError, MetricError, error_path
 from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.function_metric import parameters_of, takes_data
 from neural_mp.metrics.predictions import OfOutput
-from neural_mp.metrics.third_party import (
-    Scorer,
-    named_scorer,
-    options_too_late,
-    wrapped,
-)
+from neural_mp.metrics.third_party import Scorer, named_scorer, options_too_late, wrapped
 
 #: Options common to all metrics: the selected output, labels and value.
 CHOICES = ("output", "label", "value")

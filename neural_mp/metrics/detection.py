@@ -21,13 +21,7 @@ import numpy as np
 from neural_mp.data.option_checks import one_of
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.metrics.base import METRICS, nothing_taken_in
-from neural_mp.metrics.coco_map import (
-    ALL_OVERLAPS,
-    Boxes,
-    coco_tools,
-    overlaps,
-    summary,
-)
+from neural_mp.metrics.coco_map import ALL_OVERLAPS, Boxes, coco_tools, overlaps, summary
 from neural_mp.metrics.predictions import chosen, described, described_outputs, outputs_of
 from neural_mp.util.pytree import as_numpy
 from neural_mp.util.text import counted
@@ -135,8 +129,7 @@ class MeanAveragePrecision:
             raise MetricError("mAP requires at least one box in the labels, got none")
         names = {kind: str(kind) for kind in sorted(classes)}
         recalls = np.linspace(0, 1, 101)
-        results = summary(self._truth, self._found, self._overlaps, recalls, names)
-        return results["Precision/mAP"]
+        return summary(self._truth, self._found, self._overlaps, recalls, names)["Precision/mAP"]
 
     def _boxes_per_image(
         self, values: object, what: str, outputs: Mapping[str, str | int]

@@ -118,8 +118,7 @@ class OverAllData:
         labels = joined(self._labels, "labels")
         if self._prepare is not None:
             preds, labels = self._prepare(preds, labels)
-        pair = Predicted(preds, labels)
-        return self.__wrapped__(*self._order(pair), **self._options)
+        return self.__wrapped__(*self._order(Predicted(preds, labels)), **self._options)
 
 
 def joined(batches: Sequence[Any], what: str) -> Any:
@@ -163,7 +162,6 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
 def _order_arguments(
     function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Callable[[Predicted], tuple[Any, ...]]:
-    """Return a function that orders the arguments as `function` expects them."""
     parameters = parameters_of(function)
     if parameters is None:
         return _predictions_first

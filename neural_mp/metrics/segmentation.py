@@ -45,9 +45,7 @@ class MeanIoU:
             num_classes = whole_number("mIoU: num_classes", num_classes, minimum=1)
         ignored = ignore_index if isinstance(ignore_index, list | tuple) else [ignore_index]
         self.num_classes = num_classes
-        self.ignored = [
-            whole_number("mIoU: ignore_index", index) for index in ignored if index is not None
-        ]
+        self.ignored = [whole_number("mIoU: ignore_index", i) for i in ignored if i is not None]
         self.axis = whole_number("mIoU: axis", axis)
         if axis == 0:
             raise ConfigurationError("mIoU: axis must not be 0, the axis of the samples, got 0")
@@ -73,13 +71,7 @@ class MeanIoU:
         self.add(truth, predicted, classes)
 
     def add(self, truth: np.ndarray, predicted: np.ndarray, classes: int) -> None:
-        """Add a batch of flat classes to the confusion matrix.
-
-        Args:
-            truth: classes from 0 to below `classes`, int64 `[N]`.
-            predicted: predicted classes, likewise.
-            classes: number of classes.
-        """
+        """Add a batch of flat classes from 0 to below `classes`, int64 `[N]` each."""
         pairs = np.bincount(classes * truth + predicted, minlength=classes**2)
         self._add_confusion(pairs.reshape(classes, classes))
 

@@ -262,9 +262,7 @@ _SWITCH = "TF_ENABLE_ONEDNN_OPTS"
 
 
 def run_with_kernel_log(
-    command: Sequence[str],
-    write: Callable[[bytes], None],
-    keep: Callable[[str], None],
+    command: Sequence[str], write: Callable[[bytes], None], keep: Callable[[str], None]
 ) -> tuple[KernelLog, int]:
     """Run a program to its end and read its kernel log.
 
@@ -289,9 +287,7 @@ def run_with_kernel_log(
     sieve = Sieve(take_line)
     try:
         process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            env={**environment, **dict.fromkeys(VARIABLES, "1")},
+            command, stdout=subprocess.PIPE, env={**environment, **dict.fromkeys(VARIABLES, "1")}
         )
     except OSError as error:
         raise KernelLogError(

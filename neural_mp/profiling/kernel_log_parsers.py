@@ -229,8 +229,7 @@ def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
         details = entry["args"]
         if details["op_name"] not in _AROUND_OTHERS:
             calls.append(_profiled_call(details["op_name"], details, entry["dur"] / 1000))
-    why = "" if calls else _EMPTY
-    return KernelLog(tuple(calls), malformed, "", "ONNX Runtime", why)
+    return KernelLog(tuple(calls), malformed, "", "ONNX Runtime", "" if calls else _EMPTY)
 
 
 def _profiled_call(op: str, details: Mapping[str, Any], milliseconds: float) -> KernelCall:

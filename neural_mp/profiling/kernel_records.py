@@ -134,10 +134,7 @@ class KernelLog:
         sums = {name: math.fsum(times) for name, times in durations.items()}
         total = self.total or 1.0
         longest_first = sorted(sums, key=lambda name: -sums[name])
-        return [
-            KernelRow(name, len(durations[name]), sums[name], sums[name] / total)
-            for name in longest_first
-        ]
+        return [KernelRow(n, len(durations[n]), sums[n], sums[n] / total) for n in longest_first]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -233,9 +230,7 @@ def side_by_side(
     pairs = [RowPair(name, first.get(name), second.get(name)) for name in first | second]
     return sorted(
         pairs,
-        key=lambda pair: max(
-            row.milliseconds for row in (pair.before, pair.after) if row is not None
-        ),
+        key=lambda pair: max(r.milliseconds for r in (pair.before, pair.after) if r is not None),
         reverse=True,
     )
 

@@ -186,10 +186,7 @@ def interleaved_rounds(
         rounds = [[] for _ in runs]
         for number in range(warmup):
             seconds = [_mean_run_seconds(run, 1) for run in runs]
-            lengths = [
-                min(_MAX_RUNS, max(1, round(block_seconds / max(duration, 1e-9))))
-                for duration in seconds
-            ]
+            lengths = [min(_MAX_RUNS, max(1, round(block_seconds / max(d, 1e-9)))) for d in seconds]
             if number and sum(seconds) > _LONG_ROUND:
                 break
     spent, started, look = sum(map(sum, rounds)), time.perf_counter(), 0.0

@@ -76,8 +76,7 @@ class _Capabilities:
         if Measurement.get(console, options.update(width=_AMPLE), table).maximum > (
             options.max_width
         ):
-            reasons = [row.because for row in self.rows if row.because]
-            marks = list(dict.fromkeys(reasons))
+            marks = list(dict.fromkeys(row.because for row in self.rows if row.because))
             table = self._build_table(marks)
         yield table
         for number, reason in enumerate(marks, start=1):
@@ -186,8 +185,7 @@ class CapabilitySummary:
         """Count the given ops."""
         able: dict[str, Counter[Precision]] = {}
         for op in ops:
-            capability = space.capabilities[op.name]
-            able.setdefault(op.type, Counter()).update(capability.precisions)
+            able.setdefault(op.type, Counter()).update(space.capabilities[op.name].precisions)
         types = dict(sorted(Counter(op.type for op in ops).items()))
         return cls(types, able, counted_reasons(space, ops))
 

@@ -150,8 +150,7 @@ class LiveListener(Listener):
     def baseline(self, accuracy: float, target: float) -> None:
         """Show the accuracy of the given model and the target."""
         name, tolerance = self._metric
-        message = target_words(name, self._source, accuracy, target, tolerance)
-        self._baseline = self._each or message
+        self._baseline = self._each or target_words(name, self._source, accuracy, target, tolerance)
         if self._prints_lines:
             self.console.print(self._baseline)
         self._update_display()

@@ -60,9 +60,7 @@ def hardware_table(
     return Group(*parts, *(Text(note, style="dim") for note in notes))
 
 
-def _accumulation_table(
-    accumulation: Mapping[str, Mapping[KernelKind, Int8Accumulation]],
-) -> Table:
+def _accumulation_table(accumulation: Mapping[str, Mapping[KernelKind, Int8Accumulation]]) -> Table:
     title = "INT8 accumulation by kernel type"
     table = formatting.table(title, "framework", *(kernel.value for kernel in KernelKind))
     styles = {Int8Accumulation.EXACT: "green", Int8Accumulation.SATURATING: "yellow"}
@@ -256,10 +254,7 @@ def _accuracy_rows(report: Report) -> list[tuple[str, str, str, str]]:
     """Return the accuracy rows; one per metric if each has a target."""
     baseline, value = report.baseline_accuracy, report.accuracy
     rows = [_accuracy_row(report.metric or "accuracy", baseline, value, report.target, report)]
-    parts = [
-        _accuracy_row(name, metric.baseline, metric.value, metric.target, metric)
-        for name, metric in report.metrics.items()
-    ]
+    parts = [_accuracy_row(n, m.baseline, m.value, m.target, m) for n, m in report.metrics.items()]
     has_targets = any(metric.target is not None for metric in report.metrics.values())
     return parts if has_targets else rows + parts
 

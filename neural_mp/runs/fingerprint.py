@@ -34,9 +34,7 @@ def in_detail(**subjects: object) -> dict[str, str]:
 
 def differences(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """List as text the parts of a fingerprint that differ from those of another run."""
-    plain = [
-        key for key in current if not key.endswith(_DETAIL) and previous.get(key) != current[key]
-    ]
+    plain = [k for k in current if not k.endswith(_DETAIL) and previous.get(k) != current[k]]
     more = []
     for key in current:
         name = key.removesuffix(_DETAIL)

@@ -171,9 +171,7 @@ class RunStore:
     def set_attribute(self, name: str, value: object) -> None:
         """Set an attribute of the run."""
         self._attributes[name] = value
-        self._write_or_degrade(
-            lambda storage: storage.set_study_user_attr(self._run_id, name, value)
-        )
+        self._write_or_degrade(lambda s: s.set_study_user_attr(self._run_id, name, value))
 
     def set_packed(self, name: str, value: Mapping[str, Any]) -> None:
         """Set an attribute of the run, compressed."""

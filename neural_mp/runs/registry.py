@@ -310,9 +310,7 @@ def _nothing_to_resume(
 def _may_compute(kind: str, statement: str | None) -> bool:
     """Whether an entry of a SQLite schema may compute.
 
-    Args:
-        kind: `table`, `index`, `view` or `trigger`.
-        statement: the statement that creates the entry; None for indexes of constraints.
+    The statement that creates the entry is None for indexes of constraints.
     """
     if kind == "index" and statement is None:
         return False

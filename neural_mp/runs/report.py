@@ -14,14 +14,14 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan, parse_plan
-from neural_mp.core.precision import CORRECTIONS, Precision, precision_name
+from neural_mp.core.precision import Precision, precision_name
 from neural_mp.core.quantization_flow import (
     QuantizationFlow,
     QuantizedTensor,
     propagate_quantization,
 )
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.space import Capability, Reason, TuningSpace
+from neural_mp.space import Capability, Reason
 from neural_mp.util.display import Printed, displays
 from neural_mp.util.json_fields import NOT_STORED, Count, Finite, JsonFields, NonNegative
 from neural_mp.util.string_enum import StringEnum
@@ -277,12 +277,6 @@ class Report(Printed, JsonFields):
         return values | {name: getattr(self, name) for name in figures}
 
 
-def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:
-    """Return the names of the precisions that some op runs in only emulated on this machine."""
-    emulated = {p for op, p in precisions.items() if p in space.capabilities[op].emulated}
-    return tuple(p.value for p in Precision if p in emulated)
-
-
 def count_ops(graph: OpGraph, effective: Mapping[str, Precision]) -> dict[str, dict[str, int]]:
     """Return op type → executed precision → number of ops."""
     counts: dict[str, dict[str, int]] = defaultdict(Counter)
@@ -496,9 +490,3 @@ class RunRecord:
         elements = self.measured.elements
         fan_in = self.setup.fan_in.items()
         return {op: round(elements[op] * count) for op, count in fan_in if op in elements}
-
-
-def corrections_in(plan: PrecisionPlan) -> str:
-    """Return the corrections used by any op of a plan, as text."""
-    corrections = {name for config in plan.values() for name in config.corrections}
-    return " ".join(name for name in CORRECTIONS if name in corrections) or NO_CORRECTION

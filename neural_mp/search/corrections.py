@@ -78,18 +78,10 @@ class Int8Settings:
         return replace(result, corrections=names)
 
 
-def without_reconstruction(plan: PrecisionPlan) -> PrecisionPlan:
-    """Return a plan of the same speed whose weights are not learned."""
-    return _remove_corrections(plan, RECONSTRUCTIONS)
-
-
-def rounded_to_nearest(plan: PrecisionPlan) -> PrecisionPlan:
-    """Return a plan without learned weights, and without the bias learned with them."""
-    return _remove_corrections(plan, (*RECONSTRUCTIONS, "bias_correction"))
-
-
-def _remove_corrections(plan: PrecisionPlan, names: Collection[str]) -> PrecisionPlan:
-    """Return a plan without some corrections of the ops with learned weights."""
+def without_reconstruction(
+    plan: PrecisionPlan, names: Collection[str] = RECONSTRUCTIONS
+) -> PrecisionPlan:
+    """Return a plan of the same speed without some corrections of the ops with learned weights."""
     return plan.replacing(
         {
             op: replace(config, corrections=tuple(n for n in config.corrections if n not in names))

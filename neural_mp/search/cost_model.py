@@ -172,8 +172,9 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     INT8, or if its producer can write INT8 only. So falling back one of several consumers gains
     nothing: all fall back, or none.
     """
-    present = {*space.usable_precisions, Precision.FP32}
-    levels = tuple(sorted(present, key=_rank_precision))
+    present, order = {*space.usable_precisions, Precision.FP32}, list(Precision)
+    # INT8 is the lowest level, as only INT8 quantizes inputs, which conversions are paid for.
+    levels = tuple(sorted(present, key=lambda p: (p is not Precision.INT8, p.bits, order.index(p))))
     fractions = figures.fractions(space.tunable_ops)
     costs: dict[Node, tuple[Cost, ...]] = {
         op: tuple(_op_cost(space.capabilities[op], op, p, figures, fractions[op]) for p in levels)
@@ -183,14 +184,6 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     if Precision.INT8 in levels:
         shared = (*_noise_and_conversions(space, figures), *_fused_in_fp32(space, figures))
     return CostModel(space, levels, Assignment(costs, tuple(shared)))
-
-
-def _rank_precision(precision: Precision) -> tuple[bool, int, int]:
-    """Return the place of a precision among the levels.
-
-    INT8 is the lowest, as only INT8 quantizes inputs, which conversions are paid for.
-    """
-    return precision is not Precision.INT8, precision.bits, list(Precision).index(precision)
 
 
 def _op_cost(

@@ -9,13 +9,7 @@ from neural_mp.space.capability import (
     OpConstraint,
     QuantConstraint,
 )
-from neural_mp.space.explanations import (
-    EffectiveOp,
-    Reason,
-    counted_reasons,
-    planned_ops,
-    why_int8,
-)
+from neural_mp.space.explanations import EffectiveOp, Reason, counted_reasons, planned_ops, why_int8
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.rules import ConversionRules, name_matches
 from neural_mp.space.space import TuningSpace

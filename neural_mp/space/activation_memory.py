@@ -38,10 +38,7 @@ def peak_activation_bytes(
 
 
 def _tensor_lifetimes(
-    space: TuningSpace,
-    plan: ResolvedPlan,
-    values: Mapping[str, float],
-    steps: Mapping[str, int],
+    space: TuningSpace, plan: ResolvedPlan, values: Mapping[str, float], steps: Mapping[str, int]
 ) -> Iterator[tuple[int, int, float]]:
     """Yield first step, last step and bytes of every tensor and every quantized copy."""
     graph, end = space.graph, len(steps) - 1

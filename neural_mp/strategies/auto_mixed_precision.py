@@ -53,11 +53,7 @@ class AutoMixedPrecision(Basic):
             yield from self.fall_back(*base)
 
     def by_op(
-        self,
-        problem: TuningProblem,
-        base: PrecisionPlan,
-        helped: frozenset[str],
-        target: Precision,
+        self, problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str], target: Precision
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
         """Run steps 3 and 4; return whether a plan met the target."""
         groups = fallback_groups(problem, base, helped)

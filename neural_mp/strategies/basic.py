@@ -66,18 +66,13 @@ class Basic(Strategy):
                 return
 
     def by_op(
-        self,
-        problem: TuningProblem,
-        base: PrecisionPlan,
-        helped: frozenset[str],
-        target: Precision,
+        self, problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str], target: Precision
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
         """Run steps 3 and 4, from a plan that missed the target; return whether a plan met it.
 
         `helped` holds the ops of the type whose fallback met the target, if any.
         """
-        groups = fallback_groups(problem, base, helped)
-        return (yield from op_by_op(problem, base, groups, target))
+        return (yield from op_by_op(problem, base, fallback_groups(problem, base, helped), target))
 
 
 def _try_algorithms(
@@ -255,7 +250,7 @@ def op_by_op(
             least_loss = trial.ranking_loss
         if trial.met:
             if not (yield from _raise_useful_groups(problem, base, useful, groups[:count], target)):
-                yield from _lower_producers(space, base, plan, groups[:count])
+                yield from _lower_producers(base, plan, groups[:count])
             return True
     return False
 
@@ -274,7 +269,7 @@ def _raise_useful_groups(
         (trial,) = yield [plan]
         if not trial.met:
             return False
-    lowered = yield from _lower_producers(problem.space, base, plan, useful)
+    lowered = yield from _lower_producers(base, plan, useful)
     return fewer or lowered
 
 
@@ -294,7 +289,7 @@ def _ranked_by_trial(
 
 
 def _lower_producers(
-    space: TuningSpace, base: PrecisionPlan, plan: PrecisionPlan, raised: list[FallbackGroup]
+    base: PrecisionPlan, plan: PrecisionPlan, raised: list[FallbackGroup]
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Lower all mere producers of raised tensors in one trial; return whether it met the target."""
     consumers = {op for group in raised for op in group.ops - group.producers}

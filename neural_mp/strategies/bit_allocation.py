@@ -54,8 +54,7 @@ class BitAllocation(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
-        noise = problem.probe.weight_noise()
-        knapsack = _build_knapsack(problem, noise)
+        knapsack = _build_knapsack(problem, problem.probe.weight_noise())
         yield from (
             Basic().search(problem) if knapsack is None else _try_noise_budgets(problem, knapsack)
         )
@@ -97,12 +96,7 @@ def _predict_next_noise(
 ) -> float | None:
     """Return the noise of the next plan; None without a prediction.
 
-    Args:
-        tried: noise and loss of the plans so far.
-        has_missed: whether the latest plan missed the target.
-        missed: the latest plan that missed the target.
-        met: the latest plan that met the target.
-        tolerance: the tolerated loss.
+    `tried` holds noise and loss of the plans so far, `missed` and `met` the latest of either kind.
     """
     noise, loss = tried[-1]
     if tolerance and 0 < loss < inf and noise > 0:
@@ -137,11 +131,7 @@ def weights_by_bytes(problem: TuningProblem) -> Knapsack:
 
     With a workload, a form slower than BF16 at every number of rows in use is no choice.
     """
-    graph = problem.space.graph
     times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
-
-    def config_bytes(op: str, config: OpConfig) -> float:
-        return graph[op].weights * bits_of(config) / 8
 
     def unslowed_configs(op: str) -> Iterable[OpConfig]:
         if op not in times:
@@ -149,7 +139,10 @@ def weights_by_bytes(problem: TuningProblem) -> Knapsack:
         return (config for config, _ in _no_slower_than_bf16(problem, op, times[op]))
 
     return _build_cost_knapsack(
-        problem, problem.probe.weight_noise(), config_bytes, unslowed_configs
+        problem,
+        problem.probe.weight_noise(),
+        lambda op, config: problem.space.graph[op].weights * bits_of(config) / 8,
+        unslowed_configs,
     )
 
 
@@ -252,12 +245,6 @@ def _build_cost_knapsack(
     forms = {}
     for op in problem.space.tunable_ops:
         if op in noise:
-            harms = (
-                (config, _config_noise(config, noise[op]))
-                for config in choices(op)
-                if config.activation is None
-            )
-            forms[op] = [
-                Form(config, cost(op, config), harm) for config, harm in harms if harm is not None
-            ]
+            harms = ((c, _config_noise(c, noise[op])) for c in choices(op) if c.activation is None)
+            forms[op] = [Form(c, cost(op, c), harm) for c, harm in harms if harm is not None]
     return Knapsack.of(forms)

@@ -50,10 +50,7 @@ def output_noises(
 
 
 def fall_back_one_by_one(
-    problem: TuningProblem,
-    base: PrecisionPlan,
-    order: Sequence[Decision],
-    target: Precision,
+    problem: TuningProblem, base: PrecisionPlan, order: Sequence[Decision], target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Let one decision after the other fall back, cumulatively, until the target is met.
 

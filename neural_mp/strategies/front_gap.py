@@ -91,12 +91,12 @@ def _fewest_fallbacks(
     ratio = tolerated_noise_ratio(problem, missed)
     if not ratio:
         return set()
-    most = model.cost(missed.plan)[1] * ratio
-
-    def suffices_to_fall_back(count: int) -> bool:
-        return model.cost(without_tensors(problem.space, missed.plan, tensors[:count]))[1] <= most
-
-    count = bisect_left(range(len(tensors)), True, key=suffices_to_fall_back)
+    plan, most = missed.plan, model.cost(missed.plan)[1] * ratio
+    count = bisect_left(
+        range(len(tensors)),
+        True,
+        key=lambda n: model.cost(without_tensors(problem.space, plan, tensors[:n]))[1] <= most,
+    )
     return {count} if count < len(tensors) else set()
 
 
@@ -108,17 +108,9 @@ def plan_halfway(
 ) -> PrecisionPlan | None:
     """Return a plan between the fastest trial that met the target and the closest that missed it.
 
-    Of the tensors that separate the two, the first half falls back.
-
-    Args:
-        space: the space.
-        model: predicts the time of plans.
-        trials: all trials so far.
-        tensors: all tensors, first to fall back first.
-
-    Returns:
-        The plan; None without two such trials and two such tensors, or if the plan is not expected
-        to be faster than the trial that met the target.
+    Of the `tensors` that separate the two, in this order, the first half falls back. None without
+    two such trials and two such tensors, or if the plan is not expected to be faster than the trial
+    that met the target.
     """
     accurate = [trial.plan for trial in trials if trial.meets_accuracy]
     if not accurate:

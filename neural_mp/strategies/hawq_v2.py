@@ -40,11 +40,10 @@ class HawqV2(Strategy):
         if trial.met:
             return
         scores = problem.probe.weight_sensitivity()
-
-        def worst_first(ops: tuple[str, ...]) -> tuple[float, float]:
-            return -sum(scores.get(op, 0.0) for op in ops), -noise_read(problem, ops)
-
-        order = sorted(low_decisions(problem, base), key=worst_first)
+        order = sorted(  # the worst first
+            low_decisions(problem, base),
+            key=lambda ops: (-sum(scores.get(op, 0.0) for op in ops), -noise_read(problem, ops)),
+        )
         for target in fallback_precisions(problem):
             if (yield from fall_back_one_by_one(problem, base, order, target)):
                 return

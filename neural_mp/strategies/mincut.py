@@ -28,7 +28,6 @@ from neural_mp.search.cost_model import (
     without_int8,
     without_tensors,
 )
-from neural_mp.search.min_cut import Cost
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
@@ -42,7 +41,6 @@ from neural_mp.strategies.front_gap import (
 )
 from neural_mp.strategies.refinement import (
     fastest_nearby,
-    gaining_most,
     low_ops,
     lower_only,
     neighbouring_plans,
@@ -133,8 +131,7 @@ class _Run:
     def _cost_model(
         self, sensitivities: Mapping[str, float] | None = None, conversion_factor: float = 1.0
     ) -> CostModel:
-        inputs = self._cost_inputs(sensitivities, conversion_factor)
-        return cost_model(self.problem.space, inputs)
+        return cost_model(self.problem.space, self._cost_inputs(sensitivities, conversion_factor))
 
     def _cost_inputs(
         self, sensitivities: Mapping[str, float] | None = None, conversion_factor: float = 1.0
@@ -281,7 +278,16 @@ class _Run:
         if not slow:
             return
         plan = min(slow, key=lambda trial: trial.relative_cost(self.problem.objectives)).plan
-        fewer = (*self._scale_conversion_cost(plan), *gaining_most(plan, self._saved_seconds(plan)))
+        fewer: list[PrecisionPlan] = []
+        for factor in _CONVERSION_COST_FACTORS:
+            cut = self._cost_model(conversion_factor=factor).best_plan(0.0)
+            fewer.append(
+                lower_only(plan, [op for op in cut if cut[op].precision is Precision.INT8])
+            )
+        gains = self._saved_seconds(plan)
+        best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
+        # All ops that gain time, then the top half, quarter, eighth.
+        fewer += [lower_only(plan, best[: len(gains) // divisor]) for divisor in (1, 2, 4, 8)]
         plans = dict.fromkeys(self.problem.space.resolve(candidate).plan for candidate in fewer)
         less = [p for p in plans if p != plan and self._resolve_plan(p).has_low_precision]
         seconds = self.problem.probe.latencies([self.problem.space.fp32_plan(), *less])
@@ -294,12 +300,6 @@ class _Run:
             yield from self._try_plan(candidate)
             if self._has_met():
                 return
-
-    def _scale_conversion_cost(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
-        """Yield the INT8 ops of a plan that remain at multiples of the measured conversion cost."""
-        for factor in _CONVERSION_COST_FACTORS:
-            best = self._cost_model(conversion_factor=factor).best_plan(0.0)
-            yield lower_only(plan, [op for op in best if best[op].precision is Precision.INT8])
 
     def _try_corrections(self, plan: PrecisionPlan, missed: Trial) -> Steps:
         """Try the calibration algorithm or bias correction with the least noise on few samples."""
@@ -340,8 +340,14 @@ class _Run:
         guesses = first_fallbacks(self.problem, self.model, first, tensors, self.noise)
         guesses = [plan for plan in guesses if self._resolve_plan(plan) not in self.tried]
         while self._may_go_on():
-            plan = guesses.pop(0) if guesses else self._front_plan_between(missed, met)
-            if plan is None or self._resolve_plan(plan) in self.tried:
+            time, gain = met[0] - missed[0], missed[1] - met[1]
+            if guesses:
+                plan = guesses.pop(0)
+            elif time > 0 and gain > 0:  # at this weight, both costs are equally good
+                plan = self.model.best_plan(time / gain)
+            else:
+                break
+            if self._resolve_plan(plan) in self.tried:
                 break
             if (trial := (yield from self._try_plan(plan))) is None:
                 break
@@ -355,9 +361,9 @@ class _Run:
             yield from self._fall_back_by_noise(fastest)
         for _ in range(_GAP_TRIALS):
             trials = list(self.tried.values())
-            plan = plan_halfway(self.problem.space, self.model, trials, self._noisiest_tensors())
-            if plan is not None:
-                yield from self._try_plan(plan)
+            halfway = plan_halfway(self.problem.space, self.model, trials, self._noisiest_tensors())
+            if halfway is not None:
+                yield from self._try_plan(halfway)
 
     def _fall_back_by_noise(self, fastest: PrecisionPlan) -> Steps:
         """Move the noisiest tensors out of INT8 in doubling steps, once the front is exhausted."""
@@ -370,19 +376,12 @@ class _Run:
             count *= 2
 
     def _noisiest_tensors(self) -> list[QuantizedTensor]:
-        """Sort all tensors, noisiest first."""
         return sorted(
             self.problem.space.tensors, key=lambda t: self.noise.get(t.name, 0.0), reverse=True
         )
 
     def _may_go_on(self) -> bool:
         return len(self.tried) < (_TRIALS if self._has_met() else _TRIALS_AT_MOST)
-
-    def _front_plan_between(self, missed: Cost, met: Cost) -> PrecisionPlan | None:
-        """Return the plan of the Pareto front between two costs; None if one dominates."""
-        time, gain = met[0] - missed[0], missed[1] - met[1]
-        # Both costs are equally good at the weight time / gain.
-        return self.model.best_plan(time / gain) if time > 0 and gain > 0 else None
 
     def _measure_output_noise(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return the output noise due to each of the noisiest tensors."""
@@ -417,13 +416,7 @@ class FirstPlans:
 def first_plans(
     problem: TuningProblem, model: CostModel, finished: Callable[[PrecisionPlan], PrecisionPlan]
 ) -> FirstPlans:
-    """Return the plans to start from.
-
-    Args:
-        problem: has the space and the probe.
-        model: predicts the time of plans.
-        finished: completes a plan by corrections.
-    """
+    """Return the plans to start from; `finished` completes a plan by corrections."""
     space, low = problem.space, problem.space.fastest_plan()
     lowest = space.resolve(finished(low))
     resolved = {plan: space.resolve(finished(plan)) for plan in _faster_by_ops(low, model)}

@@ -37,11 +37,7 @@ class Mse(Basic):
     name = "mse"
 
     def by_op(
-        self,
-        problem: TuningProblem,
-        base: PrecisionPlan,
-        helped: frozenset[str],
-        target: Precision,
+        self, problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str], target: Precision
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
         """Run steps 3 and 4; return whether a plan met the target."""
         low = low_decisions(problem, base)
@@ -58,16 +54,13 @@ class Mse(Basic):
 def _decision_errors(
     problem: TuningProblem, base: PrecisionPlan, decisions: list[Decision]
 ) -> dict[Decision, float]:
-    names = [ops[0] for ops in decisions]
-    noises = output_noises(
-        problem, (_lower_only_these(problem, base, ops) for ops in decisions), names
+    effective = problem.space.resolve(base).effective
+    fp32 = dict.fromkeys(problem.space.tunable_ops, FP32)
+    plans = (
+        PrecisionPlan({**fp32, **{op: base.get(op) or OpConfig(effective[op]) for op in ops}})
+        for ops in decisions
     )
+    noises = output_noises(problem, plans, [ops[0] for ops in decisions])
     if noises is None:
         noises = [noise_read(problem, ops) for ops in decisions]
     return dict(zip(decisions, noises, strict=True))
-
-
-def _lower_only_these(problem: TuningProblem, base: PrecisionPlan, ops: Decision) -> PrecisionPlan:
-    effective = problem.space.resolve(base).effective
-    low = {op: base.get(op) or OpConfig(effective[op]) for op in ops}
-    return PrecisionPlan({**dict.fromkeys(problem.space.tunable_ops, FP32), **low})

@@ -10,12 +10,7 @@ from neural_mp.core.trial import Trial
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, fallback_precisions
-from neural_mp.strategies.decisions import (
-    Decision,
-    low_decisions,
-    noise_read,
-    output_noises,
-)
+from neural_mp.strategies.decisions import Decision, low_decisions, noise_read, output_noises
 
 #: Decision → the plan with that decision moved.
 Candidates = dict[Decision, PrecisionPlan]
@@ -96,11 +91,7 @@ def _revert_decisions(
     while True:
         moved = {ops: plan.replacing({op: base[op] for op in ops}) for ops in remaining}
         # Skip plans known to miss the target, e.g. the start of the last fallback step.
-        moved = {
-            ops: candidate
-            for ops, candidate in moved.items()
-            if space.resolve(candidate) not in tried
-        }
+        moved = {ops: c for ops, c in moved.items() if space.resolve(c) not in tried}
         if not moved:
             return
         ops = _quietest_decision(problem, moved, lowered=True)

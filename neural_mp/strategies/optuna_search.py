@@ -122,9 +122,7 @@ class _Study:
 
     def _enqueue_next(self) -> bool:
         """Enqueue the next combination in order; return False if none is left."""
-        following = next(
-            (combination for combination in self._in_order if combination not in self._drawn), None
-        )
+        following = next((c for c in self._in_order if c not in self._drawn), None)
         if following is None:
             return False
         self._study.enqueue_trial(dict(zip(self._levels, map(str, following), strict=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from neural_mp.core.plan import PrecisionPlan
@@ -28,20 +28,13 @@ def neighbouring_plans(
 
     Unless `may_lower`, decisions only fall back.
     """
-    model = cost_model(space, inputs)
-    plans = dict.fromkeys(_change_one_decision(space, plan, may_lower))
-    return sorted(plans, key=lambda candidate: model.cost(candidate)[0])
-
-
-def _change_one_decision(
-    space: TuningSpace, plan: PrecisionPlan, may_lower: bool
-) -> Iterator[PrecisionPlan]:
-    precisions = plan.precisions
+    model, precisions, plans = cost_model(space, inputs), plan.precisions, list[PrecisionPlan]()
     for ops in space.decision_groups:
         bits = max(precisions.get(op, Precision.FP32).bits for op in ops)
         for level in levels(space, ops):
             if level.bits > bits or (may_lower and level.bits < bits):
-                yield at_precision(space, plan, ops, level)
+                plans.append(at_precision(space, plan, ops, level))
+    return sorted(dict.fromkeys(plans), key=lambda candidate: model.cost(candidate)[0])
 
 
 def without_a_type(
@@ -101,13 +94,3 @@ def lower_only(plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
 def low_ops(plan: PrecisionPlan) -> set[str]:
     """Return the ops that a plan has in a lower precision."""
     return {op for op, config in plan.items() if config.precision is not Precision.FP32}
-
-
-def gaining_most(plan: PrecisionPlan, gains: Mapping[str, float]) -> Iterator[PrecisionPlan]:
-    """Yield a plan with all ops that gain time, then with the top half, quarter, eighth.
-
-    `gains` are the seconds that ops save.
-    """
-    best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
-    for divisor in (1, 2, 4, 8):
-        yield lower_only(plan, best[: len(gains) // divisor])

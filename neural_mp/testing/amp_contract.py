@@ -177,10 +177,7 @@ class AmpContract(OnDigits):
         by_environment = self.tuned(net)
         by_yaml = self.tuned(net, tmp_path / "conf.yaml")
         by_python = self.tuned(
-            net,
-            tmp_path / "conf.yaml",
-            inferlist_remove=self.average,
-            allowlist_add=self.average,
+            net, tmp_path / "conf.yaml", inferlist_remove=self.average, allowlist_add=self.average
         )
         counts = [
             {kind: result.report.op_counts[kind] for kind in (self.average, self.softmax)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -175,15 +176,10 @@ class DeploymentContract(OnDigits):
         deployed = made_for("vnni")
         deployed.result.save(tmp_path / "saved")
         kind = type(deployed.result.adaptor)
-
-        def saturating_kernels(self: Any, hardware: Any) -> Any:
-            return dict.fromkeys(KernelKind, Int8Accumulation.SATURATING)
-
-        def refuse_model(model: Any) -> Any:
-            raise ConversionError("its weights are not known")
-
-        monkeypatch.setattr(kind, "int8_accumulation", saturating_kernels)
-        offered = replace(kind.portability, with_reduced_range=refuse_model)
+        accumulation = dict.fromkeys(KernelKind, Int8Accumulation.SATURATING)
+        monkeypatch.setattr(kind, "int8_accumulation", lambda self, hardware: accumulation)
+        refusal = Mock(side_effect=ConversionError("its weights are not known"))
+        offered = replace(kind.portability, with_reduced_range=refusal)
         monkeypatch.setattr(kind, "portability", offered)
         with pytest.raises(ModelLoadError, match=r"saturate.*weights are not known.*'portable'"):
             neural_mp.load(tmp_path / "saved")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -212,11 +213,8 @@ def check_graph(
     """
     runtime = adaptor or OnnxRuntimeAdaptor()
     loaded = graph.model if source is None else source
-
-    def check_drawn(drawn: OnnxGraph, target: Hardware) -> Outcome:
-        return _check_conversion(drawn, target, runtime, loaded)
-
-    return outcome_of(graph, check_drawn, machine)
+    convert = partial(_check_conversion, adaptor=runtime, source=loaded)
+    return outcome_of(graph, convert, machine)
 
 
 def _check_conversion(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -264,21 +265,15 @@ def _draw_space_depth(kind: str, draw: Draw, x: str) -> str:
 
 def drawn_simply(kind: str, **choices: Sequence[Any]) -> Op:
     """Return an op of one input with attributes of some choices."""
-
-    def draw_op(draw: Draw, x: str) -> str:
-        return draw.add(kind, x, **{key: draw.one_of(*of) for key, of in choices.items()})
-
-    return draw_op
-
-
-def _of_kind(function: Callable[[str, Draw, str], str], kind: str) -> Op:
-    return lambda draw, x: function(kind, draw, x)
+    return lambda draw, x: draw.add(
+        kind, x, **{key: draw.one_of(*of) for key, of in choices.items()}
+    )
 
 
 #: Ops on tensors of any rank.
 EVERYWHERE: Mapping[str, Op] = {
-    **{kind: _of_kind(_draw_arithmetic, kind) for kind in ("Add", "Mul", "Sub", "Max")},
-    **{kind: _of_kind(_draw_reduce, kind) for kind in ("ReduceMean", "ReduceMax")},
+    **{kind: partial(_draw_arithmetic, kind) for kind in ("Add", "Mul", "Sub", "Max")},
+    **{kind: partial(_draw_reduce, kind) for kind in ("ReduceMean", "ReduceMax")},
     "Concat": _draw_concat,
     "Slice": _draw_slice,
     "Split": _draw_split,
@@ -305,16 +300,16 @@ EVERYWHERE: Mapping[str, Op] = {
 }
 #: Ops on images, [samples, channels, ...].
 ON_IMAGES: Mapping[str, Op] = {
-    **{kind: _of_kind(_draw_pool, kind) for kind in ("AveragePool", "MaxPool", "LpPool")},
-    "AveragePool of images": _of_kind(_draw_pool, "AveragePool"),
+    **{kind: partial(_draw_pool, kind) for kind in ("AveragePool", "MaxPool", "LpPool")},
+    "AveragePool of images": partial(_draw_pool, "AveragePool"),
     "GlobalAveragePool": drawn_simply("GlobalAveragePool"),
     "GlobalMaxPool": drawn_simply("GlobalMaxPool"),
     "Pad": _draw_pad,
     "Resize": _draw_resize,
     "Resize of images": _draw_resize,
     "CenterCropPad": _draw_center_crop,
-    "DepthToSpace": _of_kind(_draw_space_depth, "DepthToSpace"),
-    "SpaceToDepth": _of_kind(_draw_space_depth, "SpaceToDepth"),
-    "InstanceNormalization": _of_kind(_draw_instance_norm, "InstanceNormalization"),
+    "DepthToSpace": partial(_draw_space_depth, "DepthToSpace"),
+    "SpaceToDepth": partial(_draw_space_depth, "SpaceToDepth"),
+    "InstanceNormalization": partial(_draw_instance_norm, "InstanceNormalization"),
     "LRN": drawn_simply("LRN", size=(1, 3)),
 }

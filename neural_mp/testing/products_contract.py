@@ -6,7 +6,7 @@ one quantization step of the exact values on every CPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -172,7 +172,7 @@ class AccumulationContract:
         """Full-range weights must fail if the CPU saturates, so the contract is not vacuous."""
         case = CASES["dense"]
         x, _ = stored_input(case.input_shape, True)
-        target = replace(machine().for_target("vnni"))
+        target = machine().for_target("vnni")
         source = self.source(case, weight_for(case, True))
         adaptor, model, wide, limit = self.converted(source, x, "static", target)
         assert limit == 127

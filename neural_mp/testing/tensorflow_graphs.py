@@ -5,7 +5,7 @@ Their conversion to INT8 is checked against a float simulation of the quantizati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,8 +71,7 @@ def drawn_graph(seed: int, kind: str | None = None) -> TensorFlowGraph:
         ValueError: no drawn attributes are valid.
     """
     random = np.random.default_rng(seed)
-    everywhere, on_images = list(EVERYWHERE), list(ON_IMAGES)
-    kind = kind or str(random.choice([*everywhere, *on_images]))
+    kind = kind or str(random.choice([*EVERYWHERE, *ON_IMAGES]))
     for _ in range(_MOST_DRAWS):
         candidate = _draw_graph(Draw(random), kind)
         if candidate is not None:
@@ -88,8 +87,7 @@ def _draw_graph(draw: Draw, kind: str) -> TensorFlowGraph | None:
         shape = image[1:]
     feeds = draw.floats(SAMPLES, *shape)
     op = EVERYWHERE.get(kind) or ON_IMAGES[kind]
-    graph = tf.Graph()
-    with graph.as_default():
+    with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [None, *shape], name="x")
         try:
             y = op(draw, drawn_kernel(draw, x))
@@ -102,29 +100,20 @@ def _draw_graph(draw: Draw, kind: str) -> TensorFlowGraph | None:
             return None
     if not output.size or not np.isfinite(output).all():
         return None
-    return TensorFlowGraph(graph, kind, feeds, _describe_graph(graph))
-
-
-def _describe_graph(graph: tf.Graph) -> str:
     skipped = ("Const", "Placeholder", "Identity")
-    operations = [
-        operation for operation in graph.get_operations() if operation.type not in skipped
-    ]
-    return ", ".join(map(_describe_operation, operations))
+    operations = [node for node in graph.get_operations() if node.type not in skipped]
+    return TensorFlowGraph(graph, kind, feeds, ", ".join(map(_describe_operation, operations)))
 
 
 def _describe_operation(operation: tf.Operation) -> str:
     parts = [str(tensor.shape.as_list()) for tensor in operation.inputs[:1]]
-    parts += [str(value.tolist()) for value in _static_integers(operation.inputs[1:])]
+    integers = (tensor for tensor in operation.inputs[1:] if tensor.dtype.is_integer)
+    values = map(tf.get_static_value, integers)
+    parts += [str(value.tolist()) for value in values if value is not None]
     for name in ("ksize", "strides", "padding", "explicit_paddings", "dilations", "alpha", "mode"):
         if name in operation.node_def.attr:
             parts.append(f"{name}={operation.get_attr(name)}")
     return f"{operation.type}({', '.join(parts)})"
-
-
-def _static_integers(inputs: Sequence[tf.Tensor]) -> list[Array]:
-    values = [tf.get_static_value(tensor) for tensor in inputs if tensor.dtype.is_integer]
-    return [value for value in values if value is not None]
 
 
 #: Noise over that of the quantization which a kernel may add: it rounds at other places.
@@ -217,10 +206,7 @@ class _Simulation:
 
 
 def simulate_quantization(
-    model: TensorFlowModel,
-    plan: ResolvedPlan,
-    ranges: Mapping[str, Range],
-    nudge: float = 0.0,
+    model: TensorFlowModel, plan: ResolvedPlan, ranges: Mapping[str, Range], nudge: float = 0.0
 ) -> _Simulation:
     """Return the simulation of a plan for a model with one output.
 

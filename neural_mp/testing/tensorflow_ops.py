@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,7 @@ def _draw_binary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
         lambda: tf.reduce_max(x, reduced, keepdims=True),
     )()
     first, second = draw.one_of((x, operand), (operand, x))
-    function: Any = getattr(ops, kind)
-    return function(x=first, y=second)
+    return getattr(ops, kind)(x=first, y=second)
 
 
 def _draw_reshape(draw: Draw, x: tf.Tensor) -> tf.Tensor:
@@ -137,9 +137,8 @@ def _draw_transpose(draw: Draw, x: tf.Tensor) -> tf.Tensor:
 
 def _draw_slice(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     begin = [0, *(draw.integer(0, x.shape[axis] - 1) for axis in _axis_range(x) if axis)]
-    size = [-1]
-    for axis in _axis_range(x)[1:]:
-        size.append(draw.one_of(-1, draw.integer(1, x.shape[axis] - begin[axis])))
+    lengths = (draw.integer(1, x.shape[axis] - begin[axis]) for axis in _axis_range(x)[1:])
+    size = [-1, *(draw.one_of(-1, length) for length in lengths)]
     return ops.Slice(input=x, begin=begin, size=size)
 
 
@@ -163,13 +162,11 @@ def _draw_resize(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     options = {"align_corners": draw.flag()}
     if kind != "ResizeArea":
         options["half_pixel_centers"] = not options["align_corners"] and draw.flag()
-    function: Any = getattr(ops, kind)
-    return function(images=x, size=sizes, **options)
+    return getattr(ops, kind)(images=x, size=sizes, **options)
 
 
 def _draw_space_depth(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
-    function: Any = getattr(ops, kind)
-    return function(input=x, block_size=draw.one_of(2, 2, 3, 4))
+    return getattr(ops, kind)(input=x, block_size=draw.one_of(2, 2, 3, 4))
 
 
 def _draw_space_to_batch(draw: Draw, x: tf.Tensor) -> tf.Tensor:
@@ -219,9 +216,8 @@ def _draw_split(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
 
 def _draw_reduce(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     axes = draw.one_of([1], [-1], list(range(1, x.shape.rank)), [draw.axis(x, 1)], [1, -1])
-    function: Any = getattr(ops, kind)
     axes = sorted({axis % x.shape.rank for axis in axes})
-    return function(input=x, axis=axes, keep_dims=draw.flag())
+    return getattr(ops, kind)(input=x, axis=axes, keep_dims=draw.flag())
 
 
 def _draw_expand(draw: Draw, x: tf.Tensor) -> tf.Tensor:
@@ -233,15 +229,6 @@ def _draw_squeeze(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     axis = draw.axis(x, 1)
     thin = tf.reduce_max(x, axis, keepdims=True)
     return ops.Squeeze(input=thin, axis=[axis])
-
-
-def _draw_pack(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    return ops.Pack(values=[x, _draw_same_shape(draw, x)], axis=draw.integer(1, x.shape.rank))
-
-
-def _draw_broadcast(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    thin = tf.reduce_max(x, draw.axis(x, 1), keepdims=True)
-    return ops.BroadcastTo(input=thin, shape=tf.shape(x))
 
 
 def _draw_batch_norm(draw: Draw, x: tf.Tensor) -> tf.Tensor:
@@ -266,10 +253,7 @@ def _draw_unary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
 
 
 def _ops_of_kinds(function: Callable[..., tf.Tensor], *kinds: str) -> dict[str, Op]:
-    def op_of_kind(kind: str) -> Op:
-        return lambda draw, x: function(draw, x, kind)
-
-    return {kind: op_of_kind(kind) for kind in kinds}
+    return {kind: partial(function, kind=kind) for kind in kinds}
 
 
 #: Ops on tensors of any rank from 2 on.
@@ -292,8 +276,12 @@ EVERYWHERE: Mapping[str, Op] = {
     "GatherV2": _draw_gather,
     "ExpandDims": _draw_expand,
     "Squeeze": _draw_squeeze,
-    "Pack": _draw_pack,
-    "BroadcastTo": _draw_broadcast,
+    "Pack": lambda draw, x: ops.Pack(
+        values=[x, _draw_same_shape(draw, x)], axis=draw.integer(1, x.shape.rank)
+    ),
+    "BroadcastTo": lambda draw, x: ops.BroadcastTo(
+        input=tf.reduce_max(x, draw.axis(x, 1), keepdims=True), shape=tf.shape(x)
+    ),
     "SelectV2": _draw_select,
     "ReverseV2": lambda draw, x: ops.ReverseV2(tensor=x, axis=[draw.axis(x, 1)]),
     "Roll": lambda draw, x: ops.Roll(input=x, shift=draw.integer(-2, 2), axis=draw.axis(x, 1)),

@@ -191,9 +191,12 @@ class _Search:
             if math.isinf(noise):
                 self._keep_layer(name, self._why_not_finite(name, batch))
         worst = sorted(self.low, key=lambda name: -isolated.get(name, 0.0))
-        retained = self._fewest_layers_to_keep(noise_of, worst)
-        for name in retained:
-            self._keep_layer(name, self._why_noisy(isolated.get(name, 0.0)))
+        for name in self._fewest_layers_to_keep(noise_of, worst):
+            noise = isolated.get(name, 0.0)
+            reason = f"in {self.precision}, {_describe_noise(noise)}"
+            if not noise > self.limit:
+                reason += "; all layers together exceed the limit"
+            self._keep_layer(name, reason)
         return float(noise_of(self.low))
 
     def _measure_isolated(
@@ -260,15 +263,14 @@ class _Search:
             return f"in {self.precision}, gradients are not finite"
         return location.message
 
-    def _why_noisy(self, noise: float) -> str:
-        message = f"in {self.precision}, {_describe_noise(noise)}"
-        return message if noise > self.limit else f"{message}; all layers together exceed the limit"
-
     def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
-        layers = {
-            name: layer if layer.reason else replace(layer, reason=self._why_low(layer))
-            for name, layer in self.layers.items()
-        }
+        layers = dict(self.layers)
+        for name, layer in self.layers.items():
+            if not layer.reason:
+                reason = "in 16 bits, hardly changes the gradients even together with other layers"
+                if not math.isnan(layer.noise):
+                    reason = f"alone in 16 bits, {_describe_noise(layer.noise)}"
+                layers[name] = replace(layer, reason=reason)
         warnings += self._many_are_kept()
         return Advice(self.precision, layers, self.noise, steps, self.passes, framework, warnings)
 
@@ -278,28 +280,19 @@ class _Search:
         if n < _MANY_KEPT_LAYERS or n * 3 < len(self.layers) or self.all_low_noise == 0:
             return ()
         share = 100 * math.sqrt(self.all_low_noise)
+        # Rounded up to one significant digit, strictly above the noise.
+        step = 10 ** math.floor(math.log10(self.all_low_noise))
+        limit = (math.floor(self.all_low_noise / step) + 1) * step
         return (
             f"many layers are kept in float32: {n} of {len(self.layers)}. All layers in 16 bits "
             f"change the gradients by {share:.2g}%, which many models tolerate; with "
-            f"limit={_round_up_noise(self.all_low_noise):g}, only layers that break training are "
-            f"kept",
+            f"limit={limit:g}, only layers that break training are kept",
         )
-
-    def _why_low(self, layer: LayerAdvice) -> str:
-        if math.isnan(layer.noise):
-            return "in 16 bits, hardly changes the gradients even together with other layers"
-        return f"alone in 16 bits, {_describe_noise(layer.noise)}"
 
 
 def _describe_noise(noise: float) -> str:
     """Describe noise as text; its square root is relative to the gradients' size."""
     return f"changes the gradients by {100 * math.sqrt(noise):.2g}%"
-
-
-def _round_up_noise(noise: float) -> float:
-    """Round up to one significant digit, strictly above."""
-    step = 10 ** math.floor(math.log10(noise))
-    return (math.floor(noise / step) + 1) * step
 
 
 def _validate_options(precision: str | Precision, steps: object, limit: object) -> Precision:

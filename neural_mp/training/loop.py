@@ -72,11 +72,6 @@ class TrainingProgress(JsonFields):
         return TrainingProgress((*self.losses, loss), (*self.scores, score), best)
 
 
-def learning_rate_of(epoch: int, epochs: int, start: float) -> float:
-    """Return the learning rate of an epoch: half a cosine from `start` towards 0."""
-    return start * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
-
-
 def fit(
     model: Any,
     batches: Iterable[Any],
@@ -141,7 +136,7 @@ def fit(
         progress, checkpoints.best = TrainingProgress(scores=(score,)), trainer.state()
     try:
         while progress.epochs < epochs and time.monotonic() < end:
-            rate = learning_rate_of(progress.epochs, epochs, learning_rate)
+            rate = learning_rate * 0.5 * (1 + math.cos(math.pi * progress.epochs / epochs))
             mean, in_time = _train_epoch(trainer, batches, rate, progress.epochs + 1, end)
             score = -mean if evaluate is None else _evaluate_score(evaluate, model)
             progress = progress.after(mean, score, higher_is_better or evaluate is None)

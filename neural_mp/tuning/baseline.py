@@ -252,8 +252,7 @@ def calibrate_model(
 
     Nothing is calibrated if no op supports INT8, or without data. The returned model's space
     excludes static INT8 for ops that calibration did not reach, and for tensors that held NaN or
-    Inf. The outputs of a new calibration
-    are `kept` if the framework offers it.
+    Inf. The outputs of a new calibration are `kept` if the framework offers it.
 
     Raises:
         DeadlineExceededError: the time limit passed.

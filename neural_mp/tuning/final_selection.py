@@ -15,7 +15,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measurement.objectives import best_trial, finalists, latency_figures
 
-#: Maximum number of finalists measured aggregation.
+#: Maximum number of finalists measured together.
 _FINALISTS = 3
 #: Duration of the last measurement, as a multiple of a trial's.
 _LONGER = 4

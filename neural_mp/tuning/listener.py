@@ -53,12 +53,7 @@ class Listener:
 def target_words(name: str, source: str, accuracy: float, target: float, tolerance: str) -> str:
     """Return the baseline and the target in one line, in the unit of the metric.
 
-    Args:
-        name: name of the metric; empty if unknown.
-        source: precision of the given model.
-        accuracy: value of the given model.
-        target: worst value accepted.
-        tolerance: the tolerance as text; empty if unknown.
+    `source` is the precision of the given model; name and tolerance are empty if unknown.
     """
     values = f"{source} {accuracy:.5g}, target {target:.5g}"
     return f"{f'{name}: ' if name else ''}{values}{f' ({tolerance})' if tolerance else ''}"

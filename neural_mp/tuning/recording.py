@@ -15,13 +15,7 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.observations import Observations
-from neural_mp.core.op_timings import (
-    FULL_PROFILE,
-    SHOWN_PROFILE,
-    Duration,
-    OpTimings,
-    ProfileRuns,
-)
+from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, Duration, OpTimings, ProfileRuns
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.profiling import Ratio
@@ -32,7 +26,6 @@ from neural_mp.runs.report import (
     RunRecord,
     RunStart,
     count_ops,
-    emulated_precisions,
 )
 from neural_mp.search.corrections import best_corrections, corrected_nsr
 from neural_mp.space import Capability, ResolvedPlan, TuningSpace, counted_reasons
@@ -114,11 +107,7 @@ def machine_of(hardware: Hardware) -> Machine:
         hardware.name,
         hardware.cores,
         tuple(flag for flag in native if flag in hardware.flags),
-        {
-            precision.value: (support.runs, support.reason)
-            for precision in Precision
-            for support in [hardware.support(precision)]
-        },
+        {p.value: (s.runs, s.reason) for p in Precision for s in [hardware.support(p)]},
         f"{platform.system()} {platform.release()}, {platform.machine()}",
     )
 
@@ -230,6 +219,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     speed, effective = selection.speed.ratio, selection.plan.effective
     if speed is not None and speed.high < 1:
         log.warn(_slowdown_warning(job, speed))
+    emulated = {p for op, p in effective.items() if p in job.space.capabilities[op].emulated}
     return Report(
         metric=job.evaluator.label,
         higher_is_better=job.settings.criterion.prefers_higher,
@@ -244,7 +234,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         seconds=dict(log.seconds),
         source_precisions=tuple(p.value for p in job.space.graph.source_precisions),
         op_counts=count_ops(job.space.graph, effective),
-        emulated=emulated_precisions(job.space, effective),
+        emulated=tuple(p.value for p in Precision if p in emulated),
         conversions=selection.model.conversions,
         ineligible=counted_reasons(job.space, job.space.contractions, job.settings.precisions),
         amp=job.amp,

@@ -228,7 +228,6 @@ class TrialRunner:
         return evaluated.trial
 
     def _start_executor(self) -> Executor:
-        """Return the executor of the run."""
         if self._executor is None:
             workers = self.job.settings.workers
             work = WorkerPayload.of(self.job.load, self.plan_evaluator, workers)

@@ -277,9 +277,7 @@ def _checked_result(
         else rejected or best_slow(trials, job.objectives) or closest_trial(trials),
     )
     if rejected is not None:
-        trials = [
-            rejected if candidate.number == rejected.number else candidate for candidate in trials
-        ]
+        trials = [rejected if t.number == rejected.number else t for t in trials]
     met = trial is not None
     seconds = allowance(job, baseline)
     so_far = history.record()

@@ -149,13 +149,9 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     report = replace(
         report_of(settled_job, selection, log), output_sqnr_db=sqnr_db, best_rejected=rejected
     )
-    observations, fp32, recorded = (
-        model.observations,
-        settled_job.model,
-        settlement.recorded_in(job),
-    )
+    observations, recorded = model.observations, settlement.recorded_in(job)
     result = _unchecked_result(
-        job, setup, selection, report, observations, recorded, fp32, chosen.times
+        job, setup, selection, report, observations, recorded, settled_job.model, chosen.times
     )
     return replace(result, trials=chosen.failed)
 

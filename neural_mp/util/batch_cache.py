@@ -104,8 +104,6 @@ def cache_items(items: Iterator[Any], name: str, fix: str) -> list[Any]:
 
 
 class _MemoryBudget:
-    """Memory budget of a cache."""
-
     def __init__(self, name: str, fix: str) -> None:
         self.name, self.fix = name, fix
         self._limit, self._taken, self._count = free_memory() * _MAX_MEMORY_FRACTION, 0, 0

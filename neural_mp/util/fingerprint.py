@@ -253,7 +253,8 @@ class _ObjectHasher:
             self._feed_tokens("refers to", name)
             self.update(value)
             if isinstance(value, types.ModuleType):
-                self._feed_module_members(value, all_names_of(code))
+                codes = _walk_code_objects(code)  # of inner functions, too
+                self._feed_module_members(value, {n for part in codes for n in part.co_names})
             elif isinstance(value, bool | int | float) and is_stable(value):
                 self.options.setdefault(name, repr(value))
 
@@ -446,11 +447,6 @@ def names_of(code: types.CodeType, *operations: str) -> set[str]:
         for instruction in dis.get_instructions(part)
         if instruction.opname in operations
     }
-
-
-def all_names_of(code: types.CodeType) -> set[str]:
-    """Return names of globals and attributes in a function, including inner functions."""
-    return {name for part in _walk_code_objects(code) for name in part.co_names}
 
 
 def _walk_code_objects(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -48,7 +48,8 @@ def interrupted_after(seconds: float, within: str) -> Iterator[None]:
     """
     limit = type("TimeLimitError", (TimeLimitError,), {"seconds": seconds})
     thread, ended = threading.get_ident(), threading.Event()
-    clock = _thread_clock(thread)
+    # The CPU clock of the thread; None on systems without.
+    clock = time.pthread_getcpuclockid(thread) if hasattr(time, "pthread_getcpuclockid") else None
     begun = _clock_seconds(clock)
     imports = _count_imports(sys._getframe())
 
@@ -69,11 +70,6 @@ def interrupted_after(seconds: float, within: str) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
-
-
-def _thread_clock(thread: int) -> int | None:
-    """Return the CPU clock of a thread; None on systems without."""
-    return time.pthread_getcpuclockid(thread) if hasattr(time, "pthread_getcpuclockid") else None
 
 
 def _clock_seconds(clock: int | None) -> float:

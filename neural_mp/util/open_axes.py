@@ -86,11 +86,9 @@ def _common_shapes(first: Shapes, second: Shapes) -> Shapes | None:
     if isinstance(first, dict) and isinstance(second, dict) and set(first) == set(second):
         shapes = _open_differing_axes(list(first.values()), [second[name] for name in first])
         return None if shapes is None else dict(zip(first, shapes, strict=True))
-    return (
-        None
-        if isinstance(first, dict) or isinstance(second, dict)
-        else _open_differing_axes(first, second)
-    )
+    if isinstance(first, dict) or isinstance(second, dict):
+        return None
+    return _open_differing_axes(first, second)
 
 
 def _open_differing_axes(first: list[Shape], second: list[Shape]) -> list[Shape] | None:

@@ -15,7 +15,7 @@ from neural_mp.core.enums import (
     Scheme,
     WeightCorrection,
 )
-from neural_mp.core.hardware import Hardware, Support
+from neural_mp.core.hardware import Support
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import FP32, LOW_BITS, OpConfig, Precision, weight_only
 from neural_mp.core.quant_spec import QuantSpec
@@ -157,15 +157,11 @@ class OpKernels:
         return cls(reason, dict.fromkeys(SIXTEEN_BITS, reason))
 
 
-def built_capabilities(
-    kernels: Mapping[str, OpKernels], hardware: Hardware
-) -> dict[str, Capability]:
-    """Return op → its capability: precisions with a kernel that the hardware can compute."""
-    supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
-    return {op: _build_capability(op_kernels, supports) for op, op_kernels in kernels.items()}
+def built_capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Capability:
+    """Return the capability of an op: precisions with a kernel that the hardware can compute.
 
-
-def _build_capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Capability:
+    `supports` are the 16-bit precisions → whether the hardware supports them.
+    """
     configs: list[OpConfig] = []
     reasons: dict[Precision, str] = {}
     emulated = set()

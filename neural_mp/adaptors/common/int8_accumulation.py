@@ -69,12 +69,12 @@ def probed_accumulation(
     `version` covers the runtime and the probe; `obeys_onednn_limit` states whether the kernels obey
     oneDNN's limit.
     """
-
-    def under_limit(onednn_limit: str | None) -> KernelAccumulation:
-        limit = onednn_limit if obeys_onednn_limit else None
-        return accumulation_of_cases(probe_results(module, version, limit), cases)
-
-    return target_accumulation(hardware, under_limit)
+    return target_accumulation(
+        hardware,
+        lambda limit: accumulation_of_cases(
+            probe_results(module, version, limit if obeys_onednn_limit else None), cases
+        ),
+    )
 
 
 def accumulation_of_cases(results: Iterable[str], cases: Iterable[str]) -> KernelAccumulation:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class _Limit:
-    """The number of threads for newly compiled models; None for no limit."""
+class ThreadLimit:
+    """The number of threads of `limited_threads`; None outside of such a context."""
 
     threads: int | None = None
 
@@ -16,16 +16,11 @@ class _Limit:
 @contextmanager
 def limited_threads(count: int | None) -> Iterator[None]:
     """Limit the threads of models compiled within this context; existing ones keep theirs."""
-    previous, _Limit.threads = _Limit.threads, count
+    previous, ThreadLimit.threads = ThreadLimit.threads, count
     try:
         yield
     finally:
-        _Limit.threads = previous
-
-
-def requested_threads() -> int | None:
-    """Return the number of threads of `limited_threads`; None outside of such a context."""
-    return _Limit.threads
+        ThreadLimit.threads = previous
 
 
 def allowed_threads() -> int | None:
@@ -34,7 +29,7 @@ def allowed_threads() -> int | None:
     ONNX Runtime and OpenVINO ignore that variable; ONNX Runtime also ignores the CPU affinity of
     the process: its threads are bound to all cores. None leaves the choice to the runtime.
     """
-    if _Limit.threads is not None:
-        return _Limit.threads
+    if ThreadLimit.threads is not None:
+        return ThreadLimit.threads
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else None

@@ -20,7 +20,6 @@ from neural_mp.adaptors.onnxrt.graph.protos import hidden_maps
 from neural_mp.adaptors.onnxrt.graph.subgraphs import (
     hoist_invariants,
     in_order,
-    lift_constants,
     sink_constants,
 )
 from neural_mp.adaptors.onnxrt.kernels.registry import quantizes
@@ -31,10 +30,6 @@ logger = logging.getLogger(__name__)
 
 def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     """Canonicalize a graph, in place, and return notes to the user.
-
-    Functions are inlined, unsupported opsets changed, constants collected, states that no step of a
-    loop changes read from outside, names made unique, shapes inferred, identities removed, batch
-    norms folded, and long convolutions of one channel become matrix products.
 
     Raises:
         ConversionError: the opset cannot be converted.
@@ -57,8 +52,11 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
             f"the model's opset {opset} was lowered to {opsets.opset_of(program)}, the newest in "
             f"which ONNX Runtime quantizes tensors"
         )
-    lift_constants(program)
-    hoist_invariants(program)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
+    common.NameFixPass()(program)  # names may repeat across bodies
+    common.LiftSubgraphInitializersToMainGraphPass()(program)
+    for node in list(in_order(program.graph)):
+        hoist_invariants(node)
     edit.name_nodes(program)
     for node in list(in_order(program.graph)):
         constant_folding.remove_identity(node)

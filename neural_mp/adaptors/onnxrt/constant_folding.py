@@ -201,11 +201,7 @@ def _select_without_growth(
 
 
 def _attach_lazy_value(
-    program: ir.Model,
-    value: ir.Value,
-    inferred: ir.Value,
-    chains: _Chains,
-    folder: Path | None,
+    program: ir.Model, value: ir.Value, inferred: ir.Value, chains: _Chains, folder: Path | None
 ) -> None:
     """Make the value of a computed constant known, to be computed on demand."""
     nodes = chains.of([value], _MAX_CHAIN_NODES)

@@ -117,7 +117,9 @@ class _Writer:
         if value is node.inputs[0] and self.variants.comes_stored(value):
             axis, channels = rounded_by_runtime(node)
             if channels == 1 or self._leads_to_rounding(node):
-                axis, channels = _first_wide_axis(value)
+                sizes = enumerate(() if value.shape is None else value.shape.dims)
+                wide = ((at, size) for at, size in sizes if isinstance(size, int) and size > 1)
+                axis, channels = next(wide, (0, 0))
             if channels:
                 return self.variants.by_channel(value, axis, channels)
         return self.variants.real(value)
@@ -204,10 +206,3 @@ class _Writer:
         value.name = self.variants.names.new(f"{name}/{UINT8}/before")
         output.name, output.type, output.shape = name, value.type, value.shape
         return output
-
-
-def _first_wide_axis(value: ir.Value) -> tuple[int, int]:
-    """Return an axis of known size above 1 and its size; zeros if there is none."""
-    sizes = () if value.shape is None else value.shape.dims
-    wide = ((axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1)
-    return next(wide, (0, 0))

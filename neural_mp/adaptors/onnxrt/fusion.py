@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.onnxrt.constant_folding import is_constant
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
-from neural_mp.adaptors.onnxrt.graph.subgraphs import body_inputs, in_order
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, runners
 from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, row_of
 from neural_mp.adaptors.onnxrt.kernels.registry import moves_bytes
 from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, clamp_limits
@@ -57,7 +57,8 @@ def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructu
     """
     graph, opset = program.graph, opset_of(program)
     nodes = {str(node.name): node for node in in_order(graph) if not is_constant(node)}
-    step_inputs = tuple(filter(is_float32, body_inputs(graph)))
+    inputs = (v for body in runners(graph) for v in body.inputs if not v.is_initializer())
+    step_inputs = tuple(filter(is_float32, inputs))
     fed = [*(value for value in graph.inputs if not value.is_initializer()), *step_inputs]
     values = {str(value.name): value for value in fed}
     parts: dict[str, str] = {}

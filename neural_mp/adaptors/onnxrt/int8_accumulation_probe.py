@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
 from neural_mp.adaptors.common.quant_params import Array
-from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.int8_accumulation import CASES
+from neural_mp.adaptors.onnxrt.kernels.n_bits import run_kernel
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
 
-_OPSET, _IR_VERSION = 17, 9
 #: The quantized value of a convolution's largest sum.
 _STORED = 200
 
@@ -48,17 +46,7 @@ def _run_node(
         "step": step,
     }
     inputs = {name: np.asarray(value) for name, value in constants.items() if name in node.input}
-    graph = helper.make_graph(
-        [node],
-        "kernel",
-        [helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)],
-        [helper.make_tensor_value_info("y", result, None)],
-        [numpy_helper.from_array(value, name) for name, value in inputs.items()],
-    )
-    versions = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)]
-    model = helper.make_model(graph, opset_imports=versions, ir_version=_IR_VERSION)
-    session = ort.InferenceSession(model.SerializeToString(), providers=[CPU])
-    return np.asarray(session.run(None, {"x": x})[0])
+    return run_kernel(node, x, result, inputs)
 
 
 if __name__ == "__main__":

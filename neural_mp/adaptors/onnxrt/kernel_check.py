@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.runtime_probe import find_deviations, version_of
 from neural_mp.adaptors.onnxrt.fusion import structure
-from neural_mp.adaptors.onnxrt.graph.edit import is_float32, used_outputs
+from neural_mp.adaptors.onnxrt.graph.edit import is_float32, sizes_of, used_outputs
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
 from neural_mp.adaptors.onnxrt.kernel_check_probe import (
@@ -175,9 +175,8 @@ def _has_arbitrary_values(node: ir.Node, value: ir.Value) -> bool:
 def _input_dims(value: ir.Value) -> Dims:
     if value.const_value is not None:
         return tuple(value.const_value.shape.numpy())
-    if value.shape is None:
-        return _UNKNOWN_SHAPE
-    return tuple(size if isinstance(size, int) else None for size in value.shape)
+    sizes = sizes_of(value)
+    return _UNKNOWN_SHAPE if sizes is None else sizes
 
 
 def _candidate_shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:

@@ -79,7 +79,6 @@ def _build_layer_params(graph: GraphStructure, name: str, node: ir.Node) -> Laye
 
 
 def _conv_window(node: ir.Node, axes: int) -> Window:
-    """Return the window of a convolution over some spatial axes."""
     numbers, ones = node.attributes, [1] * axes
     strides, dilations = (tuple(numbers.get_ints(name, ones)) for name in ("strides", "dilations"))
     same = numbers.get_string("auto_pad", "NOTSET")
@@ -230,7 +229,14 @@ def _integer_weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
         positions = KERNEL_WEIGHTS.get(node.op_type, ())
         if dequantizes(node):
             users = (user for user, position in node.outputs[0].uses() if position == 1)
-            fused = (user for user in users if has_role(user, Role.LAYER) and _reads_bytes(user))
+            fused = (
+                user
+                for user in users
+                if has_role(user, Role.LAYER)
+                and (data := user.inputs[0]) is not None
+                and (source := data.producer()) is not None
+                and dequantizes(source)
+            )
             positions, multiplying = ((0, 2),), next(fused, None)
         if multiplying is None:
             continue
@@ -240,8 +246,3 @@ def _integer_weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
             if integers is not None and integers.dtype == np.int8:
                 usage = _Read(node, weight, zero_point)
                 yield IntegerWeight(usage, kernel_of(multiplying, value), integers)
-
-
-def _reads_bytes(node: ir.Node) -> bool:
-    source = node.inputs[0].producer() if node.inputs[0] is not None else None
-    return source is not None and dequantizes(source)

@@ -25,6 +25,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
     GraphNames,
     correct_declarations,
     name_nodes,
+    sizes_of,
     tensors_in,
 )
 from neural_mp.adaptors.onnxrt.graph.external_data import read_without_weights
@@ -76,13 +77,6 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
                 value.shape = ir.Shape(output.shape)
 
 
-def note_float_recurrent(program: ir.Model) -> list[str]:
-    """Return a note about recurrent layers without an integer kernel, in any graph."""
-    nodes = (node for node in in_order(program.graph) if not node.domain)
-    slow = (node.op_type for node in nodes if node.op_type in FLOAT_RECURRENT)
-    return list(stays_in_fp32(slow, "", "ONNX Runtime has no integer kernel for it"))
-
-
 #: ONNX Runtime's error for a model with an unsupported IR version.
 _NEWEST_VERSION = re.compile(r"max supported IR version: (\d+)")
 #: In-memory weights from this size on are moved to a file.
@@ -127,7 +121,6 @@ def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
     obstacle = quantized = None
     try:
         warnings = _canonicalize_graph(program, reference, folder, provider)
-        warnings += note_float_recurrent(program)
         program, quantized, notes = _read_quantization(program, reference, folder, provider)
         warnings += notes
         if opset_of(program) < LEAST_OPSET:
@@ -202,7 +195,9 @@ def _canonicalize_graph(
         changed = f"opset {previous} cannot be changed to {current}"
         unequal = "its canonicalized graph is not equal to the original"
         raise ConversionError(f"{changed if previous != current else unequal}: {error}") from error
-    return warnings
+    nodes = (node for node in in_order(program.graph) if not node.domain)
+    slow = (node.op_type for node in nodes if node.op_type in FLOAT_RECURRENT)
+    return [*warnings, *stays_in_fp32(slow, "", "ONNX Runtime has no integer kernel for it")]
 
 
 def _read_quantization(
@@ -320,10 +315,7 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
     if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.UNDEFINED):
         return TensorSpec(name, name, None, None)
     dtype = np.dtype(object) if value.dtype is ir.DataType.STRING else value.dtype.numpy()
-    shape = None
-    if value.shape is not None:
-        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-    return TensorSpec(name, name, np.dtype(dtype), shape)
+    return TensorSpec(name, name, np.dtype(dtype), sizes_of(value))
 
 
 def _keep_outputs(program: ir.Model, signature: Signature) -> None:

@@ -13,13 +13,13 @@ import onnx_ir as ir
 from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel, Run
 from neural_mp.adaptors.onnxrt.constant_folding import stored_constants
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
-from neural_mp.adaptors.onnxrt.graph.edit import SIXTEEN_BITS, constants_of, read_by
+from neural_mp.adaptors.onnxrt.graph.edit import SIXTEEN_BITS, constants_of, read_by, sizes_of
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, Runner
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
-from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, is_product
+from neural_mp.adaptors.onnxrt.kernels.ops import Role, dequantizes, has_role, is_product
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_PRODUCT, has_kernel
 from neural_mp.adaptors.onnxrt.kernels.writers import is_pointwise
-from neural_mp.adaptors.onnxrt.source_quantization import ran_in_integers
+from neural_mp.adaptors.onnxrt.source_quantization import IN_INTEGERS
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Op, OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ModelLoadError
@@ -163,7 +163,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 joins_int8=name in structure.fusion_groups and has_role(node, Role.JOINING),
                 weights=sum(constant.size for constant in constants_of(node)),
                 source_precision=_source_precision(node),
-                shape=_output_shape(node),
+                shape=sizes_of(node.outputs[0]) if node.outputs else None,
                 constants=_large_constant_names(node),
             )
         )
@@ -199,15 +199,8 @@ def _source_precision(node: ir.Node) -> Precision:
 
     FP32 for other nodes.
     """
-    if ran_in_integers(node):
+    source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    if IN_INTEGERS in node.meta or (source is not None and dequantizes(source)):
         return Precision.INT8
     dtypes = (value.dtype for value in node.inputs if value is not None)
     return next((SIXTEEN_BITS[dtype] for dtype in dtypes if dtype in SIXTEEN_BITS), Precision.FP32)
-
-
-def _output_shape(node: ir.Node) -> tuple[int | None, ...] | None:
-    """Return the sizes of the first result of a node, None for a free size."""
-    shape = node.outputs[0].shape if node.outputs else None
-    if shape is None:
-        return None
-    return tuple(size if isinstance(size, int) else None for size in shape)

@@ -30,7 +30,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.graph.sessions import ALL, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.kernels.ops import row_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel, build_graph
-from neural_mp.adaptors.onnxrt.source_quantization import source_range
+from neural_mp.adaptors.onnxrt.source_quantization import SOURCE_RANGE
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.errors import ConversionError
@@ -59,11 +59,15 @@ def observe_tensors(
     batches are `collected`.
     """
     fetch = _Fetch.of(model, tensors)
-    channels = {name: 1 if _channels_second(value) else -1 for name, value in fetch.watched.items()}
+    channels = {}
+    for name, value in fetch.watched.items():
+        neighbours = [value.producer(), *(use.node for use in value.uses())]
+        is_second = any(node is not None and row_of(node).channels_second for node in neighbours)
+        channels[name] = 1 if is_second else -1
     for name, array in _observe_values(model, batches, fetch, collected):
         summary = summarized(array, channels[name])
         if summary is not None:
-            yield name, in_source_range(summary, source_range(fetch.watched[name]))
+            yield name, in_source_range(summary, fetch.watched[name].meta.get(SOURCE_RANGE))
 
 
 def values(
@@ -74,10 +78,7 @@ def values(
 
 
 def _observe_values(
-    model: OnnxModel,
-    batches: Iterable[Any],
-    fetch: _Fetch,
-    collected: KeptOutputs | None = None,
+    model: OnnxModel, batches: Iterable[Any], fetch: _Fetch, collected: KeptOutputs | None = None
 ) -> Iterator[tuple[str, Array]]:
     most = 0  # samples per run; determined with the first batch of several samples
     collected = collected or KeptOutputs(limit=0)
@@ -202,11 +203,6 @@ def _floats_in_output(output: object) -> list[Array]:
     return [np.asarray(array, np.float32) for array in floats]
 
 
-def _channels_second(value: ir.Value) -> bool:
-    neighbours = [value.producer(), *(use.node for use in value.uses())]
-    return any(node is not None and row_of(node).channels_second for node in neighbours)
-
-
 def _samples_alone(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) -> list[_Results]:
     """Find out whether samples are independent, by the first batch of a model.
 
@@ -297,23 +293,17 @@ def op_outputs(
     def run_batch(inputs: object) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
         results = dict(zip(fetched, runner(feeds, fetched), strict=True))
-        arrays = {
-            op: subgraph_outputs.arrays_in(results.get(output.tensor, []))
-            for op, output in outputs.items()
-        }
-        decoded = {
-            op: op_value(_in_own_type(arrays[op][0], can_be_had[output.tensor]), output.encoding)
-            for op, output in outputs.items()
-            if len(arrays[op]) == 1
-        }
+        decoded = {}
+        for op, output in outputs.items():
+            arrays = subgraph_outputs.arrays_in(results.get(output.tensor, []))
+            if len(arrays) == 1:
+                # The values of a body are recorded in float32.
+                dtype = can_be_had[output.tensor].dtype
+                array = arrays[0] if dtype is None else arrays[0].astype(dtype.numpy(), copy=False)
+                decoded[op] = op_value(array, output.encoding)
         return {op: value for op, value in decoded.items() if value is not None}
 
     return run_batch
-
-
-def _in_own_type(array: Array, value: ir.Value) -> Array:
-    """Return the values of a body, recorded in float32, in their own type."""
-    return array if value.dtype is None else array.astype(value.dtype.numpy(), copy=False)
 
 
 def unoptimized_outputs(model: OnnxModel, inputs: object) -> list[Any]:

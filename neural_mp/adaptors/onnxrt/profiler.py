@@ -81,7 +81,11 @@ def _events_and_nodes(
         with TemporaryDirectory() as folder:
             optimized = Path(folder) / "optimized.onnx"
             try:
-                return events(model, inputs, runs, optimized), nodes_of(optimized)
+                recorded = events(model, inputs, runs, optimized)
+                # The runtime may be unable to write the file.
+                if not optimized.exists():
+                    return recorded, []
+                return recorded, list(onnx.load(optimized, load_external_data=False).graph.node)
             except ConversionError:
                 # The disk may be full; times without the graph are better than none.
                 logger.debug("the optimized graph was not written", exc_info=True)
@@ -214,34 +218,19 @@ def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
                 rounded[node.inputs[0]] = formats[node.outputs[0]] = kind
         elif node.op_type not in CONVERSIONS:
             working[model.ops.get(name, name)] = node.outputs[0]
-            inputs = [
-                kind
-                for v in node.inputs
-                if v and (kind := formats.get(v) or _constant_precision(v))
-            ]
-            if inputs:
-                formats.update(dict.fromkeys(node.outputs, inputs[0]))
+            for value in filter(None, node.inputs):
+                kind, constant = formats.get(value), value.const_value
+                if kind is None and constant is not None:
+                    kind = SIXTEEN_BITS.get(ir.DataType(constant.dtype))
+                if kind is not None:
+                    formats.update(dict.fromkeys(node.outputs, kind))
+                    break
     requested = {**rounded, **formats}
     return {op: requested[result] for op, result in working.items() if result in requested}
 
 
-def _constant_precision(value: ir.Value) -> Precision | None:
-    """Return the 16-bit precision of a constant; None for other values."""
-    constant = value.const_value
-    return None if constant is None else SIXTEEN_BITS.get(ir.DataType(constant.dtype))
-
-
-def nodes_of(file: Path) -> list[onnx.NodeProto]:
-    """Return the nodes of an optimized graph; empty if the runtime could not write the file."""
-    if not file.exists():
-        return []
-    return list(onnx.load(file, load_external_data=False).graph.node)
-
-
 def fused_owners(
-    kernels: Iterable[Mapping[str, Any]],
-    nodes: Sequence[onnx.NodeProto],
-    owners: Mapping[str, str],
+    kernels: Iterable[Mapping[str, Any]], nodes: Sequence[onnx.NodeProto], owners: Mapping[str, str]
 ) -> dict[str, str]:
     """Return name of a kernel → op, for kernels that ONNX Runtime has named.
 
@@ -287,9 +276,7 @@ def _match_kernel_nodes(
 
 
 def _find_owner(
-    node: onnx.NodeProto,
-    readers: Mapping[str, Sequence[onnx.NodeProto]],
-    owners: Mapping[str, str],
+    node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]], owners: Mapping[str, str]
 ) -> str | None:
     """Return the op of the first known result of a node or of those after it."""
     waiting, visited = [node], set[str]()

@@ -14,12 +14,12 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of, input_of
-from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, replace_result
 from neural_mp.adaptors.onnxrt.kernels import ops
 from neural_mp.core.observations import Range
 
 #: Keys in the `meta` of a value, of its range, and of a node, of the mark that it ran in integers.
-_RANGE, _IN_INTEGERS = "neural_mp.source_range", "neural_mp.in_integers"
+SOURCE_RANGE, IN_INTEGERS = "neural_mp.source_range", "neural_mp.in_integers"
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,6 @@ class _Parameters:
         limits = np.iinfo(self.dtype.numpy())
         low, high = (self.scale * (int(end) - self.zero_point) for end in (limits.min, limits.max))
         return low, high
-
-
-def source_range(value: ir.Value) -> Range | None:
-    """Return the range of a tensor by its scale in the given model, if any."""
-    span: Range | None = value.meta.get(_RANGE)
-    return span
-
-
-def ran_in_integers(node: ir.Node) -> bool:
-    """Whether the source model quantizes the inputs of an op."""
-    source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    return _IN_INTEGERS in node.meta or (source is not None and ops.dequantizes(source))
 
 
 def dequantize_source(program: ir.Model, names: GraphNames) -> bool:
@@ -99,23 +87,16 @@ def _redirect_to_float(
             (result,) = use.node.outputs
             # A clone of a graph shares its types.
             result.type = ir.TensorType(ir.DataType.FLOAT)
-            result.meta[_RANGE] = value.meta[_RANGE]
+            result.meta[SOURCE_RANGE] = value.meta[SOURCE_RANGE]
             _redirect_to_float(result, result, parameters, whole)
 
 
 def _replace_dequantized(dequantized: ir.Value, value: ir.Value) -> None:
     for use in dequantized.uses():
-        use.node.meta[_IN_INTEGERS] = True
-    if dequantized.is_graph_output():
-        node = dequantized.producer()
-        assert node is not None
-        copy = ir.node("Identity", [value], name=f"{node.name}/copy")
-        assert isinstance(node.graph, ir.Graph)
-        node.graph.insert_before(node, copy)
-        value = copy.outputs[0]
-        value.name, value.type, value.shape = dequantized.name, dequantized.type, dequantized.shape
-        dequantized.name = None
-    dequantized.replace_all_uses_with(value, replace_graph_outputs=True)
+        use.node.meta[IN_INTEGERS] = True
+    node = dequantized.producer()
+    assert node is not None
+    replace_result(node, dequantized, value, f"{node.name}/copy")
 
 
 def _attach_range(
@@ -128,7 +109,7 @@ def _attach_range(
         low = max(low, 0.0)
     elif low >= 0:
         data = _after_relu(node, data, names)
-    data.meta[_RANGE] = low, high
+    data.meta[SOURCE_RANGE] = low, high
     return data
 
 
@@ -183,11 +164,11 @@ def _moves_any_value(node: ir.Node) -> bool:
 
 def _read_parameters(node: ir.Node) -> _Parameters | None:
     """Return the constant parameters of a tensor quantized as a whole; None for others."""
-    scale, zero = array_of(input_of(node, 1)), array_of(input_of(node, 2))
-    if scale is None or scale.size != 1 or (input_of(node, 2) is not None and zero is None):
+    third = input_of(node, 2)
+    scale, zero = array_of(input_of(node, 1)), array_of(third)
+    if scale is None or scale.size != 1 or (third is not None and zero is None):
         return None
     value = node.outputs[0] if ops.quantizes(node) else node.inputs[0]
-    third = input_of(node, 2)
     dtype = third.dtype if third is not None else None
     dtype = dtype or (value.dtype if value is not None else None) or ir.DataType.UINT8
     if dtype not in (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT16, ir.DataType.INT16):

@@ -68,12 +68,13 @@ _RESTORED = "OpenVINO restores such weights to floats when it compiles a model"
 def kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels in the CPU plugin, or the reason for a missing kernel."""
     structure = model.structure
-    op_kernels = {
-        name: OpKernels(
-            _integer_kernel(model, name, node, accumulation), _missing_16_bits(node), _EMULATED
-        )
-        for name, node in structure.nodes.items()
-    }
+    op_kernels = {}
+    for name, node in structure.nodes.items():
+        int8 = _integer_kernel(model, name, node, accumulation)
+        floats = all(map(is_float, outputs_of(node)))
+        reason = row_of(node).fixed_types if floats else NO_FLOATS
+        missing = {} if reason is None else dict.fromkeys(SIXTEEN_BITS, reason)
+        op_kernels[name] = OpKernels(int8, missing, _EMULATED)
     part = OpKernels.none("a further result of an op has the precision of the op")
     return {**op_kernels, **dict.fromkeys(structure.parts, part)}
 
@@ -83,7 +84,9 @@ def _integer_kernel(
 ) -> IntegerKernel | str:
     structure = model.structure
     if is_table(node):
-        return _kernel_of_table(node)
+        table = np.asarray(array_of(weight_of(node)))
+        reason = table_obstacle(table)
+        return reason or replace(table_in_bytes(), low_bits=low_bit_specs(Role.TABLE, *table.shape))
     if resets_product(node):
         return _kernel_of_steps(node)
     if name in model.rejected:
@@ -123,7 +126,6 @@ def _integer_kernel(
 
 
 def _obstacle_of_layer(node: ov.Node) -> str | None:
-    """Return the reason why a layer has no integer kernel; None if it has one."""
     weight = array_of(weight_of(node))
     if weight is None or not is_usable(weight):
         return UNUSABLE_WEIGHT
@@ -147,13 +149,6 @@ def _is_scaled_by_constant(node: ov.Node) -> bool:
         has_role(reader, Role.SCALING) and any(map(is_constant, reader.input_values()))
         for reader in readers_of(node.output(0))
     )
-
-
-def _kernel_of_table(node: ov.Node) -> IntegerKernel | str:
-    """Return the kernel that reads rows in bytes, and in groups that the rows fill."""
-    table = np.asarray(array_of(weight_of(node)))
-    reason = table_obstacle(table)
-    return reason or replace(table_in_bytes(), low_bits=low_bit_specs(Role.TABLE, *table.shape))
 
 
 def _kernel_of_steps(node: ov.Node) -> IntegerKernel | str:
@@ -186,9 +181,3 @@ def _no_kernel_reason(node: ov.Node) -> str:
     if is_constant(node.input_value(0)):
         return CONSTANT_INPUT
     return BOTH_FACTORS_COMPUTED if has_role(node, Role.PRODUCT) else COMPUTED_WEIGHT
-
-
-def _missing_16_bits(node: ov.Node) -> dict[Precision, str]:
-    floats = all(map(is_float, outputs_of(node)))
-    reason = row_of(node).fixed_types if floats else NO_FLOATS
-    return dict.fromkeys(SIXTEEN_BITS, reason) if reason is not None else {}

@@ -68,7 +68,7 @@ from neural_mp.adaptors.openvino.recurrent import (
     steps_of,
     stepwise_inputs,
 )
-from neural_mp.adaptors.openvino.runtime import CPU, compile_for_bf16, core, dtype_of, ops, ov
+from neural_mp.adaptors.openvino.runtime import CPU, PRECISION_HINT, core, dtype_of, ops, ov
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelRange, Range
@@ -400,7 +400,7 @@ def set_hint(
     program: ov.Model, structure: GraphStructure, effective: Mapping[str, Precision]
 ) -> None:
     """Have a graph compiled for BF16, with the constants of its BF16 ops stored in BF16."""
-    compile_for_bf16(program)
+    program.set_rt_info("bf16", PRECISION_HINT)  # copies keep it
     for name, node in structure.nodes.items():
         if effective.get(name) is Precision.BF16:
             for index, port in enumerate(node.inputs()):

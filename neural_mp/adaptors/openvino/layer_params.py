@@ -139,7 +139,9 @@ def _rescale_layer(
     channels = weight.shape[layer.outputs]
     if layer.result == name:
         if change.shift is not None:
-            _add_bias(node, change.bias(None, channels))
+            readers = list(node.output(0).get_target_inputs())
+            added = ops.add(node, ops.constant(_reshape_bias(change.bias(None, channels), node)))
+            redirect_inputs(readers, give_name(f"{name}/corrected/bias", added))
         return
     addition = graph.nodes[layer.result]
     summand = np.broadcast_to(_constant_operand(addition).reshape(-1), channels)
@@ -156,12 +158,6 @@ def _reshape_bias(bias: Array, node: ov.Node) -> Array:
 def _replace_constant(node: ov.Node, position: int, values: Array, name: str) -> None:
     constant = give_name(name, ops.constant(np.ascontiguousarray(values, np.float32)))
     redirect_inputs([node.input(position)], constant)
-
-
-def _add_bias(node: ov.Node, bias: Array) -> None:
-    readers = list(node.output(0).get_target_inputs())
-    added = ops.add(node, ops.constant(_reshape_bias(bias, node)))
-    redirect_inputs(readers, give_name(f"{name_of(node)}/corrected/bias", added))
 
 
 def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:

@@ -18,7 +18,12 @@ from neural_mp.adaptors.openvino.graph_edit import (
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role
-from neural_mp.adaptors.openvino.recurrent import has_integer_kernel, is_stepwise, split_directions
+from neural_mp.adaptors.openvino.recurrent import (
+    has_integer_kernel,
+    resets_product,
+    split_directions,
+    stepwise_obstacle,
+)
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
 from neural_mp.adaptors.openvino.storage import check_xml
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
@@ -149,9 +154,11 @@ def _check_example_runs(model: OpenVinoModel) -> None:
 
 def _float_recurrent_notes(program: ov.Model) -> tuple[str, ...]:
     recurrent = (node for node in op_nodes(program) if has_role(node, Role.RECURRENT))
+    # The weights of a GRU may be stored in INT8, step by step.
     types = (
         type_of(node)
         for node in recurrent
-        if not has_integer_kernel(node) and not is_stepwise(node)
+        if not has_integer_kernel(node)
+        and not (resets_product(node) and stepwise_obstacle(node) is None)
     )
     return stays_in_fp32(types, "", "no plan quantizes it in OpenVINO", "FP32 or 16 bits")

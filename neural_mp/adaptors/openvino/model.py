@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -81,10 +81,7 @@ class OpenVinoModel(GraphModel[ov.Model]):
         is_converted = self.given is None
         runner = ShapedRunner(self.runs, example, streams=self.streams, rounds=not is_converted)
 
-        def run_bound(bound: Mapping[str, Array]) -> list[Array]:
-            return self.in_order(runner([bound[tensor] for tensor in inputs]))
-
-        return run_bound
+        return lambda bound: self.in_order(runner([bound[tensor] for tensor in inputs]))
 
     def __reduce__(self) -> tuple[Callable[..., OpenVinoModel], tuple[Any, ...]]:
         """Return the parts for pickling: graphs as the contents of their files."""
@@ -131,6 +128,10 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
         constants = {name_of(c): c for c in constants_read(node) if name_of(c) not in counted}
         counted.update(constants)
         weights = sum(int(c.get_data().size) for c in constants.values() if _is_weight(c))
+        quantized: Iterable[str] = ()
+        if name in structure.fusion_groups:
+            factors = dict.fromkeys(map(tensor_of, node.input_values()))
+            quantized = factors if is_product(node) else joined_inputs(node)
         ops.append(
             Op(
                 name,
@@ -140,7 +141,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 quantize_agnostic=name in structure.agnostic_ops,
                 writes_int8=has_role(node, Role.SEQUENCE) and name in structure.fusion_groups,
                 joins_int8=has_role(node, Role.JOINING) and name in structure.fusion_groups,
-                quantized_inputs=_quantized_inputs(node) if name in structure.fusion_groups else (),
+                quantized_inputs=tuple(quantized),
                 channel_scales=has_weight(node) and kernel_of(node) is KernelKind.DEPTHWISE,
                 quantizes_terms=name in sums,
                 weights=weights,
@@ -155,13 +156,6 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
         ops.append(Op(part, type_of(structure.nodes[op]), (op,), quantize_agnostic=moved))
     outputs = {tensor_of(result.input_value(0)) for result in model.program.get_results()}
     return OpGraph(ops, model.signature.input_tensors, sorted(outputs & set(structure.tensors)))
-
-
-def _quantized_inputs(node: ov.Node) -> tuple[str, ...]:
-    """Return the inputs that an integer kernel reads quantized; empty for the first one only."""
-    if is_product(node):
-        return tuple(dict.fromkeys(map(tensor_of, node.input_values())))
-    return joined_inputs(node)
 
 
 def _large_constants(node: ov.Node) -> tuple[str, ...]:

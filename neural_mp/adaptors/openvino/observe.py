@@ -127,11 +127,10 @@ def first_non_finite(model: OpenVinoModel, inputs: object) -> str | None:
         for name, output in model.structure.tensors.items()
         if name in model.structure.nodes and is_float(output)
     ]
-
-    def fetch_arrays(ops: Sequence[str]) -> list[list[Array]]:
-        return [[array] for array in Runner(_copy_with_outputs(model.program, ops))(feeds)]
-
-    first = first_with_non_finite(floating, fetch_arrays)
+    first = first_with_non_finite(
+        floating,
+        lambda ops: [[array] for array in Runner(_copy_with_outputs(model.program, ops))(feeds)],
+    )
     return None if first is None else model.ops.get(first, first)
 
 

@@ -24,11 +24,7 @@ from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
 #: Element types of kernels → precision.
-_PRECISIONS = {
-    "f32": Precision.FP32,
-    "bf16": Precision.BF16,
-    "f16": Precision.FP16,
-}
+_PRECISIONS = {"f32": Precision.FP32, "bf16": Precision.BF16, "f16": Precision.FP16}
 _BYTES = ("u8", "i8", "u4", "i4")
 #: Suffixes that the plugin adds to names of ops in INT8 graphs.
 _ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original", REDUCED, STORED)
@@ -93,7 +89,8 @@ def trace(model: OpenVinoModel, inputs: object) -> dict[str, OpTrace]:
         own = tuple(name for name in kernel.ops if not name.endswith(SCALED))
         ran = list(dict.fromkeys(_ops_of(model, replace(kernel, ops=own))))
         if _is_integer_kernel(kernel) and ran:
-            ran = [(_layer_of_kernel if kernel.type in LAYER_KERNELS else _joining_op)(model, ran)]
+            joining = next((op for op in ran if op in model.structure.fusion_groups), ran[0])
+            ran = [_layer_of_kernel(model, ran) if kernel.type in LAYER_KERNELS else joining]
         for op in ran:
             values = model.structure.nodes[op].input_values()[:1]
             quantized = all(value.get_element_type() not in _OWN_BYTES for value in values)
@@ -120,11 +117,6 @@ def _is_integer_kernel(kernel: Kernel) -> bool:
     return kernel.is_integer or (
         kernel.type == "Reduce" and any(name.endswith(QUANTIZED) for name in kernel.ops)
     )
-
-
-def _joining_op(model: OpenVinoModel, ran: list[str]) -> str:
-    """Return the op that joins INT8 among those of an integer kernel, or else the first."""
-    return next((op for op in ran if op in model.structure.fusion_groups), ran[0])
 
 
 def _layer_of_kernel(model: OpenVinoModel, ran: list[str]) -> str:

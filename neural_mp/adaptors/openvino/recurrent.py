@@ -59,7 +59,10 @@ def kernel_obstacle(node: ov.Node) -> str | None:
         return "OpenVINO has integer kernels of LSTM and GRU over sequences only"
     if resets_product(node):
         return "the integer kernel of GRU applies the reset gate to the state"
-    if _starts_from_input(node.input_value(recurrence_of(node).states[0])):
+    state = node.input_value(recurrence_of(node).states[0])
+    while state.get_node().get_input_size():
+        state = state.get_node().input_value(0)
+    if has_role(state.get_node(), Role.INPUT):
         return "its initial state is given: the kernel would clip it to the range of later states"
     return sequence_obstacle(node)
 
@@ -79,13 +82,6 @@ def sequence_obstacle(node: ov.Node) -> str | None:
     if not _has_whole_sequences(node, form):
         return "the integer kernel runs sequences of one length"
     return None
-
-
-def _starts_from_input(state: ov.Output) -> bool:
-    """Whether an initial state is computed from an input of the model."""
-    while state.get_node().get_input_size():
-        state = state.get_node().input_value(0)
-    return has_role(state.get_node(), Role.INPUT)
 
 
 def _has_whole_sequences(node: ov.Node, form: Recurrence) -> bool:
@@ -152,13 +148,7 @@ _BUILDERS: Mapping[str, Callable[..., ov.Node]] = {
     "RNNSequence": ops.rnn_sequence,
 }
 #: Further attributes, named as the arguments of the builders.
-_OPTIONS = (
-    "activations",
-    "activations_alpha",
-    "activations_beta",
-    "clip",
-    "linear_before_reset",
-)
+_OPTIONS = ("activations", "activations_alpha", "activations_beta", "clip", "linear_before_reset")
 
 
 def _split_by_direction(output: ov.Output, axis: int) -> list[ov.Node | ov.Output]:
@@ -236,11 +226,6 @@ def _quantize_inputs(
 def _add_fake_quantize(output: ov.Output, given: QuantParams, target: QuantParams) -> ov.Node:
     bounds = (given.low, given.high, target.low, target.high)
     return ops.fake_quantize(output, *map(np.float32, bounds), STEPS + 1)
-
-
-def is_stepwise(node: ov.Node) -> bool:
-    """Whether an op is a GRU whose weights can be stored in INT8, step by step."""
-    return resets_product(node) and stepwise_obstacle(node) is None
 
 
 def resets_product(node: ov.Node) -> bool:

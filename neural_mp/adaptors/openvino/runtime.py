@@ -53,7 +53,7 @@ Shapes = tuple[tuple[int, ...], ...]
 #: Settings of every compiled model.
 _SETTINGS: Mapping[str, object] = {"PERFORMANCE_HINT": "LATENCY"}
 #: Place of the precision hint in the runtime information of a model.
-_HINT = ["neural_mp", "inference_precision"]
+PRECISION_HINT = ["neural_mp", "inference_precision"]
 #: No kernels that the plugin generates for several ops; see `Runner._merges_int8_products`.
 _SEPARATE_KERNELS: Mapping[str, object] = {"SNIPPETS_MODE": "DISABLE"}
 #: No transformations into integer kernels.
@@ -82,17 +82,15 @@ def from_bytes(text: bytes, weights: bytes) -> ov.Model:
     return core().read_model(text, weights)
 
 
-def compile_for_bf16(model: ov.Model) -> None:
-    """Have an `openvino.Model` and its copies compiled so that float ops run in BF16."""
-    model.set_rt_info("bf16", _HINT)
-
-
 def precision_hint(model: ov.Model) -> str:
     """Return the precision that the float ops of an `openvino.Model` are compiled for.
 
     The default of a CPU with BF16 is bf16, which would run FP32 ops in 16 bits.
     """
-    is_bf16 = model.has_rt_info(_HINT) and model.get_rt_info(_HINT).astype(str) == "bf16"
+    is_bf16 = (
+        model.has_rt_info(PRECISION_HINT)
+        and model.get_rt_info(PRECISION_HINT).astype(str) == "bf16"
+    )
     return "bf16" if is_bf16 else "f32"
 
 

@@ -231,7 +231,6 @@ def inferred_counts(
 
 
 def _sizes_of_symbols(nodes: Iterable[Node], leaves: Iterable[Any]) -> dict[Any, int]:
-    """Return symbol → its value, for the sizes of inputs."""
     bindings: dict[Any, int] = {}
     for node, leaf in zip((n for n in nodes if n.op == "placeholder"), leaves, strict=False):
         if isinstance(node.meta.get("val"), torch.Tensor) and isinstance(leaf, torch.Tensor):

@@ -207,8 +207,7 @@ def with_layer_params(
 def _replace_constant(
     graph: TensorGraph, name: str, position: int, value: Array, stem: str
 ) -> None:
-    constant = graph.put_constant(f"{name}/corrected_{stem}", value)
-    graph.edit(name).input[position] = constant
+    graph.edit(name).input[position] = graph.put_constant(f"{name}/corrected_{stem}", value)
 
 
 def hessian_traces(

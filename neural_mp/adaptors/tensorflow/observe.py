@@ -228,14 +228,17 @@ def element_counts(
 def _count_elements(
     model: TensorFlowModel, feeds: dict[str, Array], tensors: Iterable[str]
 ) -> dict[str, float]:
+    ops = tf.raw_ops
     graph, weights = model.without_weights()
     with graph.as_default():
         numbers = float_results(graph, model.graph, tensors)
-        sizes = {
-            name: tf.raw_ops.Size(input=tensor, out_type=tf.int64)
-            for name, tensor in numbers.items()
-        }
-        recorded = _record_by_loop(graph, model.graph, tensors, _record_size)
+        sizes = {name: ops.Size(input=x, out_type=tf.int64) for name, x in numbers.items()}
+        recorded = _record_by_loop(
+            graph,
+            model.graph,
+            tensors,
+            lambda x: ops.Cast(x=[ops.Size(input=x, out_type=tf.int64)], DstT=tf.float32),
+        )
     runner = Runner(graph, weights)
     fetches = [tensor.name for tensor in (*sizes.values(), *recorded.values())]
     totals: dict[str, float] = defaultdict(float)
@@ -248,11 +251,6 @@ def _count_elements(
             for name, count in zip(names, counts, strict=True):
                 totals[name] += float(count)
     return {name: count for name, count in totals.items() if count}
-
-
-def _record_size(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the number of elements in one iteration, as a vector."""
-    return tf.raw_ops.Cast(x=[tf.raw_ops.Size(input=tensor, out_type=tf.int64)], DstT=tf.float32)
 
 
 def _reduce_tensor(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -332,16 +330,10 @@ def op_outputs(
 
     def compute_outputs(inputs: object) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
-        results = dict(zip(fetches, runner(feeds, fetches), strict=True))
-        outputs = {
-            op: op_value(_to_numeric_array(results[slot.tensor]), slot.encoding)
-            for op, slot in real.items()
-        }
+        tensors = map(np.asarray, runner(feeds, fetches))
+        arrays = (array.view(np.uint8) if array.dtype.names else array for array in tensors)
+        results = dict(zip(fetches, arrays, strict=True))
+        outputs = {op: op_value(results[slot.tensor], slot.encoding) for op, slot in real.items()}
         return {op: value for op, value in outputs.items() if value is not None}
 
     return compute_outputs
-
-
-def _to_numeric_array(value: object) -> Array:
-    array = np.asarray(value)
-    return array.view(np.uint8) if array.dtype.names else array

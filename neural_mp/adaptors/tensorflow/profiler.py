@@ -43,7 +43,7 @@ def trace(model: TensorFlowModel, inputs: object) -> dict[str, OpTrace]:
         operands = [
             dtype
             for tensor in label["inputs"].split(", ")
-            for dtype in dtypes.get(node_of(tensor.removeprefix("^")), ())[:1]
+            for dtype in dtypes.get(node_of(tensor), ())[:1]
         ]
         traced.setdefault(op, []).append(
             _traced_kernel(label["type"], [*_output_dtypes(node)[:1], *operands])

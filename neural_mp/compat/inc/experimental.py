@@ -211,12 +211,8 @@ def _without_idle_fp16(precisions: list[str], model: object, framework: str | No
     INC converts nothing in this case. FP16 would halve the file without any speedup.
     """
     support = machine.detect().support(Precision.FP16)
-    forced = support.available and not support.native
-    if (
-        "fp16" not in precisions
-        or not forced
-        or adaptor_for(model, framework).framework != "onnxrt"
-    ):
+    is_forced = "fp16" in precisions and support.available and not support.native
+    if not is_forced or adaptor_for(model, framework).framework != "onnxrt":
         return precisions
     logger.warning(
         "FP16 is excluded, as in Intel Neural Compressor: ONNX Runtime has no FP16 kernels for "

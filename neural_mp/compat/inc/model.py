@@ -281,12 +281,6 @@ def node_name(tensor: str) -> str:
 BaseModel = Model
 
 
-def _reason_for_fp32(optimized: OptimizedModel) -> str:
-    messages = (text for text in optimized.report.warnings if _FP32_RESULT in text)
-    reason = next(messages, verdict(optimized.report, optimized.met))
-    return reason[: reason.index(_FP32_RESULT) + len(_FP32_RESULT)]
-
-
 class Result:
     """An `OptimizedModel` with INC's names; delegates other names to the result, then the model.
 
@@ -297,9 +291,10 @@ class Result:
     def __init__(self, optimized: OptimizedModel) -> None:
         self.optimized = optimized
         if optimized.met is False:
-            logger.warning(
-                "%s, where Intel Neural Compressor returns None", _reason_for_fp32(optimized)
-            )
+            messages = (text for text in optimized.report.warnings if _FP32_RESULT in text)
+            message = next(messages, verdict(optimized.report, optimized.met))
+            reason = message[: message.index(_FP32_RESULT) + len(_FP32_RESULT)]
+            logger.warning("%s, where Intel Neural Compressor returns None", reason)
 
     @cached_property
     def model(self) -> Any:

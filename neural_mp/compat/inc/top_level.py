@@ -91,10 +91,7 @@ class Benchmark(_TopLevel):
     _kind = experimental.Benchmark
 
     def __call__(
-        self,
-        model: object,
-        b_dataloader: object = None,
-        b_func: Callable[[Any], Any] | None = None,
+        self, model: object, b_dataloader: object = None, b_func: Callable[[Any], Any] | None = None
     ) -> dict[str, Any]:
         """Measure a model's speed, or its accuracy if the configuration has nothing else.
 

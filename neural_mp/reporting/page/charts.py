@@ -25,20 +25,13 @@ def empty_note(message: str) -> Element:
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Element:
     """Return a list of names and values."""
-    return element(
-        "dl", [[element("dt", name), element("dd", value)] for name, value in pairs], class_="facts"
-    )
+    return element("dl", [[element("dt", n), element("dd", v)] for n, v in pairs], class_="facts")
 
 
 def scroll_area(content: Element, what: str, kind: str = "") -> Element:
     """Return a scrollable area that also accepts keyboard input."""
     return element(
-        "div",
-        content,
-        class_=f"scroll {kind}".rstrip(),
-        tabindex=0,
-        role="region",
-        aria_label=what,
+        "div", content, class_=f"scroll {kind}".rstrip(), tabindex=0, role="region", aria_label=what
     )
 
 
@@ -167,10 +160,7 @@ def time_grid(scale: Scale, number: int, top: float, foot: float, label: float) 
 def _spaced_ticks(scale: Scale, number: int) -> list[tuple[float, str]]:
     """Return as many ticks, up to `number`, as leave room between their labels."""
     for count in range(number, 0, -1):
-        ticks = [
-            (value, percent(value) if scale.logarithmic else f"{value:.0%}")
-            for value in scale.ticks(count)
-        ]
+        ticks = [(v, percent(v) if scale.logarithmic else f"{v:.0%}") for v in scale.ticks(count)]
         if all(
             scale(next_value) - scale(value) > _TICK_LETTER * (len(label) + len(following)) / 2 + 8
             for (value, label), (next_value, following) in pairwise(ticks)
@@ -398,9 +388,7 @@ def _first_difference(group: Sequence[str]) -> int:
 
 
 def _elide_middle(name: str, head: int, room: int) -> str:
-    if len(name) <= room:
-        return name
-    return f"{name[:head]}{_DOTS}{name[head + 1 - room :]}"
+    return name if len(name) <= room else f"{name[:head]}{_DOTS}{name[head + 1 - room :]}"
 
 
 def _number_duplicates(labels: dict[str, str], room: int) -> dict[str, str]:

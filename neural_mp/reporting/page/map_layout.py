@@ -68,9 +68,7 @@ class Layers:
             self._sort_layers(downwards=sweep % 2 == 0)
         centres: dict[int, float] = {}
         for row in self.rows:
-            centres.update(
-                zip(row, pack_intervals([_node_width(node) for node in row]), strict=True)
-            )
+            centres.update(zip(row, pack_intervals([_node_width(n) for n in row]), strict=True))
         for sweep in range(_PLACE_SWEEPS):
             rows = self.rows if sweep % 2 == 0 else self.rows[::-1]
             for row in rows:
@@ -158,11 +156,7 @@ class Kernels:
         groups: list[list[int]] = []
         for index, op in enumerate(graph):
             box = next(
-                (
-                    box_of[source.name]
-                    for source in _fusible_producers(graph, op)
-                    if source.name in box_of
-                ),
+                (box_of[s.name] for s in _fusible_producers(graph, op) if s.name in box_of),
                 len(groups),
             )
             if box == len(groups):
@@ -335,9 +329,7 @@ class _Map:
             )
             for edge in self._edges
         ]
-        return Layout(
-            tuple(self._places[box] for box in range(len(self._ranks))), tuple(edges), size
-        )
+        return Layout(tuple(self._places[b] for b in range(len(self._ranks))), tuple(edges), size)
 
     def _column_of_box(self, box: int) -> int:
         return self._column_of_rank[self._ranks[box]]
@@ -356,9 +348,7 @@ class _Map:
         self._left.append(offset)
         self._foot.append(len(layers.rows) * (BOX_HEIGHT + GAP_BELOW) - GAP_BELOW)
         half = (BOX_WIDTH + GAP) / 2
-        return max(
-            (centres[node] + (half if node >= 0 else GAP / 2) for node in centres), default=0
-        )
+        return max((centres[n] + (half if n >= 0 else GAP / 2) for n in centres), default=0)
 
     def _route_edge(self, edge: Edge) -> tuple[Point, ...]:
         """Route an edge to another column: below the foot of its column and up the gutter."""

@@ -42,8 +42,7 @@ class View:
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """Trials, each with its latest measurements."""
-        latest = self.ending.finalists if self.ending else ()
-        newer = {trial.number: trial for trial in latest}
+        newer = {trial.number: trial for trial in (self.ending.finalists if self.ending else ())}
         return tuple(newer.get(trial.number, trial) for trial in self.record.trials)
 
     @cached_property

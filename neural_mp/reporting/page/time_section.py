@@ -54,10 +54,7 @@ def _ineligible_contractions(view: View) -> Element | None:
     reasons = view.report.ineligible if view.report else ()
     if not reasons:
         return None
-    lines = [
-        f"{counted(reason.ops, 'op')} not in {NAMES[reason.precision]}: {reason.reason}"
-        for reason in reasons
-    ]
+    lines = [f"{counted(r.ops, 'op')} not in {NAMES[r.precision]}: {r.reason}" for r in reasons]
     return element(
         "details",
         element("summary", "Ineligible contractions"),

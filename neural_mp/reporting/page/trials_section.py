@@ -54,10 +54,7 @@ def trials_section(view: View) -> Element:
         "the map.",
         draw_for_screens(lambda narrow: trials_chart(view, narrow)) if drawn else None,
         _draw_legend(view) if drawn else None,
-        [
-            element("p", describe_trial(trial, view.metric), class_="lead after")
-            for trial in failed[:_MOST]
-        ],
+        [element("p", describe_trial(t, view.metric), class_="lead after") for t in failed[:_MOST]],
         empty_note(f"… and {len(failed) - _MOST} more failed trials.")
         if len(failed) > _MOST
         else None,
@@ -133,8 +130,7 @@ def _finalist_row(view: View, trial: Trial) -> Row:
     chosen = view.ending is not None and trial.number == view.ending.chosen
     kind = "trial met chosen" if chosen else "trial met"
     tooltip = f"trial {trial.number + 1}: {fraction:.1%} of the FP32 time ({low:.1%} to {high:.1%})"
-    shape = "star" if chosen else "circle"
-    middle = Part(fraction, kind, tooltip, shape=shape)
+    middle = Part(fraction, kind, tooltip, shape="star" if chosen else "circle")
     parts = (middle, Part(low, "", ""), Part(high, "", ""))
     return Row(f"trial {trial.number + 1}", parts, f"{fraction:.0%} ({low:.0%}–{high:.0%})")
 

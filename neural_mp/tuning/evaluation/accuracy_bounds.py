@@ -59,10 +59,7 @@ class AccuracySpread:
         return criterion.met(baseline, self.bound(criterion, accuracy, passes))
 
     def repeated(
-        self,
-        evaluate: Callable[[], Pass],
-        criterion: AccuracyCriterion,
-        baseline: float,
+        self, evaluate: Callable[[], Pass], criterion: AccuracyCriterion, baseline: float
     ) -> RepeatedAccuracy:
         """Evaluate a model as often as FP32 if its mean accuracy leaves the verdict in doubt."""
         accuracy = RepeatedAccuracy((evaluate(),))
@@ -96,10 +93,7 @@ class RepeatedAccuracy:
         """Mean of each named value."""
         if len(self.passes) == 1:
             return dict(self.passes[0][1])
-        return {
-            name: float(np.mean([values[name] for _, values in self.passes]))
-            for name in self.passes[0][1]
-        }
+        return {n: float(np.mean([v[n] for _, v in self.passes])) for n in self.passes[0][1]}
 
 
 def repeat_baseline(first: Pass, evaluate: Callable[[], Pass]) -> RepeatedAccuracy:

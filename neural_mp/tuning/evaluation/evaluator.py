@@ -252,7 +252,6 @@ class Evaluator:
     def _batch_per_metric(
         self, given: MetricBatch, inputs: object, reference: AnyModel
     ) -> Iterator[tuple[Metric, str, MetricBatch]]:
-        """Yield each metric with its name and its form of a batch."""
         judged = given if self.postprocess is None else given.postprocessed(self.postprocess)
         for name, (metric, _) in zip(self.names, self.metrics, strict=True):
             own = getattr(metric, "compare_label", True) is not False
@@ -304,9 +303,7 @@ class Evaluator:
         import cloudpickle
 
         try:
-            packed: bytes = cloudpickle.dumps(
-                ([metric for metric, _ in self.metrics], self.contents)
-            )
+            packed: bytes = cloudpickle.dumps(([m for m, _ in self.metrics], self.contents))
         except Exception as error:
             # User metrics may raise anything while being pickled.
             raise NotShardableError(

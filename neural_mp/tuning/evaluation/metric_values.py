@@ -167,9 +167,7 @@ class MetricAggregation:
 
     def targets(self) -> dict[str, float]:
         """Return name → the worst value accepted, for metrics with targets."""
-        return {
-            name: self.criterion_of(name).target(value) for name, value in self.baseline.items()
-        }
+        return {n: self.criterion_of(n).target(v) for n, v in self.baseline.items()}
 
     def criterion_of(self, name: str) -> AccuracyCriterion:
         """Return the criterion in the direction of a metric."""

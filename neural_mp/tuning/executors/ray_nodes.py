@@ -117,10 +117,7 @@ class ClusterNodes:
     """
 
     def __init__(
-        self,
-        workers: Workers,
-        traits: Callable[[], NumericalTraits],
-        warn: Callable[[str], None],
+        self, workers: Workers, traits: Callable[[], NumericalTraits], warn: Callable[[str], None]
     ) -> None:
         self.threads = workers.threads or 1
         self._count, self._traits, self._warn = workers.count, traits, warn
@@ -139,9 +136,7 @@ class ClusterNodes:
             for name, node in alive.items()
         }
         self._query_traits([name for name in alive if room[name] and name not in self._names])
-        slots = [
-            (name, slot) for name in alive if self._names.get(name) for slot in range(room[name])
-        ]
+        slots = [(name, s) for name in alive if self._names.get(name) for s in range(room[name])]
         slots.sort(key=lambda slot: slot[1])
         return slots[: self._count]
 
@@ -159,9 +154,7 @@ class ClusterNodes:
         import ray
 
         local, done = self._traits(), []
-        queries = {
-            remote(_report_traits, node, cpus=0).remote(self._traits): node for node in nodes
-        }
+        queries = {remote(_report_traits, n, cpus=0).remote(self._traits): n for n in nodes}
         if queries:
             done, _ = ray.wait(list(queries), num_returns=len(queries), timeout=_TRAITS_SECONDS)
         for reference, node in queries.items():

@@ -18,9 +18,10 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel, OpOutput
 from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.precision import RECONSTRUCTIONS
 from neural_mp.errors import ComparisonError
 from neural_mp.runs.report import Stage, StageNoise
-from neural_mp.search.corrections import rounded_to_nearest
+from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
@@ -457,18 +458,12 @@ def stage_noise(
 ) -> StageNoise | None:
     """Return the noise of a plan's results at each stage of its weights.
 
-    Args:
-        job: the run.
-        model: the calibrated FP32 model.
-        plan: the plan.
-        log: receives the duration.
-        trained: the converted model after training, if any.
-
-    Returns:
-        The noise; None with one stage only, without calibration data, or if the framework does not
-        expose results of single ops.
+    `model` is the calibrated FP32 model, `trained` the converted model after training, if any. None
+    with one stage only, without calibration data, or if the framework does not expose results of
+    single ops.
     """
-    nearest = rounded_to_nearest(plan.plan)
+    # Without learned weights, and without the bias learned with them.
+    nearest = without_reconstruction(plan.plan, (*RECONSTRUCTIONS, "bias_correction"))
     is_reconstructed = nearest != plan.plan
     has_stages = is_reconstructed or trained is not None
     if not has_stages or job.calibration is None or model.adaptor.op_outputs is None:

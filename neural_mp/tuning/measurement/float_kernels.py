@@ -36,15 +36,8 @@ def with_faster_kernels(
     """Return a selection whose FP32 ops run in faster kernels; the same if that gains nothing.
 
     Ops are measured one by one, then the whole model. If the outputs differ by more than FP32
-    rounding, as roundings to INT8 may flip, the accuracy is evaluated again.
-
-    Args:
-        job: the job.
-        model: the FP32 model with its observations.
-        selection: the selected model in the framework's own FP32 kernels.
-        log: receives the phases.
-        deadline: limit of the evaluation.
-        baseline: accuracy of FP32; None without an accuracy check.
+    rounding, as roundings to INT8 may flip, the accuracy is evaluated again. `baseline` is the
+    accuracy of FP32; None without an accuracy check.
     """
     if not is_latency_only(job.objectives) or job.measurement.streams is not None:
         return selection

@@ -103,10 +103,7 @@ class Measurement:
         return [min(seconds) for seconds in brief._time_models(models)]
 
     def rounds(
-        self,
-        models: Sequence[AnyModel],
-        longer: int = 1,
-        earlier: Sequence[Sequence[float]] = (),
+        self, models: Sequence[AnyModel], longer: int = 1, earlier: Sequence[Sequence[float]] = ()
     ) -> list[list[float]]:
         """Return seconds per batch of several models, FP32 first, in every interleaved round.
 
@@ -132,12 +129,10 @@ class Measurement:
         Rounds are added until the last model is either faster than each of the others by
         `min_speedup` or not, beyond noise, or until the time limit.
         """
-
-        def is_last_decided(rounds: list[list[float]]) -> bool:
-            *references, last = rounds
-            return all(self._is_decided(seconds, last) for seconds in references)
-
-        return self._time_models(models, decides=is_last_decided)
+        return self._time_models(
+            models,
+            decides=lambda rounds: all(self._is_decided(r, rounds[-1]) for r in rounds[:-1]),
+        )
 
     def _time_models(
         self,
@@ -191,10 +186,7 @@ class Measurement:
             for index in range(len(models))
         ]
         return [
-            [
-                workload.seconds(dict(zip(workload.rows, durations, strict=True)))
-                for durations in model_rounds
-            ]
+            [workload.seconds(dict(zip(workload.rows, d, strict=True))) for d in model_rounds]
             for model_rounds in rounds
         ]
 
@@ -239,9 +231,7 @@ class Measurement:
 
     def _is_decided(self, baseline: Sequence[float], candidate: Sequence[float]) -> bool:
         relative, least = latency_ratio(candidate, baseline), 1 / self.min_speedup
-        faster = [
-            seconds <= least * fp32 for seconds, fp32 in zip(candidate, baseline, strict=True)
-        ]
+        faster = [s <= least * f for s, f in zip(candidate, baseline, strict=True)]
         if len(faster) < _FEW_ROUNDS and any(faster) and not all(faster):
             return False
         narrow = relative.high - relative.low < _RESOLUTION * relative.value

@@ -110,18 +110,11 @@ def times_of(
     """Combine the timings of FP32 and of plans with ops in lower precisions.
 
     The measured conversions take constant time, and `per_element` seconds per element, as far as
-    these do not exceed their measured time. If `in_place`, the additional time of FP32 ops next to
-    lowered ones counts as conversion.
-
-    Args:
-        space: the space of the plans.
-        baseline: FP32.
-        lowered: the plans.
-        per_element: seconds to convert one element in a loop over memory.
-        elements: tensor → number of elements, as far as known.
-        in_place: whether the plans were tried.
+    these do not exceed their measured time; `elements` holds their number by tensor, as far as
+    known. If the plans were tried `in_place`, the additional time of FP32 ops next to lowered ones
+    counts as conversion.
     """
-    fp32 = durations(space, baseline)
+    fp32, names = durations(space, baseline), {op.name for op in space.graph}
     ops = {op: {Precision.FP32: duration} for op, duration in fp32.items()}
     conversions, between, converted = 0, 0.0, list[float]()
     for low in lowered:
@@ -131,7 +124,8 @@ def times_of(
                 ops.setdefault(op, {Precision.FP32: _WITHIN_ANOTHER})[precision] = duration
         counts = low.model.conversions
         conversions += counts.casts + counts.quantize + counts.dequantize
-        between += _conversion_seconds(space, baseline, low)
+        added = low.profile.keys() - baseline.profile.keys() - names
+        between += sum(low.profile[name] for name in added)
         between += _slowdown_of_fp32(baseline, low) if in_place else 0.0
         sources = [change.source for change in conversions_of(space.graph, low.plan.flow, {})]
         converted += [elements[name] for name in sources if name in elements]
@@ -167,12 +161,6 @@ def ops_by_kernel(space: TuningSpace) -> dict[str, list[str]]:
         if op.fusion_group in groups:
             groups[op.fusion_group].append(op.name)
     return groups
-
-
-def _conversion_seconds(space: TuningSpace, baseline: Timed, candidate: Timed) -> float:
-    names = {op.name for op in space.graph}
-    added = candidate.profile.keys() - baseline.profile.keys() - names
-    return sum(candidate.profile[name] for name in added)
 
 
 def _slowdown_of_fp32(baseline: Timed, candidate: Timed) -> float:
@@ -263,13 +251,8 @@ def with_conversions(
 
     A model in one precision has hardly any, and of other sizes. The additional time of an op in the
     plan, over a model in the op's precision, is that of converting what the op reads: runtimes
-    convert in the op's kernel, or next to it. Other tensors take as long per element.
-
-    Args:
-        space: the space of the plan.
-        times: times of ops in FP32 and lower precisions.
-        mixed: the plan.
-        elements: tensor → number of elements, as far as known.
+    convert in the op's kernel, or next to it. Other tensors take as long per element, whose number
+    `elements` holds by tensor, as far as known.
     """
     effective = mixed.plan.effective
     more = {
@@ -321,13 +304,12 @@ def form_times(model: AnyTunableModel, workload: Workload) -> dict[str, _Times]:
 
 def _config_by_form(model: AnyTunableModel, op: str) -> Mapping[str, OpConfig]:
     """Return the forms of an op with a configuration of each, the least corrected one."""
-    choices = sorted(model.space.choices(op), key=_number_of_corrections, reverse=True)
+    choices = sorted(
+        model.space.choices(op),
+        key=lambda c: len(c.corrections) + (0 if c.weight is None else len(c.weight.corrections)),
+        reverse=True,
+    )
     return {form: config for config in choices if (form := form_of(config)) is not None}
-
-
-def _number_of_corrections(config: OpConfig) -> int:
-    weight = () if config.weight is None else config.weight.corrections
-    return len(weight) + len(config.corrections)
 
 
 def _times_of(model: AnyTunableModel, op: str, workload: Workload) -> _Times:

@@ -75,13 +75,7 @@ def settle_runtime(
 
     If latency is the only objective, a plan must be `min_speedup` times as fast as FP32 in every
     runtime. FP32 in another runtime must meet the accuracy target as well, if there is one.
-
-    Args:
-        job: the job, with the FP32 models in other runtimes as `alternatives`.
-        selection: the selection in the searched runtime.
-        baseline: accuracy of FP32 in the searched runtime; None without an accuracy check.
-        log: receives a warning if another runtime is the result.
-        deadline: limit of the evaluation of FP32 in another runtime.
+    `baseline` is the accuracy of FP32 in the searched runtime; None without an accuracy check.
     """
     if not job.alternatives:
         return Settlement(job, selection)
@@ -90,11 +84,11 @@ def settle_runtime(
     is_tuned = result is not fp32
     if not is_latency_only(job.objectives) or (is_tuned and not job.claims_speed(selection.plan)):
         return settlement
-    winner = (
-        _faster_than_plan(job, result, alternatives)
-        if is_tuned
-        else _faster_runtime(fp32, alternatives)
-    )
+    if is_tuned:
+        beaten_by = [a for a in alternatives if result.over(a).value < job.measurement.min_speedup]
+        winner = _prefer_source(beaten_by, beaten_by) if beaten_by else None
+    else:
+        winner = _faster_runtime(fp32, alternatives)
     if winner is None:
         return settlement
     accuracy = None
@@ -149,17 +143,6 @@ def _time_runtimes(
         rounds = (job.measurement.contest if is_tuned else job.measurement.interleaved)(models)
     fp32, *alternatives = (_Timed(*pair) for pair in zip(models, rounds, strict=True))
     return (alternatives.pop() if is_tuned else fp32), fp32, alternatives
-
-
-def _faster_than_plan(
-    job: TuningJob, result: _Timed, alternatives: Sequence[_Timed]
-) -> _Timed | None:
-    """Return FP32 in another runtime if the plan is not faster; else None."""
-    least = job.measurement.min_speedup
-    beaten_by = [
-        alternative for alternative in alternatives if result.over(alternative).value < least
-    ]
-    return _prefer_source(beaten_by, beaten_by) if beaten_by else None
 
 
 def _faster_runtime(fp32: _Timed, alternatives: Sequence[_Timed]) -> _Timed | None:
@@ -233,11 +216,7 @@ def _switch_runtime(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJ
 
 
 def _with_runtime_speeds(job: TuningJob, result: _Timed, references: Sequence[_Timed]) -> TuningJob:
-    speeds = {
-        reference.framework: result.over(reference)
-        for reference in references
-        if reference is not result
-    }
+    speeds = {r.framework: result.over(r) for r in references if r is not result}
 
     def with_speed(runtime: RuntimeFigures) -> RuntimeFigures:
         speed = speeds.get(runtime.framework)

@@ -25,11 +25,11 @@ from neural_mp.core.op_timings import (
     Workload,
 )
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision, weight_only
+from neural_mp.core.precision import CORRECTIONS, Precision, weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
-from neural_mp.runs.report import OUTPUT_NSR, TIMES, corrections_in
+from neural_mp.runs.report import NO_CORRECTION, OUTPUT_NSR, TIMES
 from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
@@ -137,7 +137,9 @@ class MeasuringProbe(Probe):
             key, optional(number), lambda: self._noise(resolved), of=_NOISE
         )
         if unit is not None and noise is not None:
-            self.run_cache.put(f"{OUTPUT_NSR}{corrections_in(resolved.plan)}: {unit}", noise)
+            used = {name for config in resolved.plan.values() for name in config.corrections}
+            corrections = " ".join(name for name in CORRECTIONS if name in used) or NO_CORRECTION
+            self.run_cache.put(f"{OUTPUT_NSR}{corrections}: {unit}", noise)
         return noise
 
     def _noise(self, plan: ResolvedPlan) -> float:

@@ -15,12 +15,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.report import (
-    NO_CORRECTION,
-    ProbeMeasurements,
-    RunRecord,
-    output_nsr_in,
-)
+from neural_mp.runs.report import NO_CORRECTION, ProbeMeasurements, RunRecord, output_nsr_in
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import TuningSpace, why_int8
 from neural_mp.space.resolution import BY_PLAN

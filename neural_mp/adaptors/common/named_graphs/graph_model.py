@@ -11,7 +11,7 @@ from neural_mp.adaptors.common.named_graphs.model_metadata import details_of
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.signatures.signature import Array, Signature
-from neural_mp.adaptors.common.threads import allowed_threads, limited_threads, requested_threads
+from neural_mp.adaptors.common.threads import ThreadLimit, allowed_threads, limited_threads
 from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.core.enums import Capture
@@ -62,7 +62,7 @@ class GraphModel(ABC, Generic[P]):
 
     def runner(self) -> Run:
         """Return the compiled graph, compiled if it was not yet for the number of threads."""
-        requested = requested_threads()
+        requested = ThreadLimit.threads
         run = self._runners.get(requested)
         if run is None:
             # Without a request, the environment decides when the graph is compiled.

@@ -235,7 +235,10 @@ class Signature(JsonFields):
             return tuple(feeds[port.tensor] for port in self.inputs)
         arrays = ((feeds[port.tensor], bool(port.shape and port.shape[0])) for port in self.inputs)
         return tuple(
-            array if is_fixed else _resize_batch(array, batch_size) for array, is_fixed in arrays
+            array
+            if is_fixed or not getattr(array, "ndim", 0) or not len(array)
+            else np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
+            for array, is_fixed in arrays
         )
 
     def samples(self, feeds: Mapping[str, Array]) -> int:
@@ -311,12 +314,6 @@ def _parse_structure(value: object) -> Structure:
         mapping_of(_parse_structure) if isinstance(value, dict) else optional(non_negative_integer)
     )
     return below(value)
-
-
-def _resize_batch(array: Array, batch_size: int) -> Array:
-    if not getattr(array, "ndim", 0) or not len(array):
-        return array
-    return np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
 
 
 def _select_ports(

@@ -157,10 +157,7 @@ def _gptq_form(form: tuple[int, int | None, bool]) -> dict[str, Any]:
 FORMATS: Mapping[
     CheckpointFormat,
     Callable[[Mapping[str, IntegerLayer], list[str]], tuple[Tensors, dict[str, Any]]],
-] = {
-    CheckpointFormat.COMPRESSED_TENSORS: compressed_tensors,
-    CheckpointFormat.GPTQ: gptq,
-}
+] = {CheckpointFormat.COMPRESSED_TENSORS: compressed_tensors, CheckpointFormat.GPTQ: gptq}
 
 
 #: Bits per code that whole words hold.
@@ -270,10 +267,7 @@ def _read_awq(
 
 
 def _validated_layer(
-    codes: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-    zero_points: NDArray[np.uint8],
-    bits: int,
+    codes: NDArray[np.uint8], scales: NDArray[np.float32], zero_points: NDArray[np.uint8], bits: int
 ) -> IntegerLayer:
     shape = (len(codes), scales.shape[1])
     if scales.shape != shape or zero_points.shape != shape or codes.shape[1] % scales.shape[1]:
@@ -321,10 +315,6 @@ _READERS: Mapping[
         ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
         _read_compressed_tensors,
     ),
-    CheckpointFormat.GPTQ.value: (
-        ".qweight",
-        ("qweight", "qzeros", "scales", "g_idx"),
-        _read_gptq,
-    ),
+    CheckpointFormat.GPTQ.value: (".qweight", ("qweight", "qzeros", "scales", "g_idx"), _read_gptq),
     "awq": (".qweight", ("qweight", "qzeros", "scales"), _read_awq),
 }

@@ -190,12 +190,14 @@ class CorrectedWeights(Generic[M]):
             part = {op: specs[op] for op in ops}
             return self._kept_or_ended(part, "\n".join(previous))
 
-        def initial_weight(op: str, moments: InputMoments | None) -> GroupedWeight:
-            return self._correct_weight(op, specs[op].unlearned, moments)
-
-        quantizers = {op: self.quantizer(spec) for op, spec in specs.items()}
-        arguments = quantizers, self.options.learning, earlier_weights, initial_weight
-        for weights in blocks.learned(self.model, self.batches, *arguments):
+        for weights in blocks.learned(
+            self.model,
+            self.batches,
+            {op: self.quantizer(spec) for op, spec in specs.items()},
+            self.options.learning,
+            earlier_weights,
+            lambda op, moments: self._correct_weight(op, specs[op].unlearned, moments),
+        ):
             context = self._current_context("\n".join(previous))
             self._store_weights(weights, {op: specs[op] for op in weights}, context)
             learned |= self._held(weights)

@@ -219,27 +219,21 @@ def find_scaling_groups(
             consumers = graph.consumers(tensor)
             is_valid = bool(consumers) and tensor not in outputs
             for op in consumers:
-                if _shares_channels(layers.get(op.name), layer) and op.inputs == (tensor,):
+                reader, kind = layers.get(op.name), kinds.get(op.type)
+                input_axis = None if reader is None or reader.inputs is None else reader.axis
+                # Another computed tensor is multiplied by this one.
+                is_product = kind == "mul" and len(op.inputs) == 2 and op.inputs.count(tensor) == 1
+                if input_axis == layer.axis and op.inputs == (tensor,):
                     readers[op.name] = None
-                elif through_products and _multiplies_tensor(op, kinds.get(op.type), tensor):
+                elif through_products and is_product:
                     waiting.append(op.name)
-                elif op.name in preserving or is_homogeneous(op, kinds.get(op.type), layer.pooled):
+                elif op.name in preserving or is_homogeneous(op, kind, layer.pooled):
                     waiting.append(op.name)
                     is_valid = is_valid and op.inputs == (tensor,)
                 else:
                     is_valid = False
         if is_valid and readers:
             yield ScalingGroup(producer, tuple(readers), tuple(tensors))
-
-
-def _shares_channels(consumer: LayerParams | None, producer: LayerParams) -> bool:
-    """Whether the input channels of one layer are the output channels of another."""
-    return consumer is not None and consumer.inputs is not None and consumer.axis == producer.axis
-
-
-def _multiplies_tensor(op: Op, kind: str | None, tensor: str) -> bool:
-    """Whether an op multiplies a tensor by another computed one."""
-    return kind == "mul" and len(op.inputs) == 2 and op.inputs.count(tensor) == 1
 
 
 def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:

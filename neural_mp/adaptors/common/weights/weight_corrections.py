@@ -293,10 +293,7 @@ def _search_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple
 
 
 def _compensated_codes(
-    weight: Floats,
-    quantizer: Quantizer,
-    grid: tuple[Floats, Floats],
-    factor: InverseFactor,
+    weight: Floats, quantizer: Quantizer, grid: tuple[Floats, Floats], factor: InverseFactor
 ) -> Codes:
     """Return the codes of a weight whose rounding errors later columns compensate for."""
     outputs, inputs = weight.shape

@@ -46,6 +46,13 @@ def is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, ir.TensorType)
 
 
+def sizes_of(value: ir.Value) -> tuple[int | None, ...] | None:
+    """Return the shape of a value, None for a free size; None if the rank is unknown."""
+    if value.shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else None for size in value.shape)
+
+
 def is_float32(value: ir.Value | None) -> bool:
     """Whether a tensor is known to hold float32."""
     return value is not None and is_tensor(value) and value.dtype is ir.DataType.FLOAT

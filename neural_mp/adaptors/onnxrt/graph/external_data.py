@@ -64,15 +64,16 @@ def write_with_weights(
     """
     initializers: list[tuple[bytes, ir.TensorProtocol | None]] = []
     for tensor in model.graph.initializer:
-        value = None
+        value, key = None, b""
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             value = weights[tensor.name]
+            key = _encode_key(_TENSOR_RAW_DATA, value.nbytes)
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-        initializers.append((tensor.SerializeToString(), value))
+        initializers.append((tensor.SerializeToString() + key, value))
     del model.graph.initializer[:]
     bare = model.SerializeToString()
-    sizes = [len(head) + (_size_of(value) if value else 0) for head, value in initializers]
+    sizes = [len(head) + (int(value.nbytes) if value else 0) for head, value in initializers]
     with path.open("wb") as file, BytesIO(bare) as source:
         for field in _read_fields(source, 0, len(bare)):
             if field.number != _MODEL_GRAPH:
@@ -85,12 +86,7 @@ def write_with_weights(
             for key, (head, value) in zip(keys, initializers, strict=True):
                 file.write(key + head)
                 if value is not None:
-                    file.write(_encode_key(_TENSOR_RAW_DATA, value.nbytes))
                     file.write(raw_bytes(value))
-
-
-def _size_of(value: ir.TensorProtocol) -> int:
-    return len(_encode_key(_TENSOR_RAW_DATA, value.nbytes)) + int(value.nbytes)
 
 
 def raw_bytes(tensor: ir.TensorProtocol) -> bytes:

@@ -112,7 +112,10 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelLoadError: a constant exceeds the memory limit, or has indices out of bounds.
     """
-    if not any(map(_is_sparse, graphs_within([proto.graph]))):
+    graphs = list(graphs_within([proto.graph]))
+    attributes = (a for graph in graphs for node in graph.node for a in node.attribute)
+    has_sparse = any(graph.sparse_initializer for graph in graphs)
+    if not has_sparse and not any(a.HasField("sparse_tensor") for a in attributes):
         return proto
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     for graph in graphs_within([copy.graph]):
@@ -125,12 +128,6 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
                     attribute.ClearField("sparse_tensor")
                     attribute.type, attribute.name = onnx.AttributeProto.TENSOR, "value"
     return copy
-
-
-def _is_sparse(graph: onnx.GraphProto) -> bool:
-    return bool(graph.sparse_initializer) or any(
-        attribute.HasField("sparse_tensor") for node in graph.node for attribute in node.attribute
-    )
 
 
 def _densify_tensor(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:

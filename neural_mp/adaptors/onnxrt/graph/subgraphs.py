@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.naming import reserve_name
 
@@ -37,32 +36,6 @@ def runners(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
     return {body: node for node in in_order(graph) for body in bodies_of(node)}
 
 
-def body_inputs(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield the per-step inputs of bodies, in order."""
-    for node in in_order(graph):
-        for body in bodies_of(node):
-            yield from (value for value in body.inputs if not value.is_initializer())
-
-
-def spot_in(
-    graph: ir.Graph, node: ir.Node | None, parents: dict[ir.Graph, ir.Node]
-) -> ir.Node | None:
-    """Return the node of a graph that contains, or is, a place; None for the end.
-
-    `parents` are all bodies with the nodes that run them.
-    """
-    while node is not None and node.graph is not graph:
-        node = parents.get(node.graph) if isinstance(node.graph, ir.Graph) else None
-    return node
-
-
-def lift_constants(program: ir.Model) -> None:
-    """Move all constants to the main graph, as expected elsewhere."""
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
-    common.NameFixPass()(program)  # names may repeat across bodies
-    common.LiftSubgraphInitializersToMainGraphPass()(program)
-
-
 def sink_constants(program: ir.Model) -> None:
     """Move constants that only one body reads into the body, and drop unused ones.
 
@@ -84,17 +57,13 @@ def sink_constants(program: ir.Model) -> None:
                 del body.initializers[name]
 
 
-def hoist_invariants(program: ir.Model) -> None:
+def hoist_invariants(node: ir.Node) -> None:
     """Read states that no step of a Loop or Scan changes from outside, in place.
 
     Some exporters carry every weight of a body as a state.
     """
-    for node in list(in_order(program.graph)):
-        if node.op_type in ("Loop", "Scan") and not node.domain:
-            _hoist_unchanged_states(node)
-
-
-def _hoist_unchanged_states(node: ir.Node) -> None:
+    if node.op_type not in ("Loop", "Scan") or node.domain:
+        return
     (body,) = bodies_of(node)
     # A Loop has its limit and condition first; its body, the iteration and condition.
     is_loop = node.op_type == "Loop"
@@ -117,7 +86,7 @@ def _hoist_unchanged_states(node: ir.Node) -> None:
         assert outer is not None
         body.outputs.pop(first_result + index)
         body.inputs.pop(first + index).replace_all_uses_with(outer)
-        _replace_result(node, node.outputs[index], outer)
+        replace_result(node, node.outputs[index], outer, f"{node.name}/{node.outputs[index].name}")
     results = [ir.val(None, type=node.outputs[index].type) for index in remaining]
     attributes = list(node.attributes.values())
     replacement = ir.Node("", node.op_type, inputs, attributes, outputs=results, name=node.name)
@@ -140,10 +109,13 @@ def _skip_identities(value: ir.Value) -> ir.Value:
     return value
 
 
-def _replace_result(node: ir.Node, result: ir.Value, value: ir.Value) -> None:
-    """Replace a result of a node by a value from outside; a graph output keeps its name."""
+def replace_result(node: ir.Node, result: ir.Value, value: ir.Value, copy_name: str) -> None:
+    """Replace a result of a node by a value from outside; a graph output keeps its name.
+
+    It then becomes the result of an Identity with the name `copy_name`.
+    """
     if result.is_graph_output() and isinstance(node.graph, ir.Graph):
-        copy = ir.node("Identity", [value], name=f"{node.name}/{result.name}")
+        copy = ir.node("Identity", [value], name=copy_name)
         node.graph.insert_before(node, copy)
         value = copy.outputs[0]
         value.name, value.type, value.shape = result.name, result.type, result.shape

@@ -188,14 +188,21 @@ def _run_operator(operator: Operator, op: str, data: Array) -> Array:
         names = ["x", integers, *parameters]
         names += [""] * (BIAS - len(names)) + ["bias"]
         constants["bias"] = _BIASES
-    kind = helper.np_dtype_to_tensor_dtype(data.dtype)
     node = helper.make_node(op, names, ["y"], domain=CONTRIB)
     node.attribute.extend(starmap(helper.make_attribute, operator.attributes.items()))
+    return run_kernel(node, data, TensorProto.FLOAT, constants)
+
+
+def run_kernel(
+    node: onnx.NodeProto, x: Array, result: int, constants: Mapping[str, Array]
+) -> Array:
+    """Return the output `y`, of the type `result`, of a node that reads `x` and constants."""
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
     graph = helper.make_graph(
         [node],
         "kernel",
-        [helper.make_tensor_value_info("x", kind, data.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("x", kind, x.shape)],
+        [helper.make_tensor_value_info("y", result, None)],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     versions = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)]
@@ -203,7 +210,7 @@ def _run_operator(operator: Operator, op: str, data: Array) -> Array:
         graph, opset_imports=versions, ir_version=_IR_VERSION
     )
     session = ort.InferenceSession(model.SerializeToString(), providers=[CPU])
-    return np.asarray(session.run(None, {"x": data})[0])
+    return np.asarray(session.run(None, {"x": x})[0])
 
 
 if __name__ == "__main__":

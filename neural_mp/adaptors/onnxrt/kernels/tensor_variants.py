@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.named_graphs.tensor_variants import (
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of
-from neural_mp.adaptors.onnxrt.graph.subgraphs import runners, spot_in
+from neural_mp.adaptors.onnxrt.graph.subgraphs import runners
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
@@ -182,7 +182,11 @@ class Variants(TensorVariants[ir.Value]):
         A single conversion then serves all bodies that read the tensor and all steps of a loop.
         """
         previous, graph = (self.place, self._end), self._graph_of(tensor)
-        self.place, self._end = spot_in(graph, self.place, self._runners), graph
+        # The node of that graph that contains, or is, the place; None for the end.
+        while self.place is not None and self.place.graph is not graph:
+            body = self.place.graph
+            self.place = self._runners.get(body) if isinstance(body, ir.Graph) else None
+        self._end = graph
         try:
             yield
         finally:
@@ -353,7 +357,7 @@ class Variants(TensorVariants[ir.Value]):
 
 #: The zero point of unsigned weights.
 _MIDDLE = 128
-_INT32 = np.iinfo(np.int32)
+INT32 = np.iinfo(np.int32)
 
 
 @dataclass(frozen=True)
@@ -385,7 +389,7 @@ def store_weight(
     reduced = tuple(i for i in range(weight.ndim) if i != axis)
     scales = weight_scales(weight, reduced, limit)
     if bias is not None:
-        least = np.abs(bias).astype(np.float64) / (0.5 * _INT32.max * input_scale)
+        least = np.abs(bias).astype(np.float64) / (0.5 * INT32.max * input_scale)
         scales = np.maximum(scales, least.astype(np.float32).reshape(scales.shape))
     integers: Array = round_to_int8(weight, scales, limit)
     zeros: Array = np.zeros(scales.size, np.int8)
@@ -397,9 +401,3 @@ def store_weight(
 def unsigned(integers: Array) -> Array:
     """Return int8 values as uint8, with a zero point of 128."""
     return (integers.astype(np.int16) + _MIDDLE).astype(np.uint8)
-
-
-def store_bias(bias: Array, scales: Array) -> Array:
-    """Round a bias to int32, one scale per channel."""
-    steps = np.rint(bias.astype(np.float64) / scales.astype(np.float64))
-    return np.clip(steps, _INT32.min, _INT32.max).astype(np.int32)

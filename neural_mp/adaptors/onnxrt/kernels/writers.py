@@ -23,9 +23,9 @@ from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, known_array
 from neural_mp.adaptors.onnxrt.kernels import n_bits
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
 from neural_mp.adaptors.onnxrt.kernels.tensor_variants import (
+    INT32,
     StoredWeight,
     Variants,
-    store_bias,
     store_weight,
 )
 from neural_mp.core.precision import OpConfig
@@ -161,8 +161,10 @@ def _quantize_conv_inputs(variants: Variants, head: ir.Node, config: OpConfig) -
     if bias is not None:
         scales = (stored.scales * np.float32(scale)).astype(np.float32)
         zeros = np.zeros(len(scales), np.int32)
-        integers = StoredWeight(store_bias(bias, scales), scales, zeros, 0)
-        head.replace_input_with(2, variants.weight(f"{stem}.bias", integers))
+        steps = np.rint(bias.astype(np.float64) / scales.astype(np.float64))
+        integers = np.clip(steps, INT32.min, INT32.max).astype(np.int32)
+        stored_bias = StoredWeight(integers, scales, zeros, 0)
+        head.replace_input_with(2, variants.weight(f"{stem}.bias", stored_bias))
 
 
 def write_product(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:

@@ -338,7 +338,6 @@ def _path_in_model(path: str, location: object) -> str:
 
 
 def _module_stacks(node: Node) -> tuple[dict[str, tuple[str, Any]], ...]:
-    """Return the module stacks of an op and of each op folded into it."""
     return node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ())
 
 

@@ -29,12 +29,7 @@ from neural_mp.adaptors.pytorch.capture.trial_run import (
     try_out,
 )
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, float_dtype, has_axes
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
-    Sizes,
-    fixed_axes,
-    sizes_of,
-    watch_sizes,
-)
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import Sizes, fixed_axes, sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
 from neural_mp.adaptors.pytorch.graph.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
@@ -256,13 +251,7 @@ def export(
     if axes != "none":
         signature = inspect.signature(with_code(module).forward).bind(*call.args, **call.kwargs)
         shapes = _map_leaves(free_axes, dict(signature.arguments))
-    with (
-        torch.no_grad(),
-        quiet_export(),
-        free_lengths(),
-        zeroed_padding(),
-        assignable_attributes(),
-    ):
+    with torch.no_grad(), quiet_export(), free_lengths(), zeroed_padding(), assignable_attributes():
         return torch.export.export(
             module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
         )
@@ -371,7 +360,14 @@ def _encoder_forward(
     is_causal: bool | None = None,
 ) -> Any:
     """Return the outputs of an encoder, with zeros before its last norm where it packs a batch."""
-    if mask is not None or src_key_padding_mask is None or not _packs_batches(encoder, src):
+    if (
+        mask is not None
+        or src_key_padding_mask is None
+        or not torch.backends.mha.get_fastpath_enabled()
+        or encoder.layers[0].training
+        or not getattr(encoder, "use_nested_tensor", False)
+        or src.dim() != 3
+    ):  # torch's conditions of packing, negated
         return _forward(encoder, src, mask, src_key_padding_mask, is_causal)
     norm, encoder.norm = encoder.norm, None
     try:
@@ -384,9 +380,3 @@ def _encoder_forward(
         padded = padded & ~(padded[:, :-1] & ~padded[:, 1:]).any()
     outputs = outputs.masked_fill(padded.unsqueeze(-1), 0.0)
     return outputs if norm is None else norm(outputs)
-
-
-def _packs_batches(encoder: nn.TransformerEncoder, src: torch.Tensor) -> bool:
-    """Whether an encoder packs batches with padding at the end; the conditions are torch's."""
-    is_fast = torch.backends.mha.get_fastpath_enabled() and not encoder.layers[0].training
-    return bool(is_fast and getattr(encoder, "use_nested_tensor", False) and src.dim() == 3)

@@ -56,10 +56,10 @@ def require_needed_conditions(graph: GraphModule, original: nn.Module, call: Cal
 
 
 def _filter_conditions(sizes: Sizes, conditions: set[Expression]) -> Sizes:
-    def narrow_axis(axis: Axis) -> Axis:
-        return replace(axis, conditions=tuple(c for c in axis.conditions if c in conditions))
-
-    return map_axes(sizes, narrow_axis)
+    return map_axes(
+        sizes,
+        lambda axis: replace(axis, conditions=tuple(c for c in axis.conditions if c in conditions)),
+    )
 
 
 def _is_needless_condition(

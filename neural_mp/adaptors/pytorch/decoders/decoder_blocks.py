@@ -110,7 +110,7 @@ def block_calls(
         hooks.append(module.register_forward_hook(recorder.after))
     try:
         for inputs in batches:
-            recorder.next_batch()
+            recorder.shared.clear()
             run_call(model, model.shell, model.call(inputs))
     finally:
         for hook in hooks:
@@ -132,10 +132,7 @@ class _Recorder:
         self.calls: list[list[BlockCall]] = [[] for _ in range(blocks)]
         self.is_chain = True
         self._last: torch.Tensor | None = None
-        self._shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def next_batch(self) -> None:
-        self._shared.clear()
+        self.shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def before(self, index: int) -> Callable[..., None]:
         def record_call(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -176,15 +173,15 @@ class _Recorder:
     def _share_equal_tensor(self, new: object, old: Any) -> object:
         if not isinstance(new, torch.Tensor):
             return new
-        if id(new) not in self._shared:
+        if id(new) not in self.shared:
             is_equal = (
                 isinstance(old, torch.Tensor)
                 and new.shape == old.shape
                 and new.dtype == old.dtype
                 and torch.equal(new, old)
             )
-            self._shared[id(new)] = new, old if is_equal else new
-        return self._shared[id(new)][1]
+            self.shared[id(new)] = new, old if is_equal else new
+        return self.shared[id(new)][1]
 
     def found(self) -> BlockCalls | None:
         """Return the recorded calls; None if the blocks are no chain."""

@@ -79,9 +79,7 @@ def is_known_class(module: nn.Module | None) -> bool:
 
 
 def read_folder(
-    folder: Path,
-    quantized_elements: int = 0,
-    state: _State | None = None,
+    folder: Path, quantized_elements: int = 0, state: _State | None = None
 ) -> nn.Module:
     """Return a `transformers` model, in the class that its configuration names.
 

@@ -265,17 +265,13 @@ def _lost_change_warnings(names: Sequence[str]) -> list[str]:
 
 
 def _assemble_model(
-    module: GraphModule,
-    call: CallArgs,
-    signature: CallSignature,
-    original: nn.Module | None,
+    module: GraphModule, call: CallArgs, signature: CallSignature, original: nn.Module | None
 ) -> TorchModel:
     module, warnings = _canonicalize_graph(module)
-    if original is None:
-        dynamic_shapes.watch_sizes(
-            module, dynamic_shapes.as_exported(module.meta[dynamic_shapes.SIZES])
-        )
     inputs = module.meta[dynamic_shapes.SIZES]
+    if original is None:
+        inputs = dynamic_shapes.map_axes(inputs, lambda axis: replace(axis, exported=True))
+        dynamic_shapes.watch_sizes(module, inputs)
     firsts = [axes[0] for axes in inputs if isinstance(axes, tuple) and axes]
     fixed = [axis.least for axis in firsts if axis.least == axis.largest]
     if fixed:

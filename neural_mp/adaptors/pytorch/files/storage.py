@@ -32,12 +32,7 @@ from neural_mp.adaptors.pytorch.decoders.transformers_folder import plain_config
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
-    SIZES,
-    from_plain,
-    to_plain,
-    watch_sizes,
-)
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, from_plain, to_plain, watch_sizes
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.output_classes import (
     absent_names,
@@ -86,7 +81,12 @@ def save(model: TorchModel, folder: Path) -> None:
     try:
         plain, named = with_plain_outputs(with_storable_sizes(model.portable))
         program = export(plain, _zero_tensors(model.example), plain.meta[SIZES])
-        program.example_inputs = pytree.tree_map(_shrink_storage, program.example_inputs)
+        # One stored value for each input: a batch can be larger than the weights.
+        program.example_inputs = pytree.tree_map_only(
+            torch.Tensor,
+            lambda x: x.new_zeros(()).expand(x.shape) if x.layout is torch.strided else x,
+            program.example_inputs,
+        )
         _write_compressed(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
@@ -153,13 +153,6 @@ def _zero_tensors(example: CallArgs) -> CallArgs:
     return example.map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
-
-
-def _shrink_storage(leaf: object) -> object:
-    """Return an example input of one stored value: a batch can be larger than the weights."""
-    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-        return leaf.new_zeros(()).expand(leaf.shape)
-    return leaf
 
 
 def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
@@ -230,12 +223,7 @@ def dtype(value: object) -> torch.dtype:
 
 
 _DETAILS = record(
-    {
-        "ops": mapping_of(string),
-        "inputs": list_of(string),
-        "sizes": from_plain,
-        "dtype": dtype,
-    },
+    {"ops": mapping_of(string), "inputs": list_of(string), "sizes": from_plain, "dtype": dtype},
     # Absent in files of earlier versions.
     {
         "parameters": list_of(string),

@@ -93,7 +93,6 @@ class _Caster:
         return torch.float32 if wide and dtype in DTYPES.values() else dtype
 
     def read(self, node: Node, source: Node, requested: torch.dtype | None) -> None:
-        """Make `node` read `source` in dtype `requested`."""
         traced = _traced_dtype(source)
         if traced is None or requested is None or self.dtype.get(source, traced) == requested:
             return
@@ -121,10 +120,7 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
 
 
 def insert_casts(
-    module: GraphModule,
-    flow: QuantizationFlow,
-    dtype: torch.dtype,
-    integer: Collection[str] = (),
+    module: GraphModule, flow: QuantizationFlow, dtype: torch.dtype, integer: Collection[str] = ()
 ) -> None:
     """Rewrite the graph in place so that every op runs in its precision.
 

@@ -31,6 +31,7 @@ from neural_mp.util.validators import (
     boolean,
     invalid,
     list_of,
+    matching,
     non_negative_integer,
     optional,
     record,
@@ -73,10 +74,6 @@ class Constant:
     """Value at capture of an input that is not a tensor, which the graph holds."""
 
     value: bool | int | float | str | None
-
-    def equals(self, leaf: object) -> bool:
-        """Whether an input has the value."""
-        return not isinstance(leaf, torch.Tensor) and bool(leaf == self.value)
 
 
 #: Axes of each input, or its value; None for an input of a file that does not hold the value.
@@ -194,7 +191,7 @@ def check_inputs(
     leaves = flat_inputs(module, args, kwargs)
     for position, (leaf, axes) in enumerate(zip(leaves, module.meta[SIZES], strict=False)):
         if isinstance(axes, Constant):
-            if not axes.equals(leaf):
+            if isinstance(leaf, torch.Tensor) or not bool(leaf == axes.value):
                 raise DataError(_other_value(position, axes, leaf))
             continue
         if axes is None or not isinstance(leaf, torch.Tensor):
@@ -225,9 +222,11 @@ def _other_path(sizes: Sizes, position: int, number: int, condition: Expression)
     for index, axes in enumerate(sizes):
         for count, axis in enumerate(axes if isinstance(axes, tuple) else ()):
             names.setdefault(axis.symbol, f"the size of axis {count} of input {index}")
+    text = _format_expression(condition, names)
+    text = text[1:-1] if text.startswith("(") else text
     return (
         f"axis {number} of input {position} must have a size of the captured path of the model's "
-        f"code: {describe_condition(condition, names)}; for other sizes, convert the model once "
+        f"code: {text}; for other sizes, convert the model once "
         f"more, with inputs of such a size"
     )
 
@@ -260,11 +259,6 @@ def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:
         f"export the model with torch.export.export(…, dynamic_shapes="
         f"{{{parameter!r}: {{{axis}: torch.export.Dim({name!r})}}}})"
     )
-
-
-def as_exported(sizes: Sizes) -> Sizes:
-    """Mark the sizes as those of a program that the user exported."""
-    return map_axes(sizes, lambda axis: replace(axis, exported=True))
 
 
 def map_axes(sizes: Sizes, change: Callable[[Axis], Axis]) -> Sizes:
@@ -301,13 +295,13 @@ def fixed_axes(
 
 def to_plain(sizes: Sizes) -> list[Any]:
     """Convert to nested lists and dicts for JSON."""
-
-    def convert_input(axes: tuple[Axis, ...] | Constant | None) -> Any:
-        if isinstance(axes, tuple):
-            return [list(astuple(axis)) for axis in axes]
-        return None if axes is None else {_VALUE: axes.value}
-
-    return list(map(convert_input, sizes))
+    plain: list[Any] = []
+    for axes in sizes:
+        if isinstance(axes, Constant):
+            plain.append({_VALUE: axes.value})
+        else:
+            plain.append(None if axes is None else [list(astuple(axis)) for axis in axes])
+    return plain
 
 
 def from_plain(data: object) -> Sizes:
@@ -321,14 +315,13 @@ def from_plain(data: object) -> Sizes:
 
 def _input_of(value: object) -> tuple[Axis, ...] | Constant:
     if isinstance(value, dict):
-        return Constant(record({_VALUE: _plain_constant})(value)[_VALUE])
+        return Constant(record({_VALUE: _CONSTANT})(value)[_VALUE])
     return list_of(_axis_of)(value)
 
 
-def _plain_constant(value: object) -> bool | int | float | str | None:
-    if isinstance(value, bool | int | float | str | None):
-        return value
-    raise invalid("a number, a text or null", value)
+_CONSTANT = matching(
+    "a number, a text or null", lambda value: isinstance(value, bool | int | float | str | None)
+)
 
 
 def _axis_of(value: object) -> Axis:
@@ -350,7 +343,7 @@ Expression = int | str | tuple[Any, ...]
 _MAX_DEPTH = 32
 #: Operators on any number of operands.
 _ON_ALL: Mapping[str, Callable[[Sequence[int]], int]] = {
-    **{"+": sum, "*": math.prod, "max": max, "min": min, "and": all, "or": any},
+    **{"+": sum, "*": math.prod, "max": max, "min": min, "and": all, "or": any}
 }
 #: Operators on two operands.
 _ON_TWO: Mapping[str, Callable[[int, int], int]] = {
@@ -440,12 +433,6 @@ def symbols_of(expression: Expression) -> set[str]:
     if isinstance(expression, tuple):
         return set[str]().union(*map(symbols_of, expression[1:]))
     return {expression} if isinstance(expression, str) else set()
-
-
-def describe_condition(expression: Expression, names: Mapping[str, str]) -> str:
-    """Write an expression in Python's operators, with names for its symbols."""
-    text = _format_expression(expression, names)
-    return text[1:-1] if text.startswith("(") else text
 
 
 def _format_expression(expression: Expression, names: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import nn
@@ -55,8 +54,7 @@ def quantize_rgb(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) ->
     pixels = aten.add_.Tensor(aten.add.Tensor(red, green, alpha=1 << 8), blue, alpha=1 << 16)
     # A copy, since torch's interpreter has no view as another dtype.
     values = aten.view_copy.dtype(aten.unsqueeze.default(pixels, -1), torch.uint8)
-    images: torch.Tensor = aten.permute.default(values, [0, 3, 1, 2])
-    return images
+    return aten.permute.default(values, [0, 3, 1, 2])
 
 
 def dequantize_uint8(
@@ -75,18 +73,13 @@ def quantize_gated(
 
 
 def pixel_product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    inputs: int,
-    outputs: int,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, inputs: int, outputs: int
 ) -> torch.Tensor:
     """Run a 1×1 convolution of images of one pixel as a product; the weight is [in, out]."""
     rows = aten.reshape.default(x, [-1, inputs])
     plain = bias is None
     product = aten.mm.default(rows, weight) if plain else aten.addmm.default(bias, rows, weight)
-    images: torch.Tensor = aten.view.default(product, [-1, outputs, 1, 1])
-    return images
+    return aten.view.default(product, [-1, outputs, 1, 1])
 
 
 #: Kernels made of ops of the dispatcher alone, whatever their arguments.
@@ -209,9 +202,7 @@ def four_bit_linear(
 
 
 def _expanded_product(
-    x: torch.Tensor,
-    expand: Callable[..., torch.Tensor],
-    *stored: torch.Tensor,
+    x: torch.Tensor, expand: Callable[..., torch.Tensor], *stored: torch.Tensor
 ) -> torch.Tensor:
     """Return the product with a weight that is expanded some outputs at a time, in float32.
 
@@ -246,23 +237,18 @@ def low_bit_linear(
 ) -> torch.Tensor:
     """Run a dense layer with packed weights, which are expanded in every run."""
 
-    def dequantize_part(*part: Any) -> torch.Tensor:
-        *values, dtype = part
-        if bits == 4 and dtype is torch.bfloat16:
-            return _bfloat16_of_4_bits(*values)
-        return ops.dequantize_grouped(*values, bits).to(dtype)
+    def dequantize_part(
+        q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        if bits != 4 or dtype is not torch.bfloat16:
+            return ops.dequantize_grouped(q, scales, offsets, bits).to(dtype)
+        # In bfloat16, two codes at a time.
+        steps = _STEPS_OF_BYTES.index_select(0, q.flatten().int()).view(torch.bfloat16)
+        steps = steps.view(*scales.shape, -1)
+        return steps.mul_(scales.unsqueeze(-1)).add_(offsets.unsqueeze(-1)).flatten(-2)
 
     result = _expanded_product(x, dequantize_part, q, scales, offsets).to(x.dtype)
     return result if bias is None else result + bias
-
-
-def _bfloat16_of_4_bits(
-    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
-) -> torch.Tensor:
-    """Compute `ops.dequantize_grouped` in bfloat16, two codes at a time."""
-    steps = _STEPS_OF_BYTES.index_select(0, q.flatten().int()).view(torch.bfloat16)
-    steps = steps.view(*scales.shape, -1)
-    return steps.mul_(scales.unsqueeze(-1)).add_(offsets.unsqueeze(-1)).flatten(-2)
 
 
 def four_bit_weight(
@@ -283,16 +269,11 @@ def four_bit_weight(
 
 
 def low_bit_embedding(
-    q: torch.Tensor,
-    scales: torch.Tensor,
-    offsets: torch.Tensor,
-    bits: int,
-    indices: torch.Tensor,
+    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, bits: int, indices: torch.Tensor
 ) -> torch.Tensor:
     """Return rows of a table of packed weights, as float32."""
     gathered = (F.embedding(indices, values) for values in (q, scales, offsets))
-    rows: torch.Tensor = ops.dequantize_grouped(*gathered, bits)
-    return rows
+    return ops.dequantize_grouped(*gathered, bits)
 
 
 def weight_only_embedding(

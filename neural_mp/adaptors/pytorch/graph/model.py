@@ -109,8 +109,7 @@ class TorchModel:
         """Return `make(self)`, cached for later calls."""
         if make not in self._made:
             self._made[make] = make(self)
-        result: T = self._made[make]
-        return result
+        return self._made[make]
 
     @cached_property
     def _made(self) -> dict[Callable[[TorchModel], Any], Any]:

@@ -49,7 +49,6 @@ class _Container:
     is_buffers: bool = False
 
     def changed_names(self) -> list[str]:
-        """Return the names of changed values."""
         now = _copy_container_values(self.holder)
         if not self.has_names:
             return [] if _is_same_value(self.before, now) else [self.name]

@@ -95,9 +95,7 @@ def _flatten_cache(cache: object) -> tuple[list[object], list[Any]]:
     return values, [names, form]
 
 
-def _flattened_with_keys(
-    cache: object,
-) -> tuple[list[tuple[pytree.KeyEntry, object]], list[Any]]:
+def _flattened_with_keys(cache: object) -> tuple[list[tuple[pytree.KeyEntry, object]], list[Any]]:
     values, context = _flatten_cache(cache)
     return list(zip(map(pytree.MappingKey, context[0]), values, strict=True)), context
 

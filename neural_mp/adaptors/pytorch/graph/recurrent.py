@@ -141,11 +141,7 @@ def _pack_cell(
 
 
 def _run_recurrent(
-    kind: object,
-    x: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    cells: list[Any],
-    layout: _Layout,
+    kind: object, x: torch.Tensor, states: Sequence[torch.Tensor], cells: list[Any], layout: _Layout
 ) -> Any:
     layers, bidirectional, batch_first = layout
     shape = (True, layers, 0.0, False, bidirectional, batch_first)
@@ -188,7 +184,9 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
     cells = []
     for first in range(0, len(args["params"]), per_cell):
         tensors = args["params"][first : first + per_cell]
-        weight, recurrent = (_stored_weight(module, part) for part in tensors[:2])
+        sources = [source for weight in tensors[:2] for source in weight.args]
+        parts = [fx.attribute(module, str(source.target)) for source in sources]
+        weight, recurrent = parts[:2], parts[2:]
         biases = [fx.attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
         zeros = torch.zeros(len(weight[1]))
         bias, recurrent_bias = biases or (zeros, zeros)
@@ -212,8 +210,3 @@ def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:
         value = fx.constant(module, part)
         if value is not None and value.ndim > 1:
             yield part
-
-
-def _stored_weight(module: GraphModule, weight: Node) -> tuple[torch.Tensor, torch.Tensor]:
-    integers, scales = (fx.attribute(module, str(part.target)) for part in weight.args)
-    return integers, scales

@@ -52,12 +52,14 @@ def call_products(module: GraphModule) -> None:
     """Run attention in bfloat16 as products where these are fast."""
     masks: dict[Node, Node] = {}
     for node in list(module.graph.nodes):
-        if node.target is not _ATTENTION or not all(map(_is_bfloat16, node.args[:3])):
+        if node.target is not _ATTENTION:
             continue
+        values = [x.meta.get("val") if isinstance(x, Node) else None for x in node.args[:3]]
         arguments = {**dict(zip(_ARGUMENTS, node.args[3:], strict=False)), **node.kwargs}
         options = {name: arguments[name] for name in _KEPT if name in arguments}
         if (
-            arguments.get("dropout_p")
+            any(getattr(value, "dtype", None) is not torch.bfloat16 for value in values)
+            or arguments.get("dropout_p")
             or arguments.get("enable_gqa")
             or not multiplies_bfloat16_fast()
         ):
@@ -74,11 +76,6 @@ def call_products(module: GraphModule) -> None:
 
 _KEPT = ("attn_mask", "is_causal", "scale")
 _ARGUMENTS = ("attn_mask", "dropout_p", "is_causal")
-
-
-def _is_bfloat16(node: object) -> bool:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16
 
 
 def attention_in_bfloat16(

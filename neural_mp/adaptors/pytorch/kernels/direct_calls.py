@@ -300,7 +300,6 @@ class _DirectPart(nn.Module):
         self._direct = DirectGraph(graph, portable)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        """Return the graph's result."""
         return self._direct(*args, **kwargs)
 
 

@@ -164,9 +164,7 @@ def _read_channels_last(module: GraphModule) -> None:
         if node.target is kernel and node.args[0] not in ready:
             with module.graph.inserting_before(node):
                 ordered = module.graph.call_function(
-                    aten.contiguous.default,
-                    (node.args[0],),
-                    {"memory_format": torch.channels_last},
+                    aten.contiguous.default, (node.args[0],), {"memory_format": torch.channels_last}
                 )
             ordered.meta["val"] = node.args[0].meta["val"]
             node.args = (ordered, *node.args[1:])
@@ -208,12 +206,12 @@ def find_faster_kernels(
     if products < _LEAST_PRODUCTS:
         return {}
     verdicts: dict[Hashable, tuple[bool, bool]] = {}
-    kernels = {}
     with torch.no_grad():
-        for path, of_part in groups.items():
-            for op in _find_faster_ops(model.parts[path].portable, of_part, shapes, verdicts):
-                kernels[op] = ONEDNN
-    return kernels
+        return {
+            op: ONEDNN
+            for path, of_part in groups.items()
+            for op in _find_faster_ops(model.parts[path].portable, of_part, shapes, verdicts)
+        }
 
 
 def _find_faster_ops(
@@ -256,8 +254,7 @@ def _compare_kernels(
         if activation is None:
             return value
         op = activation.ops[0]
-        result: torch.Tensor = op.target(value, *op.args[1:], **op.kwargs)
-        return result
+        return op.target(value, *op.args[1:], **op.kwargs)
 
     unfused, weight, trailing = _pack_group(module, Group(layer), shape)
     variants: list[Callable[[], torch.Tensor]] = [

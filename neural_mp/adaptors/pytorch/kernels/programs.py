@@ -331,11 +331,13 @@ def overwrite_dead(module: GraphModule) -> None:
             continue
         if node.target in _IN_PLACE:
             node.target = _IN_PLACE[node.target]
-        elif position == 0 and _matches_operand(node, operand):
-            node.target = aten.mul_.Tensor
+        elif position == 0:
+            dtype = _result_dtype(node)
+            same = dtype is not None and dtype is _result_dtype(operand)
+            if same and sizes_of_result(node) == sizes_of_result(operand):
+                node.target = aten.mul_.Tensor
         elif (
-            position == 1
-            and (number := constant(module, node.args[0])) is not None
+            (number := constant(module, node.args[0])) is not None
             and number.ndim == 0
             and number.dtype is _result_dtype(operand)
             and all(_is_broadcast_factor(factor, operand) for factor in node.args[2:])
@@ -349,13 +351,6 @@ def _is_last_use(operand: Node, op: Node, order: dict[Node, int]) -> bool:
         reader is op or (order[reader] < order[op] and reader.target in _OWN_RESULT)
         for reader in operand.users
     )
-
-
-def _matches_operand(node: Node, operand: Node) -> bool:
-    """Whether a result has the shape and dtype of a tensor that its op reads."""
-    dtype = _result_dtype(node)
-    same = dtype is not None and dtype is _result_dtype(operand)
-    return same and sizes_of_result(node) == sizes_of_result(operand)
 
 
 def _is_broadcast_factor(factor: object, operand: Node) -> bool:

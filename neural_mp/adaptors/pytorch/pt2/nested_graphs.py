@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -64,7 +64,7 @@ def nested_calls(op: HigherOrderOperator, args: Sequence[Any]) -> list[NestedCal
     if calls is None:
         raise ValueError(f"the graphs of the op {op} are called with unknown sizes")
     try:
-        return list(calls(*args))
+        return calls(*args)
     except TypeError as error:
         raise ValueError(f"the op {op} has other arguments, got {len(args)}") from error
 
@@ -78,55 +78,32 @@ def graphs_of(node: Node) -> list[GraphModule]:
     return [graph for graph in candidates if isinstance(graph, GraphModule)]
 
 
-def _build_operands(role: Role, values: Sequence[Any]) -> tuple[Operand, ...]:
-    return tuple(Operand(value, role) for value in values)
+def _build_operands(
+    *, carried: Sequence[Any] = (), rows: Sequence[Any] = (), same: Sequence[Any] = ()
+) -> tuple[Operand, ...]:
+    roles = ((Role.CARRIED, carried), (Role.ROW, rows), (Role.SAME, same))
+    return tuple(Operand(value, role) for role, values in roles for value in values)
 
 
-def _cond_calls(
-    _: object, first: object, second: object, values: Sequence[Any]
-) -> Iterator[NestedCall]:
-    for branch in (first, second):
-        yield NestedCall(branch, _build_operands(Role.SAME, values))
-
-
-def _while_calls(
-    test: object, body: object, carried: Sequence[Any], additional: Sequence[Any]
-) -> Iterator[NestedCall]:
-    operands = _build_operands(Role.CARRIED, carried) + _build_operands(Role.SAME, additional)
-    yield NestedCall(test, operands)
-    yield NestedCall(body, operands, carries=True)
-
-
-def _scan_calls(
-    body: object, first: Sequence[Any], rows: Sequence[Any], additional: Sequence[Any]
-) -> Iterator[NestedCall]:
-    carried = _build_operands(Role.CARRIED, first)
-    operands = carried + _build_operands(Role.ROW, rows) + _build_operands(Role.SAME, additional)
-    yield NestedCall(body, operands, carries=True)
-
-
-def _map_calls(
-    body: object, rows: Sequence[Any], additional: Sequence[Any]
-) -> Iterator[NestedCall]:
-    yield NestedCall(body, _build_operands(Role.ROW, rows) + _build_operands(Role.SAME, additional))
-
-
-def _wrapper_calls(settings: int) -> Callable[..., Iterator[NestedCall]]:
+def _wrapper_calls(settings: int) -> Callable[..., list[NestedCall]]:
     """Return the call of an op with so many arguments before its graph."""
-
-    def wrapped_calls(*args: object) -> Iterator[NestedCall]:
-        yield NestedCall(args[settings], _build_operands(Role.SAME, args[settings + 1 :]))
-
-    return wrapped_calls
+    return lambda *args: [NestedCall(args[settings], _build_operands(same=args[settings + 1 :]))]
 
 
 #: Ops → the calls of their graphs. `associative_scan` is none of them: it calls its graph with
 #: several rows at once.
-_CALLS: dict[str, Callable[..., Iterator[NestedCall]]] = {
-    "cond": _cond_calls,
-    "map_impl": _map_calls,
-    "scan": _scan_calls,
-    "while_loop": _while_calls,
+_CALLS: dict[str, Callable[..., list[NestedCall]]] = {
+    "cond": lambda _, first, second, values: [
+        NestedCall(branch, _build_operands(same=values)) for branch in (first, second)
+    ],
+    "map_impl": lambda body, rows, more: [NestedCall(body, _build_operands(rows=rows, same=more))],
+    "scan": lambda body, first, rows, more: [
+        NestedCall(body, _build_operands(carried=first, rows=rows, same=more), carries=True)
+    ],
+    "while_loop": lambda test, body, carried, more: [
+        NestedCall(test, _build_operands(carried=carried, same=more)),
+        NestedCall(body, _build_operands(carried=carried, same=more), carries=True),
+    ],
     "wrap_with_autocast": _wrapper_calls(4),
     "wrap_with_set_grad_enabled": _wrapper_calls(1),
 }

@@ -188,7 +188,12 @@ class _Propagation(Interpreter):
                 f"{len(results)}"
             )
         for previous, current in zip(carried, results, strict=False):
-            if not _keeps_form(current, previous):
+            if isinstance(previous, torch.Tensor):
+                has_size = has_shape(current, tuple(previous.shape))
+                keeps_form = has_size and current.dtype == previous.dtype
+            else:  # whole numbers may be any
+                keeps_form = isinstance(current, int | torch.SymInt)
+            if not keeps_form:
                 raise ValueError(
                     f"the tensors that the loop {node.name!r} carries must keep their shape and "
                     f"type, got {current} after {previous}"
@@ -245,13 +250,6 @@ def _nested_input(operand: Operand) -> Any:
             raise ValueError("loops over whole numbers must have open sizes")
         return shapes.create_unbacked_symint()
     raise ValueError(f"loops must carry tensors and whole numbers, got {value}")
-
-
-def _keeps_form(current: object, previous: object) -> bool:
-    """Whether a carried value keeps its shape and type; whole numbers may be any."""
-    if not isinstance(previous, torch.Tensor):
-        return isinstance(current, int | torch.SymInt)
-    return has_shape(current, tuple(previous.shape)) and current.dtype == previous.dtype
 
 
 def _example_sizes(module: GraphModule, values: Mapping[str, torch.Tensor]) -> dict[Any, int]:

@@ -72,17 +72,15 @@ def _is_path(dotted_path: str) -> bool:
     )
 
 
-def _is_real(value: Any) -> bool:
-    if isinstance(value, str):
-        return value in _NO_NUMBERS
-    return isinstance(value, float) or (is_integer(value) and abs(value) <= 2**64)
+def _is_int64(value: Any) -> bool:
+    return is_integer(value) and abs(value) <= 2**64
 
 
-int64: Validator[int] = matching(
-    "a whole number of 64 bits", lambda value: is_integer(value) and abs(value) <= 2**64
-)
+int64: Validator[int] = matching("a whole number of 64 bits", _is_int64)
 real: Validator[float | str] = matching(
-    "a number", _is_real, lambda value: float(value) if is_integer(value) else value
+    "a number",
+    lambda value: isinstance(value, float) or value in _NO_NUMBERS or _is_int64(value),
+    lambda value: float(value) if is_integer(value) else value,
 )
 #: Any text; only compared, or written as a literal.
 text = _text_like("a text", lambda _: True)
@@ -140,8 +138,7 @@ def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError, InvalidValueError: if the list holds other content, e.g. a pickled object.
     """
-    payloads: dict[str, dict[str, Any]] = _PAYLOADS(load_json(content))["config"]
-    return payloads
+    return _PAYLOADS(load_json(content))["config"]
 
 
 def _range_key(value: object) -> str:

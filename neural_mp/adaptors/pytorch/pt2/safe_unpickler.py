@@ -126,25 +126,12 @@ def _opcode_byte(step: str) -> int:
     return code[0]
 
 
-def _set_item(reader: Any) -> None:
-    value, key = reader.stack.pop(), reader.stack.pop()
-    _set_dict_item(reader.stack[-1], key, value)
-
-
-def _set_items(reader: Any) -> None:
-    items = reader.pop_mark()
+def _set_items(reader: Any, items: list[Any]) -> None:
     for key, value in zip(items[::2], items[1::2], strict=True):
-        _set_dict_item(reader.stack[-1], key, value)
-
-
-def _set_dict_item(into: Any, key: object, value: object) -> None:
-    if type(into) not in (dict, OrderedDict) or not isinstance(key, _PLAIN):
-        raise ValueError("the keys of a dict must be names")
-    into[key] = value
-
-
-def _drop_state(reader: Any) -> None:
-    reader.stack.pop()
+        into = reader.stack[-1]
+        if type(into) not in (dict, OrderedDict) or not isinstance(key, _PLAIN):
+            raise ValueError("the keys of a dict must be names")
+        into[key] = value
 
 
 class _Reader(pickle._Unpickler):
@@ -152,9 +139,11 @@ class _Reader(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         **{code: pickle._Unpickler.dispatch[code] for code in map(_opcode_byte, _STEPS.split())},
-        _opcode_byte("SETITEM"): _set_item,
-        _opcode_byte("SETITEMS"): _set_items,
-        _opcode_byte("BUILD"): _drop_state,
+        _opcode_byte("SETITEM"): lambda reader: _set_items(
+            reader, [reader.stack.pop(-2), reader.stack.pop()]
+        ),
+        _opcode_byte("SETITEMS"): lambda reader: _set_items(reader, reader.pop_mark()),
+        _opcode_byte("BUILD"): lambda reader: reader.stack.pop(),  # drops the state
     }
 
     def __init__(self, content: bytes) -> None:
@@ -163,11 +152,11 @@ class _Reader(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case "collections", "OrderedDict":
-                return _empty_ordered_dict
+                return lambda: OrderedDict()  # items follow later in the pickle
             case "builtins" | "__builtin__", "complex":
                 return complex
             case "builtins" | "__builtin__", "set":
-                return _drop_set
+                return lambda _items: _Attribute()  # only tensor attributes are sets
             case "torch", "Size":
                 return tuple
             case "torch", "device":
@@ -199,16 +188,6 @@ class _Reader(pickle._Unpickler):
             case ("storage", _Marker(dtype=dtype), str() as key, str() as location, int()):
                 return _Storage(key, location, dtype)
         raise ValueError(f"the pickle contains an unknown storage {preview(pid)}")
-
-
-def _empty_ordered_dict() -> OrderedDict[Any, Any]:
-    """Return an empty dict; items follow later in the pickle."""
-    return OrderedDict()
-
-
-def _drop_set(_items: object) -> _Attribute:
-    """Drop a set: only tensor attributes are sets."""
-    return _Attribute()
 
 
 def _describe_tensor(

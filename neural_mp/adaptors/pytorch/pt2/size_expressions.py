@@ -26,11 +26,7 @@ _OF_TORCH = (
 #: Without `exp`, `sinh` and `cosh`: rounding their results needs as many digits as their argument.
 _UNARY = "sqrt cos sin tan tanh asin acos atan log asinh log2"
 _FUNCTIONS = frozenset(
-    {
-        *_OF_SYMPY.split(),
-        *_OF_TORCH.split(),
-        *(f"OpaqueUnaryFn_{name}" for name in _UNARY.split()),
-    }
+    {*_OF_SYMPY.split(), *_OF_TORCH.split(), *(f"OpaqueUnaryFn_{name}" for name in _UNARY.split())}
 )
 #: Functions that grow quickly: the second argument must be a small constant.
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift", "RShift"})
@@ -170,7 +166,6 @@ def _render_float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
 
 
 def _render_power(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple[str, str]:
-    """Render a base and its small constant exponent."""
     number = _constant_value(exponent)
     if number is None or power * max(abs(number), 1) > limits.MAX_EXPRESSION_EXPONENT:
         raise _NotOneError

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -104,9 +104,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
 
     @uncompiled
     def __init__(
-        self,
-        precision: str | Precision | None = None,
-        amp: AutoMixedPrecisionOptions | None = None,
+        self, precision: str | Precision | None = None, amp: AutoMixedPrecisionOptions | None = None
     ) -> None:
         chosen, settings = requested("autocast", precision, amp, users_environment())
         if not chosen.is_16_bit:
@@ -388,9 +386,12 @@ class FourListsMode(TorchFunctionMode):
         return result
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype, finite: bool) -> Any:
-        """Cast a tensor; reuse cached casts of weights."""
         if not tensor.requires_grad and finite and dtype is not torch.float32:
-            return _cast_finite(tensor, dtype)
+            # Finite values stay finite: masks often contain the lowest float32, which 16 bits round
+            # to minus infinity; softmax then returns NaN for a fully masked row.
+            bounds = torch.finfo(dtype)
+            narrow = tensor.clamp(bounds.min, bounds.max)
+            return torch.where(tensor.isinf(), tensor, narrow).to(dtype)
         if not (tensor.requires_grad and tensor.is_leaf) or tensor.is_inference():
             return tensor.to(dtype)
         # Separate casts without gradients: they would detach the weight.
@@ -407,10 +408,9 @@ class FourListsMode(TorchFunctionMode):
         for tensor in _nested_tensors(result):
             key = id(tensor)
             if key not in self._dangerous and tensor.is_floating_point():
-                self._dangerous[key] = weakref.ref(tensor, partial(self._forget_tensor, key))
-
-    def _forget_tensor(self, key: int, _: weakref.ref[torch.Tensor]) -> None:
-        self._dangerous.pop(key, None)
+                self._dangerous[key] = weakref.ref(
+                    tensor, lambda _, key=key: self._dangerous.pop(key, None)
+                )
 
 
 def _gather_castable(values: Iterable[Any], floats: list[Any]) -> bool:
@@ -424,16 +424,6 @@ def _gather_castable(values: Iterable[Any], floats: list[Any]) -> bool:
         elif isinstance(value, list | tuple) and not _gather_castable(value, floats):
             return False
     return True
-
-
-def _cast_finite(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast a tensor to 16 bits, keeping finite values finite.
-
-    Masks often contain the lowest float32, which 16 bits round to minus infinity; softmax then
-    returns NaN for a fully masked row.
-    """
-    bounds = torch.finfo(dtype)
-    return torch.where(tensor.isinf(), tensor, tensor.clamp(bounds.min, bounds.max)).to(dtype)
 
 
 def _nested_tensors(value: object) -> Iterator[Any]:

@@ -52,16 +52,6 @@ def gradient_within(
     return hardtanh_backward(grad, x * (1 / scale) + offset, 0.0, float(ops.QMAX))
 
 
-def gradient_by_log(
-    grad: torch.Tensor, within: torch.Tensor, x: torch.Tensor, rounded: torch.Tensor
-) -> torch.Tensor:
-    """Return the gradient of `rounded_tensor` by the log of its scale, without LSQ's factor."""
-    # d(rounded)/d(log scale) is rounded − x within the range, and rounded outside.
-    if x.numel() < _FEW:
-        return (grad * rounded).addcmul_(within, x, value=-1).sum()
-    return _inner_product(grad, rounded).sub_(_inner_product(within, x))
-
-
 class RoundActivation(torch.autograd.Function):
     """uint8 quantize and dequantize of a tensor, with learned scale."""
 
@@ -82,9 +72,12 @@ class RoundActivation(torch.autograd.Function):
         within = gradient_within(grad, x, ctx.scale, ctx.zero_point)
         if not ctx.needs_input_grad[1]:
             return within, None, None, None
-        by_log = gradient_by_log(grad, within, x, rounded).mul_(
-            gradient_factor(x.numel(), ops.QMAX)
-        )
+        # d(rounded)/d(log scale) is rounded − x within the range, and rounded outside.
+        if x.numel() < _FEW:
+            by_log = (grad * rounded).addcmul_(within, x, value=-1).sum()
+        else:
+            by_log = _inner_product(grad, rounded).sub_(_inner_product(within, x))
+        by_log = by_log.mul_(gradient_factor(x.numel(), ops.QMAX))
         return within, by_log.view(1), None, None
 
 
@@ -94,8 +87,7 @@ class _RoundDynamically(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         q, scale, zero_point = ops.quantize_dynamic(x)
-        result: torch.Tensor = ops.dequantize_dynamic(q, scale, zero_point, x.dtype)
-        return result
+        return ops.dequantize_dynamic(q, scale, zero_point, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -105,8 +97,7 @@ class _RoundDynamically(torch.autograd.Function):
 
 def round_dynamically(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor after quantize and dequantize over its own range."""
-    result: torch.Tensor = _RoundDynamically.apply(x)
-    return result
+    return _RoundDynamically.apply(x)
 
 
 @dataclass(frozen=True)

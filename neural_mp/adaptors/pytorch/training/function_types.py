@@ -173,7 +173,13 @@ def function_of(func: Callable[..., Any]) -> Function:
     name = name.split(".")[0]  # an overload of `torch.ops` is called `add.Tensor`
     if name.startswith("__") and name.endswith("__"):
         return _of_operator(name[2:-2])
-    if module.startswith(_OUTSIDE) or _writes_arguments(func, name) or _is_internal_function(name):
+    # An op may write to arguments that its name does not reveal.
+    is_mutable = getattr(getattr(func, "_schema", None), "is_mutable", False)
+    # Optimizer loops, queries, packing.
+    is_internal = name.startswith(("_", "sym_")) and name.removesuffix("_") not in (
+        _LISTED | _PASSING | _ALIASES.keys()
+    )
+    if module.startswith(_OUTSIDE) or (is_mutable and not name.endswith("_")) or is_internal:
         return Function(name, Handling.NONE)
     if func is F.unfold or func is F.fold:
         return Function(_IN_NN_FUNCTIONAL[name])
@@ -227,19 +233,6 @@ def _of_property(access: str, name: str) -> Function:
     if name in _ALIASES:  # transposes: T, H, mT, mH
         return _classify_computing(name)
     return Function(name, Handling.PASSES if name in _PASSING else Handling.NONE)
-
-
-def _is_internal_function(name: str) -> bool:
-    """Whether a function is internal to torch: optimizer loops, queries, packing."""
-    return name.startswith(("_", "sym_")) and name.removesuffix("_") not in (
-        _LISTED | _PASSING | _ALIASES.keys()
-    )
-
-
-def _writes_arguments(func: Callable[..., Any], name: str) -> bool:
-    """Whether an op writes to arguments that its name does not reveal."""
-    schema = getattr(func, "_schema", None)
-    return bool(getattr(schema, "is_mutable", False)) and not name.endswith("_")
 
 
 def _position_of_inplace(func: Callable[..., Any], module: str) -> int | None:

@@ -109,12 +109,13 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
             parent, _, leaf = name.rpartition(".")
             holder = graph.get_submodule(parent)
             copy = getattr(holder, leaf, None)  # None if a norm took the weight over
-            if own is not None and isinstance(copy, torch.Tensor) and _is_same(own, copy):
+            if (
+                own is not None
+                and isinstance(copy, torch.Tensor)
+                and (own.dtype, own.shape) == (copy.dtype, copy.shape)
+                and torch.equal(own, copy)
+            ):
                 setattr(holder, leaf, own)
                 shared.add(id(own))
     trained = [(name, own) for name, own in module.named_parameters() if own.requires_grad]
     return tuple(name for name, own in trained if id(own) not in shared)
-
-
-def _is_same(own: torch.Tensor, copy: torch.Tensor) -> bool:
-    return own.dtype == copy.dtype and own.shape == copy.shape and torch.equal(own, copy)

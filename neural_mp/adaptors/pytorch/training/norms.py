@@ -79,8 +79,7 @@ def norm_source(
 
 
 def _weight_factor(norm: Any, weight: torch.Tensor) -> torch.Tensor:
-    factor: torch.Tensor = weight * torch.rsqrt(norm.running_var + norm.eps)
-    return factor
+    return weight * torch.rsqrt(norm.running_var + norm.eps)
 
 
 def _per_channel(values: torch.Tensor, axes: int) -> torch.Tensor:
@@ -98,10 +97,7 @@ class NormedLayer(nn.Module):
     running_var: torch.Tensor
 
     def __init__(
-        self,
-        source: NormSource,
-        target: Callable[..., Any],
-        rest: tuple[Any, ...],
+        self, source: NormSource, target: Callable[..., Any], rest: tuple[Any, ...]
     ) -> None:
         super().__init__()
         layer: Any = source.layer
@@ -126,8 +122,7 @@ class NormedLayer(nn.Module):
         """Return the result of the layer and its norm; `number` is that of its weight."""
         if not (self.trains_norm and self.training):
             weight, bias = self.folded()
-            output: torch.Tensor = self.target(x, rounding.weight(weight, number), bias, *self.rest)
-            return output
+            return self.target(x, rounding.weight(weight, number), bias, *self.rest)
         # The norm follows, so the factor only decides which integers are nearest: it is multiplied
         # and divided by, and has no gradient of its own.
         factor = _weight_factor(self, self.norm_weight.detach())

@@ -139,8 +139,7 @@ class Rounding:
             if not torch.compiler.is_compiling():
                 params = self.table.encodings()[number]
                 encoding = params.scale, params.zero_point
-        rounded: torch.Tensor = RoundActivation.apply(x, self.logs[number], *encoding)
-        return rounded
+        return RoundActivation.apply(x, self.logs[number], *encoding)
 
     def weight(self, weight: torch.Tensor, number: int) -> torch.Tensor:
         """Return a weight after quantize and dequantize."""
@@ -148,8 +147,7 @@ class Rounding:
         scales, offsets = self.rows_of(number)
         if self.table.observing and offsets is None:
             scales = self.table.observe_weight(number, weight).view(form.per_row)
-        rounded: torch.Tensor = RoundWeight.apply(form, weight, log, scales, offsets)
-        return rounded
+        return RoundWeight.apply(form, weight, log, scales, offsets)
 
     def rows_of(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the scales and offsets of a weight, to broadcast with its rows."""

@@ -33,11 +33,7 @@ from neural_mp.adaptors.pytorch.training.fake_quantize import (
     StoredRows,
     round_dynamically,
 )
-from neural_mp.adaptors.pytorch.training.norms import (
-    NormedLayer,
-    NormSource,
-    norm_source,
-)
+from neural_mp.adaptors.pytorch.training.norms import NormedLayer, NormSource, norm_source
 from neural_mp.adaptors.pytorch.training.scales import Scales
 from neural_mp.adaptors.pytorch.training.simulated_module import (
     PLACE,
@@ -128,13 +124,6 @@ def simulated(
     return simulation.eval()
 
 
-def _frozen_modules(module: nn.Module | None) -> frozenset[str]:
-    """Return the paths of modules all of whose own parameters are frozen."""
-    named = () if module is None else module.named_modules(remove_duplicate=False)
-    own = {path: list(child.parameters(recurse=False)) for path, child in named}
-    return frozenset(p for p, ws in own.items() if ws and not any(w.requires_grad for w in ws))
-
-
 class _Simulator:
     """Rewriter of one portable graph to its simulation."""
 
@@ -147,7 +136,11 @@ class _Simulator:
         original: nn.Module | None,
         path: str,
     ) -> None:
-        self.frozen, self.path = _frozen_modules(original), path
+        # Paths of modules all of whose own parameters are frozen.
+        modules = () if original is None else original.named_modules(remove_duplicate=False)
+        own = {name: list(module.parameters(recurse=False)) for name, module in modules}
+        self.frozen = {n for n, ws in own.items() if ws and not any(w.requires_grad for w in ws)}
+        self.path = path
         self.original = original if schedule.norm_steps else None
         self.given = fx.op_nodes(given)
         self.source = given
@@ -171,8 +164,10 @@ class _Simulator:
                 self.quantize(node)
             elif node.target is ops.quantize_dynamic:
                 self.quantize_dynamically(node)
-            elif node.target is _INFERENCE_NORM:
-                _make_norm_differentiable(node)
+            elif node.target is _INFERENCE_NORM:  # made differentiable
+                *tensors, momentum, epsilon = node.args
+                node.target = aten.native_batch_norm.default
+                node.args = (*tensors, False, momentum, epsilon)
         for node in nodes:
             if node.target in WEIGHTED or node.target in RECURRENT_INT8:
                 self.weights(node)
@@ -353,12 +348,6 @@ def _reads_as_weight(user: Node, constant: Node) -> bool:
     return user.target in WEIGHTED and constant in user.args[1:]
 
 
-def _make_norm_differentiable(norm: Node) -> None:
-    image, weight, bias, mean, variance, momentum, epsilon = norm.args
-    norm.target = aten.native_batch_norm.default
-    norm.args = (image, weight, bias, mean, variance, False, momentum, epsilon)
-
-
 def _initial_weight(
     rows: StoredRows, weight: torch.Tensor | None, rounded: torch.Tensor
 ) -> torch.Tensor:
@@ -375,16 +364,15 @@ def _initial_weight(
 def finished(module: SimulatedModule) -> TorchModel:
     """Return the converted model with the weights and scales of a simulation."""
     source: Source = module.source
-    parts = {}
     with torch.no_grad():
-        for path, part in source.converted.parts.items():
-            trained = module.part(path)
-            parts[path] = _write_part(part, source.parts[path], trained)
+        parts = {
+            path: _write_part(part, source.parts[path], module.part(path))
+            for path, part in source.converted.parts.items()
+        }
     return replace(source.converted, parts=parts)
 
 
 def _write_part(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
-    """Return a part of the converted model with the numbers of its trained simulation."""
     portable = fx.shallow_copy(part.portable)
     table = getattr(trained, names.scales) if names.scales else Scales([], [], False)
     for key, parameter in names.weights.items():

@@ -208,10 +208,7 @@ def _cross_entropy(reduction: str, outputs: torch.Tensor, targets: torch.Tensor)
 
 
 def _by_output(
-    loss: Callable[..., torch.Tensor],
-    reduction: str,
-    outputs: torch.Tensor,
-    targets: torch.Tensor,
+    loss: Callable[..., torch.Tensor], reduction: str, outputs: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
     check_targets(targets.shape, outputs.shape)
     expected = targets.reshape(outputs.shape).to(outputs.dtype)

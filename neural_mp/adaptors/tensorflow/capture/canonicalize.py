@@ -221,8 +221,12 @@ def _sink_reshapes(
         origins = {flat.get(base) for base in bases}
         if None in origins or len(origins) != 1 or dtype_attribute(node) is not tf.float32:
             continue
-        shape, width = now[reshapes[0].name], _common_width(bases, now)
-        targets = {_target_shape(graph, reshape) for reshape in reshapes}
+        shape, matrices = now[reshapes[0].name], [now[base] for base in bases]
+        widths = {sizes[-1] if sizes and len(sizes) == 2 else None for sizes in matrices}
+        width = widths.pop() if len(widths) == 1 else None
+        # Shape operands of the Reshapes: sizes if constant, else the tensor with them.
+        operands = [(plain(r.input[1]), graph.constant(r.input[1])) for r in reshapes]
+        targets = {name if sizes is None else tuple(map(int, sizes)) for name, sizes in operands}
         if shape is None or width is None or now[node.name] != shape or len(targets) != 1:
             continue
         inputs = [_flatten_operand(graph, t, shape, width) for t in sources]
@@ -230,32 +234,15 @@ def _sink_reshapes(
             continue
         edited = graph.edit(node.name)
         edited.input[: len(inputs)] = [t for t in inputs if t is not None]
-        reshaped = graph.put(
-            "Reshape",
-            f"{node.name}/reshaped",
-            [node.name, reshapes[0].input[1]],
-            T=tf.float32,
-            Tshape=tf.as_dtype(reshapes[0].attr["Tshape"].type),
-        )
+        types = {"T": tf.float32, "Tshape": tf.as_dtype(reshapes[0].attr["Tshape"].type)}
+        operand = reshapes[0].input[1]
+        reshaped = graph.put("Reshape", f"{node.name}/reshaped", [node.name, operand], **types)
         moved[node.name] = reshaped
         base = bases.pop()
         now[reshaped], now[node.name] = shape, now[base]
         flat[node.name] = flat[base]
     graph.redirect(moved, unless={*moved, *moved.values()})
     return now
-
-
-def _target_shape(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str:
-    """Return the shape operand of a Reshape: sizes if constant, else the tensor with them."""
-    sizes = graph.constant(reshape.input[1])
-    return plain(reshape.input[1]) if sizes is None else tuple(map(int, sizes))
-
-
-def _common_width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
-    """Return None if the matrices differ."""
-    shapes_of_bases = (now[base] for base in bases)
-    widths = {shape[-1] if shape and len(shape) == 2 else None for shape in shapes_of_bases}
-    return widths.pop() if len(widths) == 1 else None
 
 
 def _flatten_operand(

@@ -225,11 +225,11 @@ def _freeze_resources(
     def export_arrays(export: Export) -> list[Array]:
         return [tensor.numpy() for tensor in export.put(captured[export.handle])]
 
-    def variable_size(handle: str) -> int:
-        shape = tf.raw_ops.VariableShape(input=captured[handle])
-        return int(np.prod(shape.numpy()))
-
-    freeze_random_states(graph, handles, variable_size)
+    freeze_random_states(
+        graph,
+        handles,
+        lambda handle: int(np.prod(tf.raw_ops.VariableShape(input=captured[handle]).numpy())),
+    )
     return freeze_tables(graph, handles, export_arrays)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow.core.protobuf import saved_model_pb2
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
@@ -541,17 +541,10 @@ def declared_defaults(saved: saved_model_pb2.SavedModel, key: str) -> Mapping[st
 
 def feeds_defaults(saved: saved_model_pb2.SavedModel) -> bool:
     """Whether an input of a signature is a placeholder with a default."""
-    return any(
-        role_of(node) is Role.OPTIONAL_PLACEHOLDER and node.name in fed
-        for meta in saved.meta_graphs
-        if (fed := _fed_nodes(meta.signature_def))
-        for node in meta.graph_def.node
-    )
-
-
-def _fed_nodes(definitions: Mapping[str, meta_graph_pb2.SignatureDef]) -> set[str]:
-    return {
-        node_of(info.name)
-        for definition in definitions.values()
-        for info in definition.inputs.values()
-    }
+    for meta in saved.meta_graphs:
+        definitions = meta.signature_def.values()
+        fed = {node_of(info.name) for d in definitions for info in d.inputs.values()}
+        names = (n.name for n in meta.graph_def.node if role_of(n) is Role.OPTIONAL_PLACEHOLDER)
+        if not fed.isdisjoint(names):
+            return True
+    return False

@@ -26,7 +26,6 @@ from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, Trait, has_tra
 from neural_mp.adaptors.tensorflow.graph.runtime import import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
-    Array,
     FunctionDefLibrary,
     NodeDef,
     TensorGraph,
@@ -248,9 +247,8 @@ def _declared_range(graph: TensorGraph, node: NodeDef) -> Range | None:
 
 def _largest_output_nsr(given: TensorFlowModel, floats: TensorFlowModel) -> float:
     pairs = zip(*(float_arrays(model.run(model.example)) for model in (given, floats)), strict=True)
-    return max((_noise_to_signal(expected, actual) for expected, actual in pairs), default=0.0)
-
-
-def _noise_to_signal(expected: Array, actual: Array) -> float:
-    error, signal = np.square(actual - expected).sum(), np.square(expected).sum()
-    return float(error / signal) if signal else float(error > 0)
+    ratios = []
+    for expected, actual in pairs:
+        error, signal = np.square(actual - expected).sum(), np.square(expected).sum()
+        ratios.append(float(error / signal) if signal else float(error > 0))
+    return max(ratios, default=0.0)

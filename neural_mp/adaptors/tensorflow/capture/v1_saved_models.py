@@ -63,11 +63,9 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
                 f"(tf.compat.v1.graph_util.convert_variables_to_constants) and pass the .pb file, "
                 f"its inputs and outputs"
             ) from error
-        inputs = tuple(
-            _spec_from_info(graph, name, info) for name, info in sorted(signature.inputs.items())
-        )
-        outputs = tuple(
-            _spec_from_info(graph, name, info) for name, info in sorted(signature.outputs.items())
+        inputs, outputs = (
+            tuple(_spec_from_info(graph, name, info) for name, info in sorted(ports.items()))
+            for ports in (signature.inputs, signature.outputs)
         )
     returns: Structure = {port.name: i for i, port in enumerate(outputs)}
     return (
@@ -149,7 +147,6 @@ def _with_frozen_tables(
     inputs: Sequence[str],
     outputs: Sequence[str],
 ) -> TensorGraph:
-    """Return a graph with the entries of its tables in a session."""
     inlined = offline_passes(nodes.to_graph_def(), ["function"], inputs, outputs)
     tensor_graph = TensorGraph.from_graph_def(inlined).pruned(outputs, inputs)
     tables = [

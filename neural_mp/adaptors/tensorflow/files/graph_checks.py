@@ -181,11 +181,13 @@ def check_nodes(graph: GraphDef, what: str) -> None:
     library = graph.library.function
     functions = ((f.node_def, f" of function {preview(f.signature.name)}") for f in library)
     for nodes, where in ((graph.node, ""), *functions):
-        for node, fault in node_faults(nodes):
-            raise ModelLoadError(
-                f"{what} is refused: node {preview(node.name)}{where} ({key_words(node.op)}) is "
-                f"malformed: {fault}. Export the model again"
-            )
+        by_name = {node.name: node for node in nodes}
+        for node in by_name.values():
+            for fault in _faults_of_node(by_name, node):
+                raise ModelLoadError(
+                    f"{what} is refused: node {preview(node.name)}{where} ({key_words(node.op)}) "
+                    f"is malformed: {fault}. Export the model again"
+                )
 
 
 def unsafe_ops(graph: GraphDef) -> Iterator[UnsafeOp]:
@@ -242,9 +244,6 @@ def _check_calls(graph: GraphDef, what: str) -> None:
 
     A session reports a missing function with the text of all others, and searches this text for
     names in quadratic time.
-
-    Raises:
-        ModelLoadError: a function is missing.
     """
     defined = {function.signature.name for function in graph.library.function}
     for node in graph.node:
@@ -285,10 +284,11 @@ def _check_ops(
     assets: set[str],
     session: bool,
 ) -> None:
-    outputs = _signature_result_nodes(meta)
+    results = (info for s in meta.signature_def.values() for info in s.outputs.values())
+    outputs = [node_of(name) for info in results for name in _component_tensors(info)]
     present = [key for key in _FIRST if key in meta.collection_def]
     first = [name for key in present for name in meta.collection_def[key].node_list.value]
-    results = reachable_parts(meta.graph_def, outputs)
+    computed = reachable_parts(meta.graph_def, outputs)
     # Loading objects does not run the functions that save and restore them.
     functions = meta.object_graph_def.concrete_functions
     run = reachable_parts(meta.graph_def, [*outputs, *first], functions)
@@ -298,7 +298,7 @@ def _check_ops(
             fine = not session and _reads_bound_asset(meta, item)
         elif _TABLES_OF_FILES.fullmatch(item.node.op):
             # Only initialization replaces the paths in the graph by those of the assets.
-            fine = _reads_asset(meta, item, assets) and not _is_reached(item, results)
+            fine = _reads_asset(meta, item, assets) and not _is_reached(item, computed)
         elif _SAVES.fullmatch(item.node.op):
             fine = not _is_reached(item, run) and not _is_reached(item, restored)
         else:
@@ -311,11 +311,6 @@ def _check_ops(
 def _is_reached(op: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
     nodes, functions = run
     return op.where in functions if op.where else op.node.name in nodes
-
-
-def _signature_result_nodes(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
-    outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
-    return [node_of(name) for tensor in outputs for name in _component_tensors(tensor)]
 
 
 def _component_tensors(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
@@ -353,11 +348,7 @@ def _has_callers(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
     library = meta.graph_def.library
     if any(gradient.gradient_func == name for gradient in library.gradient):
         return True
-    return any(
-        name in called_functions(node)
-        for function in library.function
-        for node in function.node_def
-    )
+    return any(name in called_functions(node) for f in library.function for node in f.node_def)
 
 
 #: Element types of tensors, references included.
@@ -377,13 +368,6 @@ _SUMS = (b"Sum", b"Add")
 _LIMITS = 4
 #: Axes of an image.
 _AXES = 4
-
-
-def node_faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
-    """Yield the faulty nodes of a graph or function, each with its fault as text."""
-    by_name = {node.name: node for node in nodes}
-    for node in by_name.values():
-        yield from ((node, fault) for fault in _faults_of_node(by_name, node))
 
 
 def _faults_of_node(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:

@@ -36,7 +36,6 @@ from neural_mp.adaptors.tensorflow.graph.runtime import import_graph, import_run
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     GraphDef,
-    NodeDef,
     TensorGraph,
     data_inputs,
     indexed,
@@ -156,19 +155,14 @@ def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
 
 def loose_ends(graph: TensorGraph, checked_graph: tf.Graph) -> tuple[str, ...]:
     """Return the nodes with unread results: the outputs of a graph that names none."""
-
-    def hangs_on_a_switch(node: NodeDef) -> bool:
-        """Whether a node only marks a branch of control flow."""
-        passes_on = role_of(node) is Role.IDENTITY
-        return passes_on and role_of(graph[node.input[0]]) is Role.SWITCH
-
     read_by_others = {node_of(t) for node in graph.nodes.values() for t in data_inputs(node)}
     return tuple(
         name
         for name, node in graph.nodes.items()
         if name not in read_by_others
         and node.op not in _NO_OUTPUTS
-        and not hangs_on_a_switch(node)
+        # An Identity of a Switch only marks a branch of control flow.
+        and not (role_of(node) is Role.IDENTITY and role_of(graph[node.input[0]]) is Role.SWITCH)
         and checked_graph.get_operation_by_name(name).outputs
     )
 

@@ -149,8 +149,12 @@ def check_keras_file(path: Path) -> int:
             damaged.
     """
     shown = repr(str(path))
-    extract = _texts_of_archive if path.suffix == ".keras" else _read_configs
-    texts, nbytes = extract(path, shown)
+    if path.suffix == ".keras":
+        texts, nbytes = _texts_of_archive(path, shown)
+    else:
+        attributes, nbytes = check_hdf5(path, shown)
+        configs = [attributes.get(name) for name in ("model_config", "training_config")]
+        texts = [text for text in configs if isinstance(text, bytes | str)]
     for text in texts:
         try:
             for fault in _faults_of_config(load_json(text), ()):
@@ -192,13 +196,6 @@ def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
         return [archive.read(_CONFIG)], nbytes
 
 
-def _read_configs(path: Path, shown: str) -> tuple[list[bytes | str], int]:
-    """Return the configurations in an `.h5` file and the size of its weights."""
-    attributes, nbytes = check_hdf5(path, shown)
-    configs = [attributes.get(name) for name in ("model_config", "training_config")]
-    return [text for text in configs if isinstance(text, bytes | str)], nbytes
-
-
 def _faults_of_config(config: object, inside: tuple[str, ...]) -> Iterator[str]:
     if isinstance(config, list):
         for item in config:
@@ -225,8 +222,12 @@ def _faults_of_object(config: Mapping[str, Any]) -> Iterator[str]:
     elif name in _VALUES or _is_registered_by_user(config):
         return
     elif name == "function":
-        if not _is_function(config.get("config"), module):
-            named = config.get("config")
+        named = config.get("config")
+        # Keras resolves names of no module, or of `builtins`, among its own only.
+        is_own = module is None or module == "builtins"
+        if not isinstance(named, str) or not (
+            is_own or (module in _FUNCTIONS and named.isidentifier())
+        ):
             yield f"the configuration names the function {named!r} of module {module!r}"
     elif name == "Lambda":
         options = config.get("config")
@@ -251,18 +252,16 @@ def _is_registered_by_user(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_function(name: object, module: str | None) -> bool:
-    if module == "builtins" or module is None:
-        return isinstance(name, str)  # Keras resolves such names among its own only
-    return isinstance(name, str) and module in _FUNCTIONS and name.isidentifier()
-
-
 def _is_allowed_class(name: str, module: str | None) -> bool:
     if not name.isidentifier() or name in _HARMFUL:
         return False
     if module is None:
         return name in _part_classes()
-    return module.partition(".")[0] == "keras" and _is_part_class(_find_object(module, name))
+    if module.partition(".")[0] != "keras":
+        return False
+    if module in sys.modules:  # nothing is imported
+        return _is_part_class(getattr(sys.modules[module], name, None))
+    return _is_part_class(_resolve_attribute(f"{module}.{name}".removeprefix("keras.")))
 
 
 #: Modules in which classes of legacy files, which name no module, are looked up.
@@ -293,13 +292,6 @@ def _part_classes() -> frozenset[str]:
     return frozenset(
         alias for name, kind in members if _is_part_class(kind) for alias in (name, kind.__name__)
     ) - frozenset(_HARMFUL)
-
-
-def _find_object(module: str, name: str) -> Any:
-    """Return the object with a name in a Keras module without importing anything."""
-    if module in sys.modules:
-        return getattr(sys.modules[module], name, None)
-    return _resolve_attribute(f"{module}.{name}".removeprefix("keras."))
 
 
 def _resolve_attribute(path: str) -> Any:

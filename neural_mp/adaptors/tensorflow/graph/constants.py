@@ -307,11 +307,7 @@ def read_constants(graph: TensorGraph) -> None:
                 edited = graph.edit(name)
                 edited.input[:] = [tensor for tensor in edited.input if tensor not in idle]
             nodes = (graph.nodes[name] for name in waiting)
-            idle = {
-                f"^{node.name}"
-                for node in nodes
-                if role_of(node) is Role.NOTHING and not node.input
-            }
+            idle = {f"^{n.name}" for n in nodes if role_of(n) is Role.NOTHING and not n.input}
 
 
 def tie_constants(graph: TensorGraph) -> None:

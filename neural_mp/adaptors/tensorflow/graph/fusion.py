@@ -185,7 +185,12 @@ class _Kernels(FusionRules[str, str]):
         summand = second if first == last else first
         if summand == last or ":" in summand or self.graph.is_constant(summand):
             return None
-        return Step(SUM, (node.name,), summand) if self._same_sizes(last, summand) else None
+        if not self.shapes.alike(last, summand):
+            return None
+        # The batch sizes of several inputs may differ.
+        if len(self._fed_by[last] | self._fed_by[summand]) > 1:
+            return None
+        return Step(SUM, (node.name,), summand)
 
     def activation(self, group: FusionGroup) -> Step | None:
         kernel, last = LAYERS[self.graph.nodes[group.head].op], group.tail
@@ -204,13 +209,6 @@ class _Kernels(FusionRules[str, str]):
             return None
         following = only_reader(self.graph, self.consumers, group.tail)
         return following[0] if following is not None else None
-
-    def _same_sizes(self, lhs: str, rhs: str) -> bool:
-        """Whether two tensors are certain to have equal shapes, without broadcasting.
-
-        False for tensors computed from several inputs, whose batch sizes may differ.
-        """
-        return self.shapes.alike(lhs, rhs) and len(self._fed_by[lhs] | self._fed_by[rhs]) <= 1
 
     @cached_property
     def _fed_by(self) -> Mapping[str, frozenset[str]]:
@@ -345,7 +343,9 @@ def _absorb_node(
         return False
     value = graph.constant(node.input[1 - position])
     channels = len(affine.scale)
-    if value is None or not _is_per_channel(value, channels, axes):
+    if value is None or value.ndim > axes:
+        return False
+    if value.size != 1 and (value.size != channels or value.shape[-1] != channels):
         return False
     value = value.reshape(-1).astype(np.float64)
     if formula is np.multiply:
@@ -371,12 +371,6 @@ def _absorb_batch_norm(graph: TensorGraph, node: NodeDef, position: int, affine:
         return False
     affine.then_normalize(values, node.attr["epsilon"].f)
     return True
-
-
-def _is_per_channel(value: Array, channels: int, axes: int) -> bool:
-    if value.ndim > axes:
-        return False
-    return value.size == 1 or (value.size == channels and value.shape[-1] == channels)
 
 
 def _replace_chain(

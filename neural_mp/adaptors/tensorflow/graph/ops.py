@@ -357,10 +357,6 @@ OPS: Mapping[str, OpType] = {name: row for row in ROWS for name in row.names.spl
 _UNLISTED = OpType("")
 
 
-def _op_kind(name: str) -> str:
-    return OPS[name].kind or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
 def types_of(*roles: Role) -> frozenset[str]:
     """Return the op types with one of some roles."""
     return frozenset(name for name, row in OPS.items() if row.role in roles)
@@ -375,11 +371,14 @@ PLACEHOLDERS = types_of(Role.PLACEHOLDER, Role.OPTIONAL_PLACEHOLDER)
 CONTROL_FLOW = types_of(
     Role.SWITCH, Role.MERGE, Role.ENTER, Role.EXIT, Role.NEXT_ITERATION, Role.LOOP_CONDITION
 ) - {"_SwitchN", "RefEnter", "RefExit"}
+_KIND_OF = {
+    name: row.kind or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name, row in OPS.items()
+}
 #: Kind (see `neural_mp.amp.KINDS`) → op types, without gradients.
 TYPES: Mapping[str, tuple[str, ...]] = {
     kind: types
     for kind in KINDS
-    if (types := tuple(name for name in OPS if _op_kind(name) == kind))
+    if (types := tuple(name for name in OPS if _KIND_OF[name] == kind))
 }
 
 

@@ -27,11 +27,7 @@ from neural_mp.adaptors.tensorflow.graph.ops import (
     role_of,
 )
 from neural_mp.adaptors.tensorflow.graph.runtime import import_graph
-from neural_mp.adaptors.tensorflow.graph.shape_elements import (
-    MAX_ELEMENTS,
-    Elements,
-    elements,
-)
+from neural_mp.adaptors.tensorflow.graph.shape_elements import MAX_ELEMENTS, Elements, elements
 from neural_mp.adaptors.tensorflow.graph.shape_rules import Facts, Sizes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,

@@ -268,7 +268,8 @@ class TensorGraph:
             return self
         nodes: dict[str, NodeDef] = {}
         for name, node in self.nodes.items():
-            inputs = [_with_name(tensor, names) for tensor in node.input]
+            sources = [(tensor, node_of(tensor)) for tensor in node.input]
+            inputs = [t.replace(s, names[s], 1) if s in names else t for t, s in sources]
             if name in names or inputs != list(node.input):
                 node = copied(node, names.get(name))
                 node.input[:] = inputs
@@ -299,11 +300,6 @@ class TensorGraph:
                     elif source not in entered:
                         stack.append((source, False))
         return TensorGraph({name: self.nodes[name] for name in order}, self.versions, self.library)
-
-
-def _with_name(tensor: str, names: Mapping[str, str]) -> str:
-    source = node_of(tensor)
-    return tensor.replace(source, names[source], 1) if source in names else tensor
 
 
 def known_sizes(shape: tf.TensorShape) -> Shape:

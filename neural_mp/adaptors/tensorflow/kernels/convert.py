@@ -273,11 +273,7 @@ def protect_summands(graph: TensorGraph, outputs: frozenset[str]) -> None:
 
 
 def _can_overwrite_summand(
-    graph: TensorGraph,
-    consumers: Consumers,
-    outputs: frozenset[str],
-    kernel: str,
-    summand: str,
+    graph: TensorGraph, consumers: Consumers, outputs: frozenset[str], kernel: str, summand: str
 ) -> bool:
     """Whether all other readers of the summand's memory have run before the kernel does."""
     sharing = _sharing_memory(graph, consumers, summand)

@@ -260,7 +260,9 @@ def pad_stored(
     graph = forms.graph
     paddings = graph.put_constant(f"{name}/amounts", amounts.astype(np.int32))
     last = forms.bits(stored, name)
-    width = _channels_per_integer(shape, amounts)
+    width = 1
+    if shape is not None and len(shape) == 4 and None not in shape[1:] and not amounts[3].any():
+        width = next((count for count in _WIDE if (shape[3] or 1) % count == 0), 1)
     kind, number = _WIDE.get(width, (tf.uint8, np.uint8))
     zero = np.full(width, zero_point, np.uint8).view(number)[0]
     if width > 1:
@@ -276,12 +278,6 @@ def pad_stored(
         padded = [size + int(amounts[axis].sum()) for axis, size in enumerate(sizes)]
         last = _put_reshape(graph, last, f"{name}/joined", [-1, *padded[1:3], sizes[3]])
     return graph.put("Bitcast", name, [last], T=tf.uint8, type=U8)
-
-
-def _channels_per_integer(shape: Shape, amounts: Array) -> int:
-    if shape is None or len(shape) != 4 or None in shape[1:] or amounts[3].any():
-        return 1
-    return next((width for width in _WIDE if (shape[3] or 1) % width == 0), 1)
 
 
 def _put_reshape(graph: TensorGraph, tensor: str, name: str, sizes: list[int]) -> str:

@@ -52,10 +52,8 @@ def _probe_form(form: str) -> Iterator[str]:
 
 
 def _run_in_bf16(case: str) -> Iterator[str]:
-    """Yield whether an op runs in BF16 at all."""
     op = case.split()[1]
-    graph = tf.Graph()
-    with graph.as_default():
+    with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.bfloat16, (2, 9, 9, _CHANNELS), name="x")
         weight = tf.ones((3, 3, _CHANNELS, _CHANNELS), tf.bfloat16)
         if op == "Conv2D":
@@ -104,8 +102,7 @@ def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, 
     weight = _draw_extreme_weight(draw, op, limit)
     if kind == SUMMAND:
         feeds["z"] = _draw_extreme_input(draw, shape, signed)
-    graph = tf.Graph()
-    with graph.as_default():
+    with tf.Graph().as_default() as graph:
         fed = [tf.compat.v1.placeholder(_F32, (None, *shape[1:]), name) for name in feeds]
         y = _apply_layer(op, fed[0], kind, weight)
         if kind == SUMMAND:

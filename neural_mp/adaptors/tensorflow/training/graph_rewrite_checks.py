@@ -105,12 +105,15 @@ def sessions_without_rewrite() -> int:
     """
     if not state.non_mixed_precision_session_created():
         return 0
-    return sum(
-        not getattr(session, "_closed", True)
-        and getattr(session, "_config", None) is not None
-        and _has_no_rewrite(session._config)
-        for session in _find_sessions()
-    )
+    count = 0
+    for session in _find_sessions():
+        if getattr(session, "_closed", True) or getattr(session, "_config", None) is None:
+            continue
+        rewrites = session._config.graph_options.rewrite_options
+        on = any(getattr(rewrites, option) == RewriterConfig.ON for option, _ in PASSES.values())
+        # Configs that list their passes never follow a switch.
+        count += not on and not rewrites.optimizers
+    return count
 
 
 def _find_sessions() -> list[BaseSession]:
@@ -177,10 +180,3 @@ def _config_with_rewrite(config: object, precision: Precision) -> Any | None:
     rewritten.CopyFrom(config)
     setattr(rewritten.graph_options.rewrite_options, option, RewriterConfig.ON)
     return rewritten
-
-
-def _has_no_rewrite(config: config_pb2.ConfigProto) -> bool:
-    """Whether no rewrite is on; configs that list their passes never follow a switch."""
-    rewrites = config.graph_options.rewrite_options
-    on = any(getattr(rewrites, option) == RewriterConfig.ON for option, _ in PASSES.values())
-    return not on and not rewrites.optimizers

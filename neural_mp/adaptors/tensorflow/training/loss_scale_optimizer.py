@@ -9,10 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import ops
-from tensorflow.python.training.experimental.loss_scale import (
-    DynamicLossScale,
-    FixedLossScale,
-)
+from tensorflow.python.training.experimental.loss_scale import DynamicLossScale, FixedLossScale
 from tensorflow.python.training.experimental.loss_scale import LossScale as AnyLossScale
 from tensorflow.python.training.experimental.loss_scale_optimizer import (
     MixedPrecisionLossScaleOptimizer,

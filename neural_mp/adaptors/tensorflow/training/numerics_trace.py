@@ -223,8 +223,7 @@ def _gradients_by_call(
 
 
 def _gradient_stats(gradients: Sequence[Any]) -> ValueStats:
-    dense = [tf.convert_to_tensor(grad) for grad in gradients if grad is not None]
-    return ValueStats.of(dense)
+    return ValueStats.of([tf.convert_to_tensor(grad) for grad in gradients if grad is not None])
 
 
 def _layer_trace(

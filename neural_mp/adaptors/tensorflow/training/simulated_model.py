@@ -56,15 +56,6 @@ _F32 = "float32"
 _PARTS = math.lcm(*range(1, LARGEST_AVERAGE + 1))
 
 
-def _half_up(steps: tf.Tensor) -> tf.Tensor:
-    return tf.floor(steps + 0.5)
-
-
-def _half_to_even(steps: tf.Tensor) -> tf.Tensor:
-    """Round averages of integers, of which many are halves, as the integer kernel does."""
-    return tf.round(tf.round(steps * _PARTS) / _PARTS)
-
-
 def _activation_rounding(rounding: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     """Return the function that quantizes a tensor to uint8 and dequantizes it."""
 
@@ -88,8 +79,9 @@ def _activation_rounding(rounding: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return rounded_by
 
 
-_rounded = _activation_rounding(_half_up)
-_rounded_average = _activation_rounding(_half_to_even)
+_rounded = _activation_rounding(lambda steps: tf.floor(steps + 0.5))  # halves up
+# The integer kernel rounds averages of integers, of which many are halves, to even.
+_rounded_average = _activation_rounding(lambda steps: tf.round(tf.round(steps * _PARTS) / _PARTS))
 
 
 class FakeQuantizer(keras.layers.Layer):
@@ -136,7 +128,6 @@ class FakeQuantizer(keras.layers.Layer):
 
 
 def _follow_range(scale: Array, zero_point: Array, low: Array, high: Array) -> tuple[Any, Any]:
-    """Return scale and zero point after a batch with a range."""
     previous = QuantParams(float(scale), int(zero_point))
     updated = QuantParams.of(moving_range((previous.low, previous.high), (float(low), float(high))))
     return np.float32(updated.scale), np.float32(updated.zero_point)
@@ -348,10 +339,7 @@ class SimulatedModel(keras.Model):
         return self.walked(inputs, observing, seen)
 
     def walked(
-        self,
-        inputs: object,
-        observing: tf.Tensor | None = None,
-        seen: Seen | None = None,
+        self, inputs: object, observing: tf.Tensor | None = None, seen: Seen | None = None
     ) -> Any:
         """Run the graph; ranges follow the data if `observing`.
 

@@ -47,12 +47,8 @@ def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], Any]:
     other losses read one target for each output.
     """
     losses = partial(_output_losses if choice.name in BY_OUTPUT else _class_losses, choice)
-
-    def compute_loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        values = losses(targets, outputs)
-        return tf.reduce_sum(values) if choice.sums else tf.reduce_mean(values)
-
-    return compute_loss
+    reduction = tf.reduce_sum if choice.sums else tf.reduce_mean
+    return lambda targets, outputs: reduction(losses(targets, outputs))
 
 
 def _class_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -119,8 +115,11 @@ class Trainer:
         """See the protocol."""
         self.optimizer.learning_rate = learning_rate
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
-        expected = self._reference_outputs(inputs) if self.loss is None else targets
-        return float(self._compiled(_to_tensors(inputs), _to_tensors(expected)))
+        if self.loss is None:
+            reference: TensorFlowModel = self.model.source.reference
+            feeds = reference.signature.bind(tf.nest.map_structure(np.asarray, inputs))
+            targets = reference.signature.packed(reference.run(feeds))
+        return float(self._compiled(_to_tensors(inputs), _to_tensors(targets)))
 
     def _train_step(self, inputs: object, targets: object) -> tf.Tensor:
         variables = self.model.trainable_variables
@@ -150,16 +149,10 @@ class Trainer:
         self.optimizer.apply_gradients(pairs)
         return tf.cast(self.optimizer.iterations.value, tf.int64)
 
-    def _reference_outputs(self, inputs: object) -> Any:
-        reference: TensorFlowModel = self.model.source.reference
-        feeds = reference.signature.bind(tf.nest.map_structure(np.asarray, inputs))
-        return reference.signature.packed(reference.run(feeds))
-
     def first_non_finite(self, batch: object) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
         inputs, _ = inputs_and_targets(batch, self.loss is not None)
-        arrays = tf.nest.flatten(_to_tensors(inputs))
-        if not all(map(_is_finite, arrays)):
+        if not all(map(_is_finite, tf.nest.flatten(_to_tensors(inputs)))):
             return "the input"
         locations: list[str] = []
 

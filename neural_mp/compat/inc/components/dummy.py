@@ -10,7 +10,7 @@ The numbers equal those of Intel Neural Compressor: same generator, seed and ord
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -135,9 +135,8 @@ def dummy(
 
 def _draw_samples(tensor: Tensor, random: np.random.RandomState) -> np.ndarray:
     """Draw all samples one by one, since drawing all at once needs float64 memory."""
-    count, *rest = tensor.shape
-    part = Tensor(tuple(rest), tensor.low, tensor.high, tensor.dtype)
-    return np.stack([part.draw(random) for _ in range(count)])
+    part = replace(tensor, shape=tensor.shape[1:])
+    return np.stack([part.draw(random) for _ in range(tensor.shape[0])])
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,7 @@ from neural_mp.compat.inc.components.registries import METRICS, registered, text
 from neural_mp.config.source import read_file
 from neural_mp.data.option_checks import existing_path, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
-from neural_mp.metrics.coco_map import (
-    ALL_OVERLAPS,
-    SUMMARY,
-    Boxes,
-    coco_tools,
-    overlaps,
-    summary,
-)
+from neural_mp.metrics.coco_map import ALL_OVERLAPS, SUMMARY, Boxes, coco_tools, overlaps, summary
 from neural_mp.util.pytree import as_numpy
 from neural_mp.util.text import with_article
 
@@ -97,7 +90,11 @@ class MeanAveragePrecision:
             else _read_class_ids(f"{self.name}: anno_path", anno_path)
         )
         self._overlaps = overlaps(f"{self.name}: iou_thrs", iou_thrs)
-        self._recalls = _recall_points(f"{self.name}: map_points", map_points)
+        if isinstance(map_points, bool) or map_points not in (0, 11, 101):
+            raise ConfigurationError(
+                f"{self.name}: map_points must be 0, 11 or 101, got {map_points!r}"
+            )
+        self._recalls = np.linspace(0, 1, int(map_points)) if map_points else None
         self._key = one_of(f"{self.name}: map_key", map_key, _KEYS)
         self.reset()
 
@@ -271,12 +268,6 @@ def _read_class_ids(option: str, path: object) -> dict[str, int]:
     if not is_mapping or not all(isinstance(number, int) for number in content.values()):
         raise ConfigurationError(f"{option} {requirement}, got {file} with another structure")
     return {str(name): number for name, number in content.items()}
-
-
-def _recall_points(option: str, value: object) -> np.ndarray | None:
-    if isinstance(value, bool) or value not in (0, 11, 101):
-        raise ConfigurationError(f"{option} must be 0, 11 or 101, got {value!r}")
-    return np.linspace(0, 1, int(value)) if value else None
 
 
 def _list_outputs(values: object, what: str) -> list[Any]:

@@ -63,7 +63,6 @@ class PublishedFiles:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Return the content of a file, as it is stored."""
     with file_context(str(path), DataError):
         return bytes_of(path, MAX_DATA_BYTES)
 
@@ -190,7 +189,10 @@ def small_images(
             return _read_archive(archive, part, files.rank)
     required: tuple[str, ...] = getattr(files, part)
     for folder in folders:
-        paths = [path for file in required if (path := _plain_or_packed(folder / file))]
+        paths: list[Path] = []
+        for file in required:
+            variants = folder / f"{file}.gz", folder / file
+            paths += [path for path in variants if path.is_file()][:1]
         if len(paths) == len(required):
             return files.read(paths)
     is_pickled = files.pickle is not None and (parent / files.pickle).is_file()
@@ -207,11 +209,6 @@ def _add_channel_axis(
     """Return `small_images` as `[28, 28, 1]`."""
     images = small_images(name, root, train, download)
     return SmallImages(images.images[..., np.newaxis], images.labels)
-
-
-def _plain_or_packed(path: Path) -> Path | None:
-    packed = path.with_name(f"{path.name}.gz")
-    return next((file for file in (packed, path) if file.is_file()), None)
 
 
 def _read_archive(path: Path, part: str, rank: int) -> SmallImages:

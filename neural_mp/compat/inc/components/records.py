@@ -188,18 +188,17 @@ class BoxedImages:
         with one array per image.
         """
         images = stack([image for image, _ in samples])
-        parts = zip(*(label for _, label in samples), strict=True)
-        return images, tuple(_stack_or_list([np.asarray(item) for item in part]) for part in parts)
+        labels: list[Any] = []
+        for part in zip(*(label for _, label in samples), strict=True):
+            arrays = [np.asarray(item) for item in part]
+            is_uniform = len({array.shape for array in arrays}) == 1
+            labels.append(np.stack(arrays) if is_uniform else arrays)
+        return images, tuple(labels)
 
 
 @dataclass(frozen=True)
 class BoxRecordDataset(BoxedImages, RecordDataset):
     """Records with a different number of boxes per image."""
-
-
-def _stack_or_list(arrays: list[np.ndarray]) -> Any:
-    same = len({array.shape for array in arrays}) == 1
-    return np.stack(arrays) if same else arrays
 
 
 def _records_of_folder(

@@ -170,13 +170,12 @@ class BaseConfig:
 
     def to_json_string(self, use_diff: bool = False) -> str:
         """Return the dict as JSON; with `use_diff`, without the options at their defaults."""
-        content = self._changed_options() if use_diff else self.to_dict()
+        if use_diff:
+            items, defaults = self.options.items(), self.defaults
+            content = {k: v for k, v in items if k not in defaults or v != defaults[k]}
+        else:
+            content = self.to_dict()
         return json.dumps(_name_type_keys(content), indent=2, default=str) + "\n"
-
-    def _changed_options(self) -> dict[str, Any]:
-        return {
-            k: v for k, v in self.options.items() if k not in self.defaults or v != self.defaults[k]
-        }
 
     def to_json_file(self, filename: str | Path) -> None:
         """Write `to_json_string` to a file."""
@@ -206,7 +205,11 @@ class BaseConfig:
 
     def expand(self: C) -> list[C]:
         """Return one configuration for each combination of the values of options with a list."""
-        several = {name: value for name, value in self.options.items() if self._has_choices(name)}
+        several = {}
+        for name, value in self.options.items():
+            is_list = isinstance(value, list) and bool(value)
+            if is_list and (name not in self.lists or all(isinstance(v, list) for v in value)):
+                several[name] = value
         configs = []
         for values in itertools.product(*several.values()):
             chosen = dict(zip(several, values, strict=True))
@@ -214,12 +217,6 @@ class BaseConfig:
             config.local_config.update(self.local_config)
             configs.append(config)
         return configs
-
-    def _has_choices(self, name: str) -> bool:
-        """Whether the value of an option is a list of values to try."""
-        value = self.options[name]
-        is_several = isinstance(value, list) and bool(value)
-        return is_several and (name not in self.lists or all(isinstance(v, list) for v in value))
 
     def __add__(self, other: BaseConfig) -> BaseConfig:
         if isinstance(other, type(self)):

@@ -331,9 +331,7 @@ class TuningLogger:
         return log_event
 
 
-def init_tuning(
-    tuning_config: TuningConfig,
-) -> tuple[ConfigLoader, TuningLogger, TuningMonitor]:
+def init_tuning(tuning_config: TuningConfig) -> tuple[ConfigLoader, TuningLogger, TuningMonitor]:
     """Return the configurations, the log and the monitor of a loop that a script writes itself."""
     return tuning_config.configs(), TuningLogger(), TuningMonitor(tuning_config)
 

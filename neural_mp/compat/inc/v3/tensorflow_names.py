@@ -242,10 +242,7 @@ def quantize_model(
 
 
 def _calibration_batches(
-    model: object,
-    loader: Iterable[Any] | None,
-    most: int,
-    function: Callable[[Any], Any] | None,
+    model: object, loader: Iterable[Any] | None, most: int, function: Callable[[Any], Any] | None
 ) -> Iterable[Any] | None:
     if loader is not None:
         return _LoaderInputs(loader, most)

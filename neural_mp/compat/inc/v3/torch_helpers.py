@@ -185,9 +185,7 @@ def export(model: Module, example_inputs: tuple[Any, ...], dynamic_shapes: objec
 
 
 def load_empty_model(
-    pretrained_model_name_or_path: str | Path,
-    cls: type[Module] | None = None,
-    **options: object,
+    pretrained_model_name_or_path: str | Path, cls: type[Module] | None = None, **options: object
 ) -> Module:
     """Return a model of transformers for conversion layer by layer: with its weights, here.
 

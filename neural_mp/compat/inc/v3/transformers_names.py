@@ -11,12 +11,7 @@ from neural_mp.api.saved_model import is_saved_model
 from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.v3.algorithm_config import WeightOnlyConfig
 from neural_mp.compat.inc.v3.flow import convert, load, prepare
-from neural_mp.compat.inc.v3.torch_configs import (
-    AutoRoundConfig,
-    AWQConfig,
-    RTNConfig,
-    TEQConfig,
-)
+from neural_mp.compat.inc.v3.torch_configs import AutoRoundConfig, AWQConfig, RTNConfig, TEQConfig
 from neural_mp.compat.inc.v3.torch_configs import GPTQConfig as GPTQOfTorch
 from neural_mp.errors import DataError
 from neural_mp.metrics.language import task_results
