@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from neural_mp.util.display import show_by
 from neural_mp.util.lazy_exports import lazy_exports
+from neural_mp.util.text import show_by
 
 if TYPE_CHECKING:
     from neural_mp import common
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
     from neural_mp.errors import NeuralMPError
-    from neural_mp.io.trust import trusting
+    from neural_mp.io.limits import trusting
     from neural_mp.jobs import tune_many
     from neural_mp.tuning.measurement.comparison import Comparison
 
@@ -46,7 +46,7 @@ _LAZY = {
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
     "quantize_": "neural_mp.api.foreign_configs",
-    "trusting": "neural_mp.io.trust",
+    "trusting": "neural_mp.io.limits",
     "tune_many": "neural_mp.jobs",
 }
 

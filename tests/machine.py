@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
+from neural_mp.adaptors.common.kernels.runtime_probe import ONEDNN_LIMIT
 from neural_mp.adaptors.registry import installed_accumulation
 from neural_mp.core.int8_accumulation import (
     FULL_RANGE,

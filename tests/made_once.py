@@ -36,7 +36,7 @@ def make_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def _compare_ops_without_a_child(patch: pytest.MonkeyPatch) -> None:
     """A child process that compares ops between integer ops takes most of its time to start."""
-    from neural_mp.adaptors.common import runtime_probe
+    from neural_mp.adaptors.common.kernels import runtime_probe
 
     run = runtime_probe._run_probe
     modules = [f"neural_mp.adaptors.{name}.kernel_check_probe" for name in ("onnxrt", "openvino")]

@@ -12,7 +12,7 @@ import pytest
 from onnx_nets import as_onnx
 from torch import nn
 
-from neural_mp.adaptors.openvino import integer_weights
+from neural_mp.adaptors.openvino.graph import integer_weights
 from neural_mp.adaptors.openvino.ops import Role
 from neural_mp.adaptors.openvino.runtime import Runner, ov
 

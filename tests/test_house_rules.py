@@ -48,7 +48,7 @@ BREACHES = [
     ("space/space.py", "import neural_mp.io.files", "amp, space, search and strategies are"),
     ("space/space.py", "import torch", "amp, space, search and strategies are pure"),
     ("adaptors/pytorch/convert.py", "import neural_mp.tuning.baseline", "adaptors do not import"),
-    ("adaptors/common/fusion.py", "import neural_mp.strategies", "adaptors do not import"),
+    ("adaptors/common/kernels/fusion.py", "import neural_mp.strategies", "adaptors do not import"),
     (
         "adaptors/pytorch/graph/casts.py",
         "import neural_mp.adaptors.pytorch.capture",
@@ -62,10 +62,10 @@ BREACHES = [
         "import neural_mp.adaptors.tensorflow.model",
         "are layers",
     ),
-    ("adaptors/common/fusion.py", "import neural_mp.adaptors.onnxrt", "is framework-free"),
+    ("adaptors/common/kernels/fusion.py", "import neural_mp.adaptors.onnxrt", "is framework-free"),
     ("adaptors/common/conversion.py", "import onnx", "adaptors.common is framework-free"),
     ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "adaptors.contract only"),
-    ("tuning/tuner.py", "import neural_mp.adaptors.common.fusion", "adaptors.contract only"),
+    ("tuning/tuner.py", "import neural_mp.adaptors.common.kernels", "adaptors.contract only"),
     ("tuning/baseline.py", "import neural_mp.metrics.predictions", "adaptors.contract only"),
     ("common.py", "import torch", "a framework is imported only inside its adaptor"),
 ]

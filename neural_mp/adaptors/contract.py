@@ -12,8 +12,7 @@ from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.amp import FourLists
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.kept_outputs import KeptOutputs
-from neural_mp.core.observations import Observations
+from neural_mp.core.observations import KeptOutputs, Observations
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.util.json_fields import Count, JsonFields

@@ -25,8 +25,7 @@ from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
-from neural_mp.core.kept_outputs import KeptOutputs
-from neural_mp.core.observations import Observations
+from neural_mp.core.observations import KeptOutputs, Observations
 from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import DataError

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.optional import Training
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
-from neural_mp.util.memory import collection_paused
 from neural_mp.util.optional_packages import install_command
 from neural_mp.util.plug_ins import plug_ins, require_importable
+from neural_mp.util.system.memory import collection_paused
 from neural_mp.util.text import with_article
 
 #: Entry points of third-party adaptors.

@@ -13,7 +13,7 @@ from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.io.trust import trusting
+from neural_mp.io.limits import trusting
 from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
 from neural_mp.tuning.measurement.comparison import Comparison, compare_models
 from neural_mp.util.user_calls import ReraiseUserErrors
@@ -117,9 +117,9 @@ def _differently_scaled_ops(reference: _Taken, candidate: _Taken) -> frozenset[s
     untouched = next((model for model, plan in (reference, candidate) if plan is None), None)
     if untouched is not None:
         # A plan may be of another runtime, whose ops have other names.
-        ops, scaled = untouched.adaptor.graph(untouched.held), frozenset[str]()
+        graph, scaled = untouched.adaptor.graph(untouched.held), frozenset[str]()
         for plan in plans:
-            owners = {op: source_op(op, ops) for op, config in plan.items() if config.corrections}
+            owners = {op: source_op(op, graph) for op, config in plan.items() if config.corrections}
             configs = {source: plan[op] for op, source in owners.items() if source is not None}
             scaled |= untouched.rescaled_by(PrecisionPlan(configs))
         return scaled

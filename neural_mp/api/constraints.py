@@ -30,7 +30,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.space import FP32_ONLY, Constraints, OpConstraint, TuningSpace
 from neural_mp.space.capability import Capability
-from neural_mp.util.environment import users_environment
+from neural_mp.util.system.environment import users_environment
 from neural_mp.util.text import counted
 
 _SECTIONS = ("quantization", "mixed_precision", "graph_optimization")

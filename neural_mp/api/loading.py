@@ -21,7 +21,7 @@ from neural_mp.errors import (
     ModelLoadError,
 )
 from neural_mp.io.files import require_regular_file
-from neural_mp.io.trust import trusting
+from neural_mp.io.limits import trusting
 from neural_mp.tuning.evaluation.batches import Batches, FirstBatch, name_loader
 from neural_mp.util.open_axes import Shapes, differing
 from neural_mp.util.validators import file_path, validate_option

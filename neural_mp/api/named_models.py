@@ -17,7 +17,7 @@ from neural_mp.api.saved_model import is_saved_model
 from neural_mp.config import load_settings
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, UnknownPrecisionError
-from neural_mp.io.trust import trusting
+from neural_mp.io.limits import trusting
 from neural_mp.profiling import interleaved_rounds, latency_ratio, uncontended_latency
 from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.training.advice import advise

@@ -39,7 +39,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
-from neural_mp.io.trust import trusting
+from neural_mp.io.limits import trusting
 from neural_mp.profiling.audit import Audit, audit_model
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict

@@ -37,7 +37,7 @@ from neural_mp.space import (
 from neural_mp.tuning.evaluation.batches import FirstBatch
 from neural_mp.tuning.final_selection import compare_latency
 from neural_mp.tuning.measurement.objectives import Footprints, Measurement
-from neural_mp.util.memory import FREED
+from neural_mp.util.system.memory import FREED
 from neural_mp.util.text import counted
 
 

@@ -19,7 +19,7 @@ from neural_mp.cli.options import (
 )
 from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.trust import trusting
+from neural_mp.io.limits import trusting
 from neural_mp.util.validators import MOST
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from neural_mp.cli.output import Output
 from neural_mp.config.options import OPTIONS, Options
 from neural_mp.core.op_timings import Workload
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.trust import trusting
+from neural_mp.io.limits import trusting
 from neural_mp.io.yaml_reader import YamlError, load_yaml
 from neural_mp.tuning.size_limit import SIZE_LIMITS
 from neural_mp.util.validators import MOST

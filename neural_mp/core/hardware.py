@@ -14,7 +14,7 @@ from pathlib import Path
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
-from neural_mp.util.display import Displayed
+from neural_mp.util.text import Displayed
 
 #: CPU flags (Linux kernel spelling), any of which makes a precision native. INT8 has kernels on
 #: every CPU; with any of these flags, accumulation is exact.

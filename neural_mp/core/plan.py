@@ -17,8 +17,8 @@ from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import file_context, read_yaml
 from neural_mp.io.yaml_reader import load_yaml
-from neural_mp.util.display import Displayed
 from neural_mp.util.optional_packages import data_frame
+from neural_mp.util.text import Displayed
 from neural_mp.util.validators import (
     InvalidValueError,
     enum_of,

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan, parse_plan
 from neural_mp.core.precision import Precision
-from neural_mp.util.display import Displayed
 from neural_mp.util.json_fields import Count, JsonFields, NonNegative
 from neural_mp.util.optional_packages import data_frame
 from neural_mp.util.string_enum import StringEnum
+from neural_mp.util.text import Displayed
 
 #: Objective → key of its value as a fraction of FP32's. Relative latencies rank plans, since
 #: machine speed drifts.

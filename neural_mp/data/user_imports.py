@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from neural_mp.errors import ConfigurationError, did_you_mean, message_of
-from neural_mp.io.trust import is_trusted, trusting
+from neural_mp.io.limits import is_trusted, trusting
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from neural_mp.reporting.jobs import JobsListener
 from neural_mp.tuning.executors.contract import RUNS_AGAIN
 from neural_mp.tuning.executors.queued import PendingTask, TaskQueue
 from neural_mp.tuning.job_outcome import LOG_FILE, JobOutcome, JobStatus, read_outcome
-from neural_mp.util.environment import THREAD_VARIABLES, users_environment
-from neural_mp.util.processes import python_command
+from neural_mp.util.system.environment import THREAD_VARIABLES, users_environment
+from neural_mp.util.system.processes import python_command
 from neural_mp.util.text import counted
 
 try:

@@ -12,8 +12,8 @@ from neural_mp.core.enums import Approach
 from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.precision import Precision
 from neural_mp.space import EffectiveOp
-from neural_mp.util.display import Printed
 from neural_mp.util.string_enum import StringEnum
+from neural_mp.util.text import Printed
 
 
 class Verdict(StringEnum):

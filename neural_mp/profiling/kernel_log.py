@@ -30,7 +30,7 @@ from neural_mp.profiling.kernel_log_parsers import (
     read_profile,
 )
 from neural_mp.profiling.kernel_records import KernelLog
-from neural_mp.util.environment import users_environment
+from neural_mp.util.system.environment import users_environment
 from neural_mp.util.validators import file_path, validate_option
 
 _MARKERS = tuple(marker.encode() for marker in MARKERS)

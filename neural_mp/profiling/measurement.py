@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from neural_mp.util.memory import FREED
+from neural_mp.util.system.memory import FREED
 
 #: Confidence level of the interval of a ratio. Above 95 %, because rounds are added until the
 #: interval is conclusive, so bounds are tested several times.

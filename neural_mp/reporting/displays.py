@@ -1,4 +1,4 @@
-"""Notebook displays of plans, hardware, reports and comparisons; see `neural_mp.util.display`."""
+"""Notebook displays of plans, hardware, reports and comparisons; see `neural_mp.util.text`."""
 
 from __future__ import annotations
 

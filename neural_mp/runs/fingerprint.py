@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from neural_mp.core import hardware
-from neural_mp.util.environment import numeric_variables, versions_of
 from neural_mp.util.fingerprint import FINGERPRINT_VERSION, code_fingerprint
+from neural_mp.util.system.environment import numeric_variables, versions_of
 
 #: Suffix of keys with detailed fingerprints; runs of earlier versions have only the key without it.
 _DETAIL = " in detail"

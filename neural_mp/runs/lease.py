@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.errors import HistoryError, NeuralMPError, RunInUseError, one_line
 from neural_mp.util.json_fields import JsonFields
-from neural_mp.util.processes import ProcessIdentity
+from neural_mp.util.system.processes import ProcessIdentity
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, Table

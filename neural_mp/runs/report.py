@@ -22,10 +22,9 @@ from neural_mp.core.quantization_flow import (
 )
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Capability, Reason
-from neural_mp.util.display import Printed, displays
 from neural_mp.util.json_fields import NOT_STORED, Count, Finite, JsonFields, NonNegative
 from neural_mp.util.string_enum import StringEnum
-from neural_mp.util.text import counted
+from neural_mp.util.text import Printed, counted, displays
 from neural_mp.util.validators import invalid, mapping_of, number, validate_at
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}

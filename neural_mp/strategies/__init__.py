@@ -22,8 +22,7 @@ def _built_in() -> dict[str, type[Strategy]]:
     from neural_mp.strategies.exhaustive import Exhaustive
     from neural_mp.strategies.hawq_v2 import HawqV2
     from neural_mp.strategies.mincut import MinimumCut
-    from neural_mp.strategies.mse import Mse
-    from neural_mp.strategies.mse_v2 import MseV2
+    from neural_mp.strategies.mse import Mse, MseV2
     from neural_mp.strategies.optuna_search import Bayesian, RandomSearch, Tpe
 
     own: tuple[type[Strategy], ...] = (

@@ -1,4 +1,4 @@
-"""`mse`: like `basic`, with fallback in the order of the error that each op causes."""
+"""`mse` and `mse_v2`: fallback in the order of output noise, once or anew in every step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Generator
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.strategies.base import TuningProblem
-from neural_mp.strategies.basic import Basic, lowered_ops
+from neural_mp.space import ResolvedPlan
+from neural_mp.strategies.base import Search, Strategy, TuningProblem
+from neural_mp.strategies.basic import Basic, at_precision, fallback_precisions, lowered_ops
 from neural_mp.strategies.decisions import (
     Decision,
     fall_back_one_by_one,
@@ -64,3 +65,106 @@ def _decision_errors(
     if noises is None:
         noises = [noise_read(problem, ops) for ops in decisions]
     return dict(zip(decisions, noises, strict=True))
+
+
+#: Decision → the plan with that decision moved.
+Candidates = dict[Decision, PrecisionPlan]
+
+
+class MseV2(Strategy):
+    """Intel Neural Compressor's `mse_v2`: fallback, then revert.
+
+    1. All ops in their lowest precision.
+    2. Fallback: every low decision is scored by the reduction of the output noise if it falls back;
+       the one with the highest score falls back and the plan is tried. Repeat with new scores until
+       the target is met.
+    3. Revert: every raised decision is scored by the output noise if it is low again; the one with
+       the least noise is lowered and the plan is tried. Repeat until a plan misses the target.
+
+    Scores cost no evaluation, but one measurement on a few samples per decision and step. If output
+    noise is unavailable, or its budget is spent, the noise of the tensors that an op reads ranks
+    decisions instead.
+
+    Fallback is to a requested 16-bit precision first, then to FP32.
+
+    Source: `tuning_strategies.md`, "MSE_V2", and `strategy/mse_v2.py`.
+    """
+
+    name = "mse_v2"
+
+    def search(self, problem: TuningProblem) -> Search:
+        """Search as described in the class."""
+        base = problem.space.fastest_plan()
+        resolved = problem.space.resolve(base)
+        if not resolved.has_low_precision:
+            return
+        (trial,) = yield [base]
+        if trial.met:
+            return
+        tried = {resolved}
+        for target in fallback_precisions(problem):
+            plan, raised = yield from _raise_decisions(problem, base, target, tried)
+            if plan is not None:
+                yield from _revert_decisions(problem, base, plan, raised, tried)
+                return
+
+
+def _raise_decisions(
+    problem: TuningProblem, base: PrecisionPlan, target: Precision, tried: set[ResolvedPlan]
+) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan | None, list[Decision]]]:
+    """Run step 2; return the plan that meets the target, or None, and the raised decisions."""
+    space, plan = problem.space, base
+    remaining = low_decisions(problem, base)
+    raised: list[Decision] = []
+    while remaining:
+        moved = {ops: at_precision(space, plan, ops, target) for ops in remaining}
+        ops = _quietest_decision(problem, moved, lowered=False)
+        remaining.remove(ops)
+        raised.append(ops)
+        plan = moved[ops]
+        resolved = space.resolve(plan)
+        if not resolved.has_low_precision:
+            break
+        if resolved in tried:
+            continue
+        tried.add(resolved)
+        (trial,) = yield [plan]
+        if trial.met:
+            return plan, raised
+    return None, raised
+
+
+def _revert_decisions(
+    problem: TuningProblem,
+    base: PrecisionPlan,
+    plan: PrecisionPlan,
+    raised: list[Decision],
+    tried: set[ResolvedPlan],
+) -> Search:
+    """Run step 3, from the plan that met the target."""
+    space, remaining = problem.space, list(raised)
+    while True:
+        moved = {ops: plan.replacing({op: base[op] for op in ops}) for ops in remaining}
+        # Skip plans known to miss the target, e.g. the start of the last fallback step.
+        moved = {ops: c for ops, c in moved.items() if space.resolve(c) not in tried}
+        if not moved:
+            return
+        ops = _quietest_decision(problem, moved, lowered=True)
+        remaining.remove(ops)
+        plan = moved[ops]
+        tried.add(space.resolve(plan))
+        (trial,) = yield [plan]
+        if not trial.met:
+            return
+
+
+def _quietest_decision(problem: TuningProblem, moved: Candidates, *, lowered: bool) -> Decision:
+    """Return the decision whose move leaves the least output noise.
+
+    If output noise is unavailable or equal, the noise of the tensors that the decision reads
+    decides: least first if the move lowers the decision, most first if it raises it.
+    """
+    sign = 1 if lowered else -1
+    noises = output_noises(problem, moved.values()) or [0.0] * len(moved)
+    at_outputs = dict(zip(moved, noises, strict=True))
+    return min(moved, key=lambda ops: (at_outputs[ops], sign * noise_read(problem, ops)))

@@ -267,8 +267,10 @@ class _Search:
         layers = dict(self.layers)
         for name, layer in self.layers.items():
             if not layer.reason:
-                reason = "in 16 bits, hardly changes the gradients even together with other layers"
-                if not math.isnan(layer.noise):
+                if math.isnan(layer.noise):
+                    effect = "hardly changes the gradients even together with other layers"
+                    reason = f"in 16 bits, {effect}"
+                else:
                     reason = f"alone in 16 bits, {_describe_noise(layer.noise)}"
                 layers[name] = replace(layer, reason=reason)
         warnings += self._many_are_kept()

@@ -17,7 +17,7 @@ from neural_mp.adaptors.tensorflow.training import graph_rewrite_state
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions, requested, settle
 from neural_mp.core.loss_scale import DYNAMIC
 from neural_mp.core.precision import Precision
-from neural_mp.util.environment import users_environment
+from neural_mp.util.system.environment import users_environment
 
 #: Ends the rewrite of `enable_graph_rewrite`; empty if not enabled.
 _enabled = ExitStack()

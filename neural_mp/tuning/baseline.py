@@ -13,8 +13,7 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.criterion import Deadline, DeadlineExceededError
-from neural_mp.core.kept_outputs import KeptOutputs
-from neural_mp.core.observations import Observations
+from neural_mp.core.observations import KeptOutputs, Observations
 from neural_mp.core.precision import Precision
 from neural_mp.errors import MetricError
 from neural_mp.io.measurement_cache import MeasurementCache
@@ -33,7 +32,7 @@ from neural_mp.tuning.evaluation.early_stopping import RunningValues
 from neural_mp.tuning.evaluation.pass_contents import PassContents
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog, target_words
-from neural_mp.util.digest import DigestingIterator
+from neural_mp.util.fingerprint import DigestingIterator
 from neural_mp.util.text import counted
 from neural_mp.util.validators import checked, record
 

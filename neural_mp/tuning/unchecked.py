@@ -11,8 +11,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.criterion import Deadline, DeadlineExceededError
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.hardware import detect
-from neural_mp.core.kept_outputs import KeptOutputs
-from neural_mp.core.observations import Observations
+from neural_mp.core.observations import KeptOutputs, Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import DataError

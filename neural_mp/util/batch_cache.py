@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from neural_mp.errors import DataError
-from neural_mp.util.memory import free_memory
 from neural_mp.util.pytree import tree_leaves
+from neural_mp.util.system.memory import free_memory
 
 #: Maximum fraction of the free memory.
 _MAX_MEMORY_FRACTION = 0.5

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -52,3 +54,47 @@ def shape_words(value: object) -> str:
 
 def _first_items(items: Iterable[object]) -> list[Any]:
     return list(items)[:_MAX_LISTED]
+
+
+_module = ""
+
+
+class Displays(Protocol):
+    """Functions of the display module."""
+
+    def cell(self, value: Any, /) -> str:
+        """Return HTML for a notebook cell."""
+
+    def text(self, value: Any, /) -> str:
+        """Return plain text for `print`."""
+
+    def table(self, value: Any, /) -> Any:
+        """Return an object that rich prints."""
+
+    def save_page(self, value: Any, path: str | Path, /) -> None:
+        """Write an HTML page to a file."""
+
+
+def show_by(module: str) -> None:
+    """Register the display module, imported on first use."""
+    global _module
+    _module = module
+
+
+def displays() -> Displays:
+    """Return the display module."""
+    return cast(Displays, importlib.import_module(_module))
+
+
+class Displayed:
+    """A value displayed as HTML in notebooks."""
+
+    def _repr_html_(self) -> str:
+        return displays().cell(self)
+
+
+class Printed(Displayed):
+    """A value displayed as HTML in notebooks, and printed as a table."""
+
+    def __str__(self) -> str:
+        return displays().text(self)

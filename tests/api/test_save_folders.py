@@ -70,7 +70,7 @@ def test_a_model_without_its_list_of_files_is_not_overwritten(untouched, tmp_pat
 
 
 def test_the_names_of_all_frameworks_files_are_reserved():
-    from neural_mp.adaptors.onnxrt import storage as onnxrt
+    from neural_mp.adaptors.onnxrt.files import storage as onnxrt
     from neural_mp.adaptors.pytorch.files import storage as pytorch
     from neural_mp.adaptors.tensorflow.files import graph_files as tensorflow
     from neural_mp.api.saved_model import RESERVED

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_mp.util.digest import DigestingIterator, digest_of
+from neural_mp.util.fingerprint import DigestingIterator, digest_of
 
 IMAGES = np.arange(12, dtype=np.float32).reshape(3, 4)
 

@@ -9,7 +9,7 @@ import pytest
 from neural_mp.config import trust_of
 from neural_mp.data.user_imports import load_user_object, named_in_file
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.processes import python_command, worker_environment
+from neural_mp.util.system.processes import python_command, worker_environment
 
 OWN = """
 from functools import partial
@@ -121,7 +121,7 @@ def test_processes_of_ours_find_no_module_in_the_working_directory(tmp_path):
 _WORKERS = """
 import sys; sys.path = [p for p in sys.path if p]
 import os, loky
-from neural_mp.util.processes import restore_environment, worker_environment
+from neural_mp.util.system.processes import restore_environment, worker_environment
 pool = loky.ProcessPoolExecutor(1, initializer=restore_environment, env=worker_environment({}))
 print(pool.submit(os.environ.get, "PYTHONSAFEPATH").result())
 """
@@ -141,7 +141,7 @@ def test_workers_find_no_module_in_the_working_directory(tmp_path):
 
 def test_where_workers_would_run_such_a_module_none_is_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("neural_mp.util.processes._SAFE_PATH_WORKS", False)
+    monkeypatch.setattr("neural_mp.util.system.processes._SAFE_PATH_WORKS", False)
     worker_environment({})
     (tmp_path / "random.py").touch()
     with pytest.raises(ConfigurationError, match=r"directory of workers.*got 'random.py'; rename"):

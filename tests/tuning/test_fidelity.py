@@ -11,7 +11,7 @@ from torch import nn
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.core.kept_outputs import KeptOutputs
+from neural_mp.core.observations import KeptOutputs
 from neural_mp.tuning.measurement import sqnr
 from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.tuning.measurement.sqnr import OutputNoise, TimedRun, mean_nsr, output_sqnr_db

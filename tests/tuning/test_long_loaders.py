@@ -13,8 +13,9 @@ from neural_mp.common import DataLoader
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.evaluation import batches as batches_module
 from neural_mp.tuning.evaluation.batches import Batches
-from neural_mp.util import batch_cache, memory
+from neural_mp.util import batch_cache
 from neural_mp.util.batch_cache import BatchCache
+from neural_mp.util.system import memory
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

@@ -11,7 +11,7 @@ from quick_runs import make_quick
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.core import hardware
-from neural_mp.util import environment
+from neural_mp.util.system import environment
 
 BASELINE, CALIBRATION, OPS = (
     "FP32 accuracy",

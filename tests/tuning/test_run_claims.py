@@ -22,7 +22,7 @@ from neural_mp.runs.history import History, read_record, storage_url
 from neural_mp.runs.lease import RunRow
 from neural_mp.runs.registry import run_names
 from neural_mp.util.optuna_logging import quiet_optuna
-from neural_mp.util.processes import ProcessIdentity
+from neural_mp.util.system.processes import ProcessIdentity
 
 ABOUT = {"model": "1" * 16, "criterion": "1 %"}
 #: Opens a run, says so, and waits for its end.

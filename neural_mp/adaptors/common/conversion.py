@@ -17,8 +17,7 @@ from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.weights.corrections import apply_corrections, fold_factors
 from neural_mp.adaptors.common.weights.reconstruction import Reconstruction
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.kept_outputs import KeptOutputs
-from neural_mp.core.observations import ChannelRange, Observations, Range
+from neural_mp.core.observations import ChannelRange, KeptOutputs, Observations, Range
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import (

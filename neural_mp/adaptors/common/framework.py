@@ -12,16 +12,15 @@ from typing import Any, ClassVar, Generic, TypeVar
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
-from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.kernel_trace import OpTrace
-from neural_mp.core.observations import Range
+from neural_mp.core.observations import KeptOutputs, Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan
 

@@ -11,9 +11,10 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor, with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
-from neural_mp.adaptors.onnxrt import layer_params, loading, observe, profiler, storage
+from neural_mp.adaptors.onnxrt import layer_params, observe, profiler
 from neural_mp.adaptors.onnxrt.capabilities import kernels
 from neural_mp.adaptors.onnxrt.convert import convert_graph
+from neural_mp.adaptors.onnxrt.files import loading, storage
 from neural_mp.adaptors.onnxrt.graph.edit import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.int8_accumulation import int8_accumulation
@@ -22,7 +23,7 @@ from neural_mp.adaptors.onnxrt.kernels.registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel, build_graph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
-from neural_mp.util.memory import collection_paused
+from neural_mp.util.system.memory import collection_paused
 
 #: Environment variable with the execution provider.
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
-from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.onnxrt.fusion import is_table, kernel_operands
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.opset import is_function, supports_dtype, typed_inputs

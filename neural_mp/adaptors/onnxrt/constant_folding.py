@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.fusion import Affine
+from neural_mp.adaptors.common.kernels.fusion import Affine
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, bytes_of

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common import fusion
-from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
+from neural_mp.adaptors.common.kernels import fusion
+from neural_mp.adaptors.common.kernels.fusion import (
+    BIAS,
+    FusionRules,
+    find_fusion_groups,
+    fused_into,
+)
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.onnxrt.constant_folding import is_constant
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, is_float32, used_outputs

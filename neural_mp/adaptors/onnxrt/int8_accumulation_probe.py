@@ -6,7 +6,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
+from neural_mp.adaptors.common.kernels.int8_accumulation import (
+    Case,
+    Convolution,
+    probe_accumulation,
+)
 from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.onnxrt.int8_accumulation import CASES
 from neural_mp.adaptors.onnxrt.kernels.n_bits import run_kernel

@@ -17,7 +17,7 @@ from functools import cached_property
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.runtime_probe import find_deviations, version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import find_deviations, version_of
 from neural_mp.adaptors.onnxrt.fusion import structure
 from neural_mp.adaptors.onnxrt.graph.edit import is_float32, sizes_of, used_outputs
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of

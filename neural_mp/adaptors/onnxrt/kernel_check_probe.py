@@ -20,7 +20,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_mp.adaptors.common.runtime_probe import try_each_file
+from neural_mp.adaptors.common.kernels.runtime_probe import try_each_file
 from neural_mp.errors import one_line
 from neural_mp.util.pytree import Array
 

@@ -32,7 +32,7 @@ from neural_mp.adaptors.onnxrt.kernels.ops import row_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel, build_graph
 from neural_mp.adaptors.onnxrt.source_quantization import SOURCE_RANGE
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.kept_outputs import KeptOutputs
+from neural_mp.core.observations import KeptOutputs
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import float_arrays
 

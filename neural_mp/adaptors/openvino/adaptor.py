@@ -10,10 +10,11 @@ from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor, with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
-from neural_mp.adaptors.openvino import layer_params, loading, observe, profiler, storage
+from neural_mp.adaptors.openvino import layer_params, observe, profiler
 from neural_mp.adaptors.openvino.capabilities import kernels
 from neural_mp.adaptors.openvino.convert import convert_graph
-from neural_mp.adaptors.openvino.graph_edit import graphs_in
+from neural_mp.adaptors.openvino.files import loading, storage
+from neural_mp.adaptors.openvino.graph.edit import graphs_in
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel, build_graph, rename_ops, with_streams
 from neural_mp.adaptors.openvino.ops import Role, has_role, types_by_kind

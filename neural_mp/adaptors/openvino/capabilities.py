@@ -25,9 +25,9 @@ from neural_mp.adaptors.common.capabilities import (
     table_in_bytes,
     table_obstacle,
 )
-from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.openvino.fusion import has_one_position, is_product, kernel_of
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.openvino.graph.edit import (
     array_of,
     is_constant,
     is_float,
@@ -36,20 +36,20 @@ from neural_mp.adaptors.openvino.graph_edit import (
     readers_of,
     weight_of,
 )
-from neural_mp.adaptors.openvino.integer_weights import (
+from neural_mp.adaptors.openvino.graph.integer_weights import (
     by_channel_spec,
     is_table,
     low_bit_specs,
     matrix_sizes,
 )
-from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
-from neural_mp.adaptors.openvino.recurrent import (
+from neural_mp.adaptors.openvino.graph.recurrent import (
     kernel_obstacle,
     resets_product,
     stepwise_inputs,
     stepwise_obstacle,
 )
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import ov
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import Precision

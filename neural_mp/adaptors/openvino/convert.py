@@ -32,7 +32,7 @@ from neural_mp.adaptors.openvino.fusion import (
     quantized_sums,
     structure,
 )
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.openvino.graph.edit import (
     array_of,
     give_name,
     is_constant,
@@ -45,7 +45,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.integer_weights import (
+from neural_mp.adaptors.openvino.graph.integer_weights import (
     ALONE,
     STORED,
     WEIGHT,
@@ -59,15 +59,15 @@ from neural_mp.adaptors.openvino.integer_weights import (
     rows_of_table,
     set_input_group,
 )
-from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import Role, has_role
-from neural_mp.adaptors.openvino.recurrent import (
+from neural_mp.adaptors.openvino.graph.recurrent import (
     input_widths,
     quantize_sequence,
     resets_product,
     steps_of,
     stepwise_inputs,
 )
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.runtime import CPU, PRECISION_HINT, core, dtype_of, ops, ov
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.int8_accumulation import weight_qmax

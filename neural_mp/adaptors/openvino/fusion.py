@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from neural_mp.adaptors.common import fusion
-from neural_mp.adaptors.common.fusion import BIAS, SUM, FusionRules, find_fusion_groups, fused_into
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.common.kernels import fusion
+from neural_mp.adaptors.common.kernels.fusion import (
+    BIAS,
+    SUM,
+    FusionRules,
+    find_fusion_groups,
+    fused_into,
+)
+from neural_mp.adaptors.openvino.graph.edit import (
     array_of,
     is_constant,
     is_float,
@@ -21,8 +27,8 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
     weight_of,
 )
+from neural_mp.adaptors.openvino.graph.recurrent import has_integer_kernel
 from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
-from neural_mp.adaptors.openvino.recurrent import has_integer_kernel
 from neural_mp.adaptors.openvino.runtime import ov
 from neural_mp.core.int8_accumulation import KernelKind
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from neural_mp.adaptors.common.int8_accumulation import (
+from neural_mp.adaptors.common.kernels.int8_accumulation import (
     COMMON_CASES,
     Case,
     Convolution,

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from neural_mp.adaptors.common.runtime_probe import find_deviations, version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import find_deviations, version_of
 from neural_mp.adaptors.openvino.fusion import moves_values
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.openvino.graph.edit import (
     array_of,
     give_name,
     is_constant,

@@ -15,10 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from neural_mp.adaptors.common.fusion_check import describe_mismatch, exceeds_rounding, is_close
+from neural_mp.adaptors.common.fusion_check import (
+    describe_mismatch,
+    exceeds_rounding,
+    is_close,
+)
+from neural_mp.adaptors.common.kernels.runtime_probe import try_each_file
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import STEPS
-from neural_mp.adaptors.common.runtime_probe import try_each_file
 from neural_mp.adaptors.openvino.kernel_check import FOLLOWS, MOVES, fixed_shape, read_case
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.errors import ConversionError

@@ -20,7 +20,7 @@ from neural_mp.adaptors.openvino.fusion import (
     moves_values,
     structure,
 )
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.openvino.graph.edit import (
     array_of,
     constants_read,
     give_name,
@@ -33,7 +33,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     weight_of,
 )
-from neural_mp.adaptors.openvino.integer_weights import ALONE, is_table, matrix_of
+from neural_mp.adaptors.openvino.graph.integer_weights import ALONE, is_table, matrix_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import ops, ov

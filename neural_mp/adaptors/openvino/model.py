@@ -19,7 +19,7 @@ from neural_mp.adaptors.openvino.fusion import (
     kernel_of,
     structure,
 )
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.openvino.graph.edit import (
     SIXTEEN_BITS,
     constants_read,
     name_of,

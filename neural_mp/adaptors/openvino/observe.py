@@ -23,7 +23,7 @@ from neural_mp.adaptors.common.op_outputs import (
 )
 from neural_mp.adaptors.common.signatures.input_spec import in_parts
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, readers_of, tensor_of, type_of
+from neural_mp.adaptors.openvino.graph.edit import is_float, name_of, readers_of, tensor_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel, build_graph
 from neural_mp.adaptors.openvino.ops import row_of
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov

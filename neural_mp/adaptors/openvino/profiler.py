@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from neural_mp.adaptors.openvino.convert import QUANTIZED, SCALED
 from neural_mp.adaptors.openvino.fusion import has_weight, is_product
-from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, only_reader
-from neural_mp.adaptors.openvino.integer_weights import STORED
+from neural_mp.adaptors.openvino.graph.edit import SIXTEEN_BITS, name_of, only_reader
+from neural_mp.adaptors.openvino.graph.integer_weights import STORED
 from neural_mp.adaptors.openvino.layer_params import REDUCED
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import (

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
-from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES, fitting_specs
 from neural_mp.adaptors.pytorch.files.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx

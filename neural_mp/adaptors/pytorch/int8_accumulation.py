@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neural_mp.adaptors.common import int8_accumulation as common
-from neural_mp.adaptors.common.runtime_probe import version_of
+from neural_mp.adaptors.common.kernels import int8_accumulation as common
+from neural_mp.adaptors.common.kernels.runtime_probe import version_of
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 

@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 
-from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
+from neural_mp.adaptors.common.kernels.int8_accumulation import (
+    Case,
+    Convolution,
+    probe_accumulation,
+)
 from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.pytorch.int8_accumulation import CASES
 from neural_mp.adaptors.pytorch.kernels.kernel_probes import unscaled_kernel

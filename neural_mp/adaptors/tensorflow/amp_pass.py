@@ -31,7 +31,7 @@ from neural_mp.amp import (
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
 from neural_mp.io.files import writable_folder
-from neural_mp.util.environment import override_variables, restore_variables
+from neural_mp.util.system.environment import override_variables, restore_variables
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Integer kernel variants that work on this machine, and their INT8 accumulation.
 
-Every variant runs once in a child process (see `neural_mp.adaptors.common.runtime_probe`) on
-extreme integers, and must match the float op on the same quantized values within one step.
+Every variant runs once in a child process (see `common.kernels.runtime_probe`) on extreme integers,
+and must match the float op on the same quantized values within one step.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from neural_mp.adaptors.common.int8_accumulation import (
+from neural_mp.adaptors.common.kernels.int8_accumulation import (
     KernelAccumulation,
     accumulation_of_cases,
     target_accumulation,
 )
-from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT, probe_results, version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import ONEDNN_LIMIT, probe_results, version_of
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS
 from neural_mp.core.hardware import Hardware
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
-from neural_mp.util.environment import override_variables
+from neural_mp.util.system.environment import override_variables
 
 #: TensorFlow's log level: 3 logs only fatal errors.
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"

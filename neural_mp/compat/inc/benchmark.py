@@ -30,8 +30,8 @@ from neural_mp.core.criterion import Deadline
 from neural_mp.errors import ConfigurationError, DataError, TuningError
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.evaluator import Evaluator
-from neural_mp.util.processes import restore_environment, worker_environment
 from neural_mp.util.pytree import batch_size_of
+from neural_mp.util.system.processes import restore_environment, worker_environment
 
 #: Default number of timed batches; INC times all data.
 _MAX_BATCHES = 100

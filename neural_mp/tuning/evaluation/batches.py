@@ -25,7 +25,7 @@ from neural_mp.errors import (
     message_of,
 )
 from neural_mp.util.batch_cache import BatchCache
-from neural_mp.util.digest import DataDigest
+from neural_mp.util.fingerprint import DataDigest
 from neural_mp.util.labels import labels_of, split_at
 from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.text import counted, shape_words, with_article

@@ -26,10 +26,9 @@ from neural_mp.tuning.evaluation.metric_values import (
     check_reset,
 )
 from neural_mp.tuning.evaluation.pass_contents import PassContents
-from neural_mp.util.digest import DigestingIterator
-from neural_mp.util.fingerprint import object_fingerprint
-from neural_mp.util.memory import MemoryGuard
+from neural_mp.util.fingerprint import DigestingIterator, object_fingerprint
 from neural_mp.util.pytree import batch_size_of
+from neural_mp.util.system.memory import MemoryGuard
 from neural_mp.util.user_calls import UserCodeError, call_user
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import numpy as np
 from neural_mp.common import Metric
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import DataError, MetricError, message_of
-from neural_mp.util.digest import digest_of
+from neural_mp.util.fingerprint import digest_of
 from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.text import shape_words, with_article
 from neural_mp.util.user_calls import UserCodeError, call_user

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.errors import DataError
-from neural_mp.util.digest import digest_of
+from neural_mp.util.fingerprint import digest_of
 from neural_mp.util.json_fields import NOT_STORED, JsonFields
 from neural_mp.util.pytree import as_numpy, batch_size_of
 

@@ -30,9 +30,9 @@ from neural_mp.tuning.executors.contract import (
     crashed_evaluation,
 )
 from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
-from neural_mp.util.environment import THREAD_VARIABLES
-from neural_mp.util.memory import free_memory
-from neural_mp.util.processes import restore_environment, worker_environment
+from neural_mp.util.system.environment import THREAD_VARIABLES
+from neural_mp.util.system.memory import free_memory
+from neural_mp.util.system.processes import restore_environment, worker_environment
 from neural_mp.util.text import counted
 
 #: Interval of checks whether the owner is alive, in seconds.

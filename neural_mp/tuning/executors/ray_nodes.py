@@ -15,7 +15,7 @@ from neural_mp.core import hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.tuning.executors.contract import Workers
-from neural_mp.util.environment import versions_of
+from neural_mp.util.system.environment import versions_of
 from neural_mp.util.text import counted
 
 logger = logging.getLogger(__name__)

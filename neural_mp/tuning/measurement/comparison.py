@@ -26,9 +26,8 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.sqnr import MAX_NSR, MIN_SQNR_DB, decibels
-from neural_mp.util.display import Displayed, displays
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
-from neural_mp.util.text import counted
+from neural_mp.util.text import Displayed, counted, displays
 
 #: SQNR in dB above which values count as equal: float32 rounding is about 140 dB.
 EQUAL = 120.0

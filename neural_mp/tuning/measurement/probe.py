@@ -47,7 +47,7 @@ from neural_mp.tuning.measurement.op_timing import (
     with_conversions,
 )
 from neural_mp.tuning.measurement.sqnr import MAX_NSR, TimedRun, mean_nsr
-from neural_mp.util.digest import digest_of
+from neural_mp.util.fingerprint import digest_of
 from neural_mp.util.validators import (
     Validator,
     checked,

@@ -24,8 +24,8 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import MeasuringProbe
 from neural_mp.tuning.recording import setup_of
-from neural_mp.util.display import Printed
 from neural_mp.util.json_fields import JsonFields
+from neural_mp.util.text import Printed
 
 
 @dataclass(frozen=True)

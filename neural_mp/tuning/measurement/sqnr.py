@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.kept_outputs import KeptOutputs
+from neural_mp.core.observations import KeptOutputs
 from neural_mp.profiling import bound_ratio
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.objectives import Measurement
-from neural_mp.util.digest import digest_of
+from neural_mp.util.fingerprint import digest_of
 from neural_mp.util.pytree import Array, float_arrays
 from neural_mp.util.text import shape_words
 

@@ -8,7 +8,7 @@ import pytest
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.adaptors.common.weights.adaround import LayerError, WeightGrid, reconstructed_layer
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
-from neural_mp.util.interruption import TimeLimit
+from neural_mp.util.system.interruption import TimeLimit
 
 GROUPS, OUTPUTS, INPUTS, ROWS = 2, 16, 36, 2000
 OPTIONS = LearnOptions()

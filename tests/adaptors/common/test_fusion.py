@@ -2,7 +2,7 @@
 
 import pytest
 
-from neural_mp.adaptors.common.fusion import (
+from neural_mp.adaptors.common.kernels.fusion import (
     BIAS,
     SUM,
     FusionGroup,

@@ -2,15 +2,18 @@
 
 import pytest
 
-from neural_mp.adaptors.common import runtime_probe
-from neural_mp.adaptors.common.int8_accumulation import accumulation_of_cases, target_accumulation
+from neural_mp.adaptors.common.kernels import runtime_probe
+from neural_mp.adaptors.common.kernels.int8_accumulation import (
+    accumulation_of_cases,
+    target_accumulation,
+)
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 
 EXACT, SATURATING = Int8Accumulation.EXACT, Int8Accumulation.SATURATING
 CRASHING = """
 import os
-from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.common.kernels.runtime_probe import try_each
 with open("runs.txt", "a") as runs:
     runs.write(os.environ.get("ONEDNN_MAX_CPU_ISA", "-") + " ")
 def find(case):
@@ -89,7 +92,7 @@ def test_a_runtime_is_believed_where_it_saturates_and_the_flags_where_they_do_no
 
 CASES = """
 import os, pathlib, sys
-from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.common.kernels.runtime_probe import try_each
 folder = pathlib.Path(sys.argv[1])
 with open("cases.txt", "a") as runs:
     runs.write(" ".join(sorted(path.name for path in folder.iterdir())) + ";")

@@ -7,7 +7,7 @@ import pytest
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.hardware import detect
-from neural_mp.core.kept_outputs import KeptOutputs
+from neural_mp.core.observations import KeptOutputs
 from neural_mp.tuning import unchecked
 
 _DRAW = np.random.default_rng(0)

@@ -7,9 +7,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, graph, op, run
 
-from neural_mp.adaptors.onnxrt import loading
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
+from neural_mp.adaptors.onnxrt.files import loading
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from neural_mp import MixedPrecision, load
-from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
+from neural_mp.adaptors.common.kernels.runtime_probe import ONEDNN_LIMIT
 from neural_mp.adaptors.openvino import runtime
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.runtime import Runner, ShapedRunner, ops, ov

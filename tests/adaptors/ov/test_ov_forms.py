@@ -10,7 +10,7 @@ from zoo.openvino_models import F32, PICTURES, STEPS, biased, built, convolved, 
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.capabilities import kernels
-from neural_mp.adaptors.openvino.graph_edit import type_of
+from neural_mp.adaptors.openvino.graph.edit import type_of
 from neural_mp.adaptors.openvino.layer_params import full_range_kernels, with_reduced_range
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind

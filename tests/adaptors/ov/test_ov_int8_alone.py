@@ -14,8 +14,8 @@ from neural_mp import convert_with_plan
 from neural_mp.adaptors.common.sensitivity.fisher import layer_noise
 from neural_mp.adaptors.common.weights.grouped_weight import rounded_inputs
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.openvino import integer_weights
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
+from neural_mp.adaptors.openvino.graph import integer_weights
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind

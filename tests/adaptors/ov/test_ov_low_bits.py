@@ -19,8 +19,8 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     rounded_inputs,
 )
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.openvino import integer_weights
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
+from neural_mp.adaptors.openvino.graph import integer_weights
 from neural_mp.adaptors.openvino.ops import Role
 from neural_mp.adaptors.openvino.runtime import Runner
 from neural_mp.core.plan import PrecisionPlan

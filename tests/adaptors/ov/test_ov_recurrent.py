@@ -10,7 +10,7 @@ from torch import nn
 
 import neural_mp
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
+from neural_mp.adaptors.common.kernels.runtime_probe import ONEDNN_LIMIT
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov

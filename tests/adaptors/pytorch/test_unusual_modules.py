@@ -13,7 +13,7 @@ import neural_mp
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import CaptureError, ModelLoadError, NeuralMPError
-from neural_mp.io.trust import trusting
+from neural_mp.io.limits import trusting
 
 
 def layers():

@@ -13,7 +13,7 @@ from neural_mp import AutoMixedPrecisionOptions
 from neural_mp.adaptors.tensorflow.amp_pass import PREFIX
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, UnsupportedPrecisionError
 from neural_mp.training import disable_graph_rewrite, enable_graph_rewrite, graph_rewrite
-from neural_mp.util.environment import users_environment
+from neural_mp.util.system.environment import users_environment
 
 DRAWN = np.random.default_rng(0)
 DATA = DRAWN.random((8, 64), np.float32)

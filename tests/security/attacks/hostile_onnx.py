@@ -295,7 +295,7 @@ def _has_functions(folder: Path, canary: Path, what: str) -> None:
 def _is_ours(folder: Path, canary: Path) -> None:
     import onnx
 
-    from neural_mp.adaptors.onnxrt import storage
+    from neural_mp.adaptors.onnxrt.files import storage
 
     loaded = load_source(_net(), None, None)
     (folder / "saved").mkdir()
@@ -309,7 +309,7 @@ def _is_ours(folder: Path, canary: Path) -> None:
 
 @ONNX.here("a result of ours whose details are nested")
 def _has_details(folder: Path, canary: Path) -> None:
-    from neural_mp.adaptors.onnxrt import storage
+    from neural_mp.adaptors.onnxrt.files import storage
 
     storage.save(load_source(_net(), None, None).held, folder)
     (folder / storage.DETAILS_FILE).write_text("[" * 200_000)

@@ -37,9 +37,9 @@ from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
-from neural_mp.util.digest import DataDigest
-from neural_mp.util.memory import FREED
+from neural_mp.util.fingerprint import DataDigest
 from neural_mp.util.pytree import Array
+from neural_mp.util.system.memory import FREED
 
 M = TypeVar("M")
 logger = logging.getLogger(__name__)

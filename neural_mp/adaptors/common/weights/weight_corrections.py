@@ -34,8 +34,8 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     to_bfloat16,
 )
 from neural_mp.core.enums import WeightCorrection
-from neural_mp.util.memory import FREED, MAX_RESULTS
 from neural_mp.util.pytree import Array
+from neural_mp.util.system.memory import FREED, MAX_RESULTS
 
 #: Fraction of every input's power that is added to the diagonal of H, against noise.
 _DAMPING = 0.01

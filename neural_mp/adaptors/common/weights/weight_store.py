@@ -36,8 +36,8 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.io.array_files import UNREADABLE, load_arrays
 from neural_mp.io.files import atomic_file
-from neural_mp.util.memory import FREED
 from neural_mp.util.pytree import Array
+from neural_mp.util.system.memory import FREED
 
 logger = logging.getLogger(__name__)
 

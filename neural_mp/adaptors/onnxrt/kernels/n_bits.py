@@ -19,7 +19,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_mp.adaptors.common.runtime_probe import probe_results, try_each, version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import probe_results, try_each, version_of
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GROUP_SIZES,
     BitOrder,

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.fusion import Affine
+from neural_mp.adaptors.common.kernels.fusion import Affine
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.pytorch.capture.graph_capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx

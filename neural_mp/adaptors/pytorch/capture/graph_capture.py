@@ -40,7 +40,7 @@ from neural_mp.adaptors.pytorch.versions import (
     without_stack_traces,
 )
 from neural_mp.errors import CaptureError, DataError
-from neural_mp.util.interruption import TimeLimitError, interrupted_after
+from neural_mp.util.system.interruption import TimeLimitError, interrupted_after
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)

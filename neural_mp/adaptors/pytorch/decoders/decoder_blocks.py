@@ -19,7 +19,7 @@ from neural_mp.adaptors.pytorch.capture.module_capture import run_call, visit_no
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import LINEAR
-from neural_mp.util.memory import FREED, MAX_RESULTS
+from neural_mp.util.system.memory import FREED, MAX_RESULTS
 
 #: Name of the first argument of a block in `transformers`.
 _STATES = "hidden_states"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.fusion import (
+from neural_mp.adaptors.common.kernels.fusion import (
     SUM,
     FusionGroup,
     FusionRules,

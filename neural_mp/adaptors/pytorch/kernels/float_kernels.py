@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.fusion import FusionRules, Step, find_fusion_groups
+from neural_mp.adaptors.common.kernels.fusion import FusionRules, Step, find_fusion_groups
 from neural_mp.adaptors.pytorch.capture.module_capture import visit_nodes
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
-from neural_mp.adaptors.common.fusion import Step
+from neural_mp.adaptors.common.kernels.fusion import Step
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import kernel_ops as kernels
@@ -38,7 +38,7 @@ from neural_mp.adaptors.pytorch.kernels.batch_parts import SPLITS, computes_samp
 from neural_mp.adaptors.pytorch.kernels.float_kernels import call_packed_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.kernels.kernel_probes import writes_fast
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
-from neural_mp.util.memory import FREED
+from neural_mp.util.system.memory import FREED
 
 aten = torch.ops.aten
 onednn = torch.ops.onednn

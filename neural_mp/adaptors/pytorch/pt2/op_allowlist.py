@@ -17,7 +17,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from neural_mp.adaptors.pytorch.graph import qdq_ops
-from neural_mp.io.trust import is_trusted
+from neural_mp.io.limits import is_trusted
 
 _OP = re.compile(r"torch\.ops\.([a-z_]\w*)\.([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?", re.ASCII)
 _TABLE = "ops.txt"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -40,7 +40,7 @@ from neural_mp.amp import (
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
-from neural_mp.util.environment import users_environment
+from neural_mp.util.system.environment import users_environment
 
 _Result = TypeVar("_Result")
 logger = logging.getLogger(__name__)
@@ -408,9 +408,10 @@ class FourListsMode(TorchFunctionMode):
         for tensor in _nested_tensors(result):
             key = id(tensor)
             if key not in self._dangerous and tensor.is_floating_point():
-                self._dangerous[key] = weakref.ref(
-                    tensor, lambda _, key=key: self._dangerous.pop(key, None)
-                )
+                self._dangerous[key] = weakref.ref(tensor, partial(self._forget_tensor, key))
+
+    def _forget_tensor(self, key: int, _: weakref.ref[torch.Tensor]) -> None:
+        self._dangerous.pop(key, None)
 
 
 def _gather_castable(values: Iterable[Any], floats: list[Any]) -> bool:

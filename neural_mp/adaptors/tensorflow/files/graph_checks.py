@@ -44,8 +44,8 @@ from neural_mp.io.limits import (
     MAX_NODE_TENSORS,
     MAX_REPEATED_BYTES,
     MAX_TENSOR_RANK,
+    is_trusted,
 )
-from neural_mp.io.trust import is_trusted
 from neural_mp.util.validators import key_words, preview
 
 #: Reason for refusal → ops with this effect, although TensorFlow marks the ops as stateless.

@@ -13,8 +13,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from scipy import special
 
-from neural_mp.adaptors.common import fusion
-from neural_mp.adaptors.common.fusion import (
+from neural_mp.adaptors.common.kernels import fusion
+from neural_mp.adaptors.common.kernels.fusion import (
     BIAS,
     SUM,
     Affine,

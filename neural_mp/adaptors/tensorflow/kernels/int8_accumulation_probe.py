@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.common.kernels.runtime_probe import try_each
 from neural_mp.adaptors.common.signatures.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, SUMMAND
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compile_runner, import_runnable

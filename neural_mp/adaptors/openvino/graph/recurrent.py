@@ -18,7 +18,7 @@ import numpy as np
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.openvino.graph.edit import (
     array_of,
     give_name,
     is_constant,
@@ -26,7 +26,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     redirect_inputs,
     type_of,
 )
-from neural_mp.adaptors.openvino.integer_weights import product_weight
+from neural_mp.adaptors.openvino.graph.integer_weights import product_weight
 from neural_mp.adaptors.openvino.ops import Recurrence, Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.observations import Range

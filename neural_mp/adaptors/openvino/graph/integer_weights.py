@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from neural_mp.adaptors.common.kernels.runtime_probe import probe_results, try_each, version_of
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.common.runtime_probe import probe_results, try_each, version_of
 from neural_mp.adaptors.common.weights.cross_layer_scaling import rounded_weight
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GROUP_SIZES,
@@ -37,7 +37,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     product_specs,
     rounded_inputs,
 )
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.openvino.graph.edit import (
     array_of,
     give_name,
     is_constant,

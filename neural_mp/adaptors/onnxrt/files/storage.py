@@ -21,13 +21,13 @@ from neural_mp.adaptors.common.named_graphs.model_metadata import (
 )
 from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.signatures.signature import Signature
+from neural_mp.adaptors.onnxrt.files.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.graph.edit import parts_of
 from neural_mp.adaptors.onnxrt.graph.external_data import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of, version_in
 from neural_mp.adaptors.onnxrt.graph.protos import message_of, save_program
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, MESSAGE_LIMIT, PLAIN, Runner, bytes_of
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
-from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.util.validators import boolean, non_negative_integer, record

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neural_mp.adaptors.common.kernels.runtime_probe import probe_results, try_each
 from neural_mp.adaptors.common.quant_params import Array
-from neural_mp.adaptors.common.runtime_probe import probe_results, try_each
 from neural_mp.core.hardware import HOST_TARGET, PORTABLE, Hardware
 from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, Int8Accumulation, KernelKind
 

@@ -9,23 +9,23 @@ from pathlib import Path
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
-from neural_mp.adaptors.openvino.graph_edit import (
+from neural_mp.adaptors.openvino.files.storage import check_xml
+from neural_mp.adaptors.openvino.graph.edit import (
     give_stable_names,
     name_of,
     op_nodes,
     sizes_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import Role, has_role
-from neural_mp.adaptors.openvino.recurrent import (
+from neural_mp.adaptors.openvino.graph.recurrent import (
     has_integer_kernel,
     resets_product,
     split_directions,
     stepwise_obstacle,
 )
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
-from neural_mp.adaptors.openvino.storage import check_xml
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
 from neural_mp.util.pytree import Structure

@@ -21,7 +21,7 @@ from neural_mp.adaptors.common.named_graphs.model_metadata import (
     write_details,
 )
 from neural_mp.adaptors.common.signatures.signature import Signature
-from neural_mp.adaptors.openvino.graph_edit import name_of, type_of
+from neural_mp.adaptors.openvino.graph.edit import name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.runtime import core, ov

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from neural_mp.core.hardware import detect
 from neural_mp.io.measurement_cache import FileCache, machine_cache
-from neural_mp.util.processes import python_command
+from neural_mp.util.system.processes import python_command
 from neural_mp.util.validators import list_of, mapping_of, string
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Kernels of a runtime: fusion, and probes of a kernel's results."""

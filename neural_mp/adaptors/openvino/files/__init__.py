@@ -1,0 +1,1 @@
+"""OpenVINO models in files: load, check, save."""

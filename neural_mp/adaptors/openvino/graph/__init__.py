@@ -1,0 +1,1 @@
+"""Edits of OpenVINO graphs, integer weights and recurrent sequences."""

@@ -1,0 +1,1 @@
+"""The operating system: environment, memory, processes, interruption."""
