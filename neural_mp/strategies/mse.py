@@ -1,4 +1,4 @@
-"""`mse` and `mse_v2`: fallback in the order of output noise, once or anew in every step."""
+"""`mse` and `mse_v2`: fallback in the order of output noise, ranked once or in every step."""
 
 from __future__ import annotations
 

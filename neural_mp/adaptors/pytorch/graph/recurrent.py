@@ -184,9 +184,10 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
     cells = []
     for first in range(0, len(args["params"]), per_cell):
         tensors = args["params"][first : first + per_cell]
-        sources = [source for weight in tensors[:2] for source in weight.args]
-        parts = [fx.attribute(module, str(source.target)) for source in sources]
-        weight, recurrent = parts[:2], parts[2:]
+        weight, recurrent = (
+            [fx.attribute(module, str(part.target)) for part in dequantized.args]
+            for dequantized in tensors[:2]
+        )
         biases = [fx.attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
         zeros = torch.zeros(len(weight[1]))
         bias, recurrent_bias = biases or (zeros, zeros)

@@ -390,8 +390,8 @@ class FourListsMode(TorchFunctionMode):
             # Finite values stay finite: masks often contain the lowest float32, which 16 bits round
             # to minus infinity; softmax then returns NaN for a fully masked row.
             bounds = torch.finfo(dtype)
-            narrow = tensor.clamp(bounds.min, bounds.max)
-            return torch.where(tensor.isinf(), tensor, narrow).to(dtype)
+            narrow = torch.where(tensor.isinf(), tensor, tensor.clamp(bounds.min, bounds.max))
+            return narrow.to(dtype)
         if not (tensor.requires_grad and tensor.is_leaf) or tensor.is_inference():
             return tensor.to(dtype)
         # Separate casts without gradients: they would detach the weight.
