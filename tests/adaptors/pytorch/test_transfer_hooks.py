@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.pytorch.files import loading, transfer
 from neural_mp.core.enums import Capture
+from neural_mp.errors import ConversionError
 
 SMALL = {
     "num_encoder_blocks": 1,
@@ -22,13 +24,36 @@ SMALL = {
 
 
 @pytest.mark.slow
-def test_hooks_of_transformers_do_not_keep_a_model_in_torch():
-    net, batch = (
-        SegformerForSemanticSegmentation(SegformerConfig(**SMALL)).eval(),
-        torch.randn(2, 3, 16, 16),
-    )
-    with torch.no_grad():
-        net(batch)
-    assert any(part._forward_hooks for part in net.modules())  # else this test tests nothing
+@pytest.mark.parametrize("is_called", [False, True], ids=["fresh", "called"])
+def test_hooks_of_transformers_do_not_keep_a_model_in_torch(is_called):
+    net = SegformerForSemanticSegmentation(SegformerConfig(**SMALL)).eval()
+    batch = torch.randn(2, 3, 16, 16)
+    if is_called:
+        with torch.no_grad():
+            net(batch)
+    # The first call installs the hooks.
+    assert any(part._forward_hooks for part in net.modules()) == is_called
     model = loading.load(net, InputSpec.read(None, None, batch), Capture.WHOLE)
     assert [port.name for port in transfer.boundary(model).signature.inputs] == ["pixel_values"]
+
+
+class FirstCall(nn.Linear):
+    """A layer whose first call returns other outputs than all later calls."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.is_called = False
+
+    def forward(self, inputs):
+        """Return the outputs, negated in the first call."""
+        outputs = super().forward(inputs)
+        was_called, self.is_called = self.is_called, True
+        return outputs if was_called else -outputs
+
+
+def test_a_module_with_another_first_call_stays_in_torch():
+    model = loading.load(
+        FirstCall().eval(), InputSpec.read(None, None, torch.ones(2, 4)), Capture.WHOLE
+    )
+    with pytest.raises(ConversionError, match="its forward changes the module's state"):
+        transfer.boundary(model)

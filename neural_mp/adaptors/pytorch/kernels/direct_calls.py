@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.signatures.signature import flat_leaves, key_of, remember_layout
+from neural_mp.adaptors.pytorch.capture.graph_capture import KEPT_STATE
 from neural_mp.adaptors.pytorch.capture.module_capture import (
     copy_module,
     is_accepted,
@@ -314,19 +315,26 @@ def _direct_form(model: TorchModel) -> nn.Module:
 
 
 def keeps_state(model: TorchModel) -> bool:
-    """Whether a run of the user's own module fails, or changes the module or the inputs."""
+    """Whether runs of the user's own module fail, or change the module or the inputs."""
     return _copy_user_module(model) is None
 
 
 def _copy_user_module(model: TorchModel) -> nn.Module | None:
-    """Return a copy of the user's module; None if a run fails or changes module or inputs."""
+    """Return a copy of the user's module; None if runs fail or change module or inputs.
+
+    The first run may fill caches and install hooks that later runs find.
+    """
     assert model.original is not None
+    if model.portable.meta.get(KEPT_STATE):
+        return None
     try:
         module, call = copy_module(model.original), model.example.copied()
-        with preserve_state(module) as state, torch.no_grad():
-            versions = list(_input_versions(call))
+        versions = list(_input_versions(call))
+        with torch.no_grad():
             module(*call.args, **call.kwargs)
-            is_changed = state.is_changed() or list(_input_versions(call)) != versions
+            with preserve_state(module) as state:
+                module(*call.args, **call.kwargs)
+                is_changed = state.is_changed() or list(_input_versions(call)) != versions
     except Exception:
         # User code may refuse to be copied or run, with any exception type.
         logger.debug("the user's own module cannot be called directly", exc_info=True)
