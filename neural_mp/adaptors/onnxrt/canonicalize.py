@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,16 +12,13 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.onnxrt import constant_folding
+from neural_mp.adaptors.onnxrt import constant_folding as folding
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph import opset as opsets
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of, input_of, is_float32
 from neural_mp.adaptors.onnxrt.graph.protos import hidden_maps
-from neural_mp.adaptors.onnxrt.graph.subgraphs import (
-    hoist_invariants,
-    in_order,
-    sink_constants,
-)
+from neural_mp.adaptors.onnxrt.graph.subgraphs import hoist_invariants, in_order, sink_constants
+from neural_mp.adaptors.onnxrt.kernels.ops import is_convolution
 from neural_mp.adaptors.onnxrt.kernels.registry import quantizes
 from neural_mp.errors import ConversionError
 
@@ -55,27 +52,29 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
     common.NameFixPass()(program)  # names may repeat across bodies
     common.LiftSubgraphInitializersToMainGraphPass()(program)
-    for node in list(in_order(program.graph)):
-        hoist_invariants(node)
+    _rewrite(program.graph, {"Loop": hoist_invariants, "Scan": hoist_invariants})
     edit.name_nodes(program)
-    for node in list(in_order(program.graph)):
-        constant_folding.remove_identity(node)
+    _rewrite(program.graph, dict.fromkeys(("Identity", "Dropout"), folding.remove_identity))
     infer_shapes(program)
-    names = edit.GraphNames(program.graph)
-    for node in in_order(program.graph):
-        write_out_type(node)
-    constant_folding.fold_constants(program, names, folder)
-    for node in list(in_order(program.graph)):
-        constant_folding.fold_branch(node, names)
-    for node in list(in_order(program.graph)):
-        constant_folding.fold_batch_norm(node, names)
-        write_out_axes(node, names)
+    names = GraphNames(program.graph)
+    _rewrite(program.graph, {"CastLike": write_out_type})
+    folding.fold_constants(program, names, folder)
+    _rewrite(program.graph, {"If": folding.fold_branch}, names)
+    axes = {"Pad": pad_all_axes, "Resize": resize_all_axes}
+    _rewrite(program.graph, {"BatchNormalization": folding.fold_batch_norm, **axes}, names)
     if frame_convolutions(program, names):
         infer_shapes(program)
     common.RemoveUnusedNodesPass()(program)
     sink_constants(program)
     edit.name_nodes(program)
     return notes
+
+
+def _rewrite(graph: ir.Graph, rules: Mapping[str, Callable[..., None]], *names: GraphNames) -> None:
+    """Apply op type → rule to the ops of ONNX, those of bodies first."""
+    for node in list(in_order(graph)):
+        if not node.domain and node.op_type in rules:
+            rules[node.op_type](node, *names)
 
 
 def _use_plain_domain(program: ir.Model) -> None:
@@ -163,9 +162,7 @@ def write_out_type(node: ir.Node) -> None:
 
     The CastLike of a constant then becomes a constant: torch 2.6 exports zero biases as CastLike.
     """
-    if node.op_type != "CastLike" or node.domain or node.inputs[1] is None:
-        return
-    dtype = node.inputs[1].dtype
+    dtype = node.inputs[1].dtype if node.inputs[1] is not None else None
     if dtype is None:
         return
     node.op_type = "Cast"
@@ -173,28 +170,31 @@ def write_out_type(node: ir.Node) -> None:
     node.attributes["to"] = ir.AttrInt64("to", int(dtype))
 
 
-def write_out_axes(node: ir.Node, names: edit.GraphNames) -> None:
-    """Pad or resize explicitly on all axes, with no effect on the unnamed axes.
+def pad_all_axes(node: ir.Node, names: GraphNames) -> None:
+    """Pad explicitly on all axes, with no effect on the unnamed axes.
 
     ONNX Runtime runs integer convolutions with channels last; when moving the transposition past
     such an op, ONNX Runtime does not permute `axes`.
     """
-    shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
-    if shape is None or not has_axes(node):
+    data = input_of(node, 0)
+    if data is None or data.shape is None or input_of(node, 3) is None:
         return
-    rank = len(shape)
-    if node.op_type == "Pad":
-        axes, amounts = edit.array_of(node.inputs[3]), edit.array_of(node.inputs[1])
-        if axes is None or amounts is None:
-            return
-        whole = np.zeros((2, rank), np.int64)
-        whole[:, axes] = amounts.reshape(2, -1)
-        node.replace_input_with(1, names.constant(f"{node.name}.pads", whole.reshape(-1)))
-        node.resize_inputs(3)
+    axes, amounts = array_of(node.inputs[3]), array_of(node.inputs[1])
+    if axes is None or amounts is None:
         return
-    scales = edit.array_of(edit.input_of(node, 2))
-    region = edit.input_of(node, 1)
-    borders = edit.array_of(region)
+    whole = np.zeros((2, len(data.shape)), np.int64)
+    whole[:, axes] = amounts.reshape(2, -1)
+    node.replace_input_with(1, names.constant(f"{node.name}.pads", whole.reshape(-1)))
+    node.resize_inputs(3)
+
+
+def resize_all_axes(node: ir.Node, names: GraphNames) -> None:
+    """Resize explicitly on all axes, for the reason of `pad_all_axes`."""
+    data = input_of(node, 0)
+    if data is None or data.shape is None or "axes" not in node.attributes:
+        return
+    rank, scales, region = len(data.shape), array_of(input_of(node, 2)), input_of(node, 1)
+    borders = array_of(region)
     crops = node.attributes.get_string("coordinate_transformation_mode") == "tf_crop_and_resize"
     if scales is None or not scales.size or (crops and borders is None):
         return
@@ -208,13 +208,6 @@ def write_out_axes(node: ir.Node, names: edit.GraphNames) -> None:
         region = names.constant(f"{node.name}.roi", whole.reshape(-1))
     node.replace_input_with(1, region if crops else None)  # other modes ignore the region
     del node.attributes["axes"]
-
-
-def has_axes(node: ir.Node) -> bool:
-    """Whether an op pads or resizes only the axes in its `axes`."""
-    if node.op_type == "Pad":
-        return edit.input_of(node, 3) is not None
-    return node.op_type == "Resize" and "axes" in node.attributes
 
 
 #: Shorter kernels gain nothing.
@@ -260,7 +253,7 @@ def frame_convolutions(program: ir.Model, names: GraphNames) -> bool:
 
 
 def _match_framing(node: ir.Node) -> _Framing | None:
-    if node.op_type != "Conv" or node.domain or not is_float32(node.inputs[0]):
+    if not is_convolution(node) or not is_float32(node.inputs[0]):
         return None
     weight = array_of(node.inputs[1])
     if weight is None or weight.dtype != np.float32 or weight.ndim != 3 or weight.shape[1] != 1:

@@ -16,7 +16,7 @@ from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, bytes_of
 from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, in_order
-from neural_mp.adaptors.onnxrt.kernels.ops import RANDOM, dequantizes, quantizes
+from neural_mp.adaptors.onnxrt.kernels.ops import RANDOM, dequantizes, is_convolution, quantizes
 from neural_mp.adaptors.onnxrt.kernels.registry import runs_natively
 from neural_mp.errors import ConversionError
 
@@ -53,15 +53,15 @@ _NUMBERS = (
 
 
 def remove_identity(node: ir.Node) -> None:
-    """Bypass and remove an identity."""
-    if node.domain or node.op_type not in ("Identity", "Dropout") or node.inputs[0] is None:
+    """Bypass and remove an Identity, or a Dropout outside training."""
+    data, mode = node.inputs[0], edit.input_of(node, 2)
+    if data is None:
         return
-    mode = edit.input_of(node, 2)
     trains = np.array(0) if mode is None else edit.array_of(mode)
     same = len(edit.used_outputs(node)) == 1 and trains is not None and not trains.any()
     # Includes outputs of bodies: they must be computed within their body.
     if same and not node.outputs[0].is_graph_output() and node.graph is not None:
-        node.outputs[0].replace_all_uses_with(node.inputs[0])
+        node.outputs[0].replace_all_uses_with(data)
         node.graph.remove(node, safe=True)
 
 
@@ -241,8 +241,6 @@ def _infer_results(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value
 
 def fold_branch(node: ir.Node, names: edit.GraphNames) -> None:
     """Replace an If with a constant condition by the chosen branch."""
-    if node.op_type != "If" or node.domain:
-        return
     condition, graph = edit.array_of(edit.input_of(node, 0)), node.graph
     if condition is None or graph is None:
         return
@@ -340,10 +338,10 @@ def _has_cpu_kernel(node: ir.Node, opset: int) -> bool:
 
 def fold_batch_norm(node: ir.Node, names: edit.GraphNames) -> None:
     """Fold a batch norm into a convolution with no other consumer."""
-    if node.op_type != "BatchNormalization" or node.domain or len(node.inputs) != 5:
+    if len(node.inputs) != 5:
         return
     conv = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if conv is None or conv.op_type != "Conv" or len(edit.used_outputs(node)) > 1:
+    if conv is None or not is_convolution(conv) or len(edit.used_outputs(node)) > 1:
         return
     between, shift = conv.outputs[0], edit.input_of(conv, 2)
     training = node.attributes.get_int("training_mode", 0)

@@ -21,6 +21,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import SIXTEEN_BITS, tensor_bytes, ten
 from neural_mp.adaptors.onnxrt.kernels.n_bits import PRODUCT, multiplies_integers
 from neural_mp.adaptors.onnxrt.kernels.ops import (
     CONVERSIONS,
+    INSERTED,
     INTEGER_KERNELS,
     RUNS_GRAPHS,
     has_weight,
@@ -143,7 +144,7 @@ def _kernel_owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
     owners: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
-        if conversions or op == name or node.op_type not in (*CONVERSIONS, "Transpose"):
+        if conversions or op == name or node.op_type not in INSERTED:
             owners[name] = op
             for value in node.outputs:
                 owners.setdefault(str(value.name), op)

@@ -151,7 +151,7 @@ class _Recorder:
         if not inner:
             return self._append_node(graph, "SequenceInsert", [sequence, value])
         body, node = inner[0], parents[inner[0]]
-        if node.op_type == "Scan":
+        if node.op_type not in _TAKE_SEQUENCES:  # a Scan, which returns arrays only
             return self._append_node(
                 graph, "SequenceInsert", [sequence, self._add_scan_output(node, body, value)]
             )

@@ -13,6 +13,10 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.naming import reserve_name
 
+#: Op with states → positions of the first in the inputs of op and body, and in the body's results.
+#: A Loop has its limit and condition first; its body, the iteration and condition.
+_FIRST_STATES = {"Loop": (2, 1), "Scan": (0, 0)}
+
 
 def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
     """Yield the direct bodies of a node; `then` before `else`."""
@@ -62,12 +66,8 @@ def hoist_invariants(node: ir.Node) -> None:
 
     Some exporters carry every weight of a body as a state.
     """
-    if node.op_type not in ("Loop", "Scan") or node.domain:
-        return
     (body,) = bodies_of(node)
-    # A Loop has its limit and condition first; its body, the iteration and condition.
-    is_loop = node.op_type == "Loop"
-    first, first_result = (2, 1) if is_loop else (0, 0)
+    first, first_result = _FIRST_STATES[node.op_type]
     states = len(node.inputs) - first - node.attributes.get_int("num_scan_inputs", 0)
     unchanged = [
         index

@@ -1,8 +1,8 @@
 """The table of ONNX ops: what planning and conversion take from the type of an op.
 
 `OPS` has a row for every op type with a part in INT8 graphs, `TYPES` the op types of the kinds in
-the four lists. Planning and conversion read a row (`row_of`); rewriting of graphs compares the
-types that it rewrites.
+the four lists. Planning and conversion read a row (`row_of`); rewriting of graphs has its own rules
+by type (`canonicalize`).
 """
 
 from __future__ import annotations
@@ -101,6 +101,11 @@ def has_role(node: ir.Node, role: Role) -> bool:
 def is_product(node: ir.Node) -> bool:
     """Whether an op is a layer that multiplies matrices, written as its kernel."""
     return has_role(node, Role.LAYER) and row_of(node).kernel == INT8_PRODUCT
+
+
+def is_convolution(node: ir.Node) -> bool:
+    """Whether an op is a layer that multiplies windows of its data, with channels on axis 1."""
+    return has_role(node, Role.LAYER) and row_of(node).channels_second
 
 
 def has_weight(node: ir.Node) -> bool:
@@ -280,8 +285,9 @@ RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout")
 #: Types whose `reduction` has FP32 kernels only.
 SCATTERS = frozenset({"ScatterElements", "ScatterND"})
 
-#: Types that convert between the variants of a tensor.
+#: Types that convert between the variants of a tensor; with layout changes, the inserted types.
 CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+INSERTED = CONVERSIONS | {"Transpose"}
 #: Integer kernel → positions of its weights, each with that of its zero points.
 KERNEL_WEIGHTS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "QLinearConv": ((3, 5),),

@@ -36,6 +36,8 @@ FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
 #: Positions of the weights of the INT8 LSTM, as of LSTM, each with that of its zero points; the
 #: scales precede the zero points.
 LSTM_WEIGHTS = ((1, 9), (2, 11))
+#: Activation that clamps its input → its least result, unless an input bounds it.
+_LEAST_RESULTS = {"Relu": 0.0, "Clip": -np.inf}
 _UINT8_MAX = np.iinfo(np.uint8).max
 
 
@@ -63,11 +65,9 @@ def is_pointwise(convolution: ir.Node) -> bool:
 
 def clamp_limits(node: ir.Node) -> tuple[float, float] | None:
     """Return the bounds of an activation's result; None for other ops."""
-    if node.op_type == "Relu":
-        return 0.0, np.inf
-    if node.op_type != "Clip":
+    if node.op_type not in _LEAST_RESULTS:
         return None
-    bounds = [-np.inf, np.inf]
+    bounds = [_LEAST_RESULTS[node.op_type], np.inf]
     for index in (1, 2):
         bound = input_of(node, index)
         if bound is None:
