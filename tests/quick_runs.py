@@ -178,6 +178,7 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "Measurement", _Shown)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
+    monkeypatch.setattr(objectives, "cpu_share", lambda: 1.0)
     monkeypatch.setattr(Measurement, "rounds", _measured)
     monkeypatch.setattr(LoadedModel, "profile", _profiled)
 

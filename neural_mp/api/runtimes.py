@@ -165,9 +165,7 @@ class RuntimeChoice:
             return ChosenRuntime(self.load, self.source, _runtime_figures(candidates, own, {}))
         timed = self._time_candidates(able)
         own = timed[0]
-        winner = min(timed, key=lambda candidate: uncontended_latency(candidate.best))
-        if latency_ratio(own.best, winner.best).low < MIN_RUNTIME_SPEEDUP:
-            winner = own
+        winner = _select_fastest(timed)
         reasons = {
             entry.framework: f"{latency_ratio(own.best, entry.best)} the speed of {own.framework}"
             for entry in timed
@@ -290,12 +288,19 @@ class RuntimeChoice:
                 index: self._convert_to_int8(models[index]) for index in order[:_TIMED_IN_INT8]
             }
             low = {index: model for index, model in converted.items() if model is not None}
-        rounds = self.measurement.interleaved([*models, *low.values()])
-        int8 = dict(zip(low, rounds[len(models) :], strict=True))
-        return [
-            replace(candidate, rounds=rounds[index], int8_rounds=int8.get(index, ()))
-            for index, candidate in enumerate(candidates)
-        ]
+
+        def add_rounds(rounds: Sequence[Sequence[float]]) -> list[RuntimeCandidate]:
+            int8 = dict(zip(low, rounds[len(models) :], strict=True))
+            return [
+                replace(candidate, rounds=rounds[index], int8_rounds=int8.get(index, ()))
+                for index, candidate in enumerate(candidates)
+            ]
+
+        return add_rounds(
+            self.measurement.interleaved(
+                [*models, *low.values()], lambda rounds: _is_conclusive(add_rounds(rounds))
+            )
+        )
 
     def _convert_to_int8(self, model: AnyModel) -> AnyModel | None:
         """Return a model with all eligible ops in INT8; None if there are none."""
@@ -314,6 +319,32 @@ class RuntimeChoice:
             # A plan of the search may work where this one does not.
             logger.debug("no INT8 in %s", model.adaptor.framework, exc_info=True)
             return None
+
+
+def _by_latency(candidates: Iterable[RuntimeCandidate]) -> list[RuntimeCandidate]:
+    return sorted(candidates, key=lambda candidate: uncontended_latency(candidate.best))
+
+
+def _is_conclusive(timed: Sequence[RuntimeCandidate]) -> bool:
+    """Whether the fastest candidate is the source, or clearly gains enough over it or not."""
+    own, fastest = timed[0], _by_latency(timed)[0]
+    if fastest is own:
+        return True
+    gain = latency_ratio(own.best, fastest.best)
+    return not gain.low < MIN_RUNTIME_SPEEDUP <= gain.high
+
+
+def _select_fastest(timed: Sequence[RuntimeCandidate]) -> RuntimeCandidate:
+    """Return the fastest candidate that gains enough over the source, which is the first."""
+    own = timed[0]
+    return next(
+        (
+            candidate
+            for candidate in _by_latency(timed)
+            if latency_ratio(own.best, candidate.best).low >= MIN_RUNTIME_SPEEDUP
+        ),
+        own,
+    )
 
 
 def _select_fp32_rivals(

@@ -39,6 +39,8 @@ _LEAST_ROUNDS = 3
 _LONG_ROUND = 0.25
 #: Maximum number of runs per block.
 _MAX_RUNS = 1000
+#: Seconds of a computation that determines the share of a CPU.
+_SHARE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,18 @@ def _small_sample_factor(blocks: int, tail: float) -> float:
     return float(quantiles * math.sqrt(blocks / (blocks - 1)))
 
 
+def cpu_share() -> float:
+    """Return the fraction of a CPU that this thread gets while other processes compute, too."""
+    started, used = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - started < _SHARE_SECONDS:
+        pass
+    return (time.thread_time() - used) / (time.perf_counter() - started)
+
+
 def interleaved_rounds(
     runs: Sequence[Callable[[], Any]],
     *,
+    in_cpu_seconds: bool = False,
     warmup: int = 3,
     iterations: int = 30,
     least_seconds: float = 0.0,
@@ -166,6 +177,8 @@ def interleaved_rounds(
 
     Args:
         runs: functions to time.
+        in_cpu_seconds: whether to count CPU seconds of this process. For runs of one thread, these
+            leave out the seconds in which other processes had the CPU.
         warmup: maximum number of warm-up rounds; two of long runs suffice.
         iterations: minimum number of measured rounds.
         least_seconds: minimum duration in seconds: short runs need more rounds.
@@ -181,11 +194,12 @@ def interleaved_rounds(
         For each run, the seconds of each round.
     """
     order, lengths = random.Random(0), [1] * len(runs)
+    clock = time.process_time if in_cpu_seconds else time.perf_counter
     rounds: list[list[float]] = [list(seconds) for seconds in earlier]
     if not rounds or min(map(min, rounds)) < block_seconds:
         rounds = [[] for _ in runs]
         for number in range(warmup):
-            seconds = [_mean_run_seconds(run, 1) for run in runs]
+            seconds = [_mean_run_seconds(run, 1, clock) for run in runs]
             lengths = [min(_MAX_RUNS, max(1, round(block_seconds / max(d, 1e-9)))) for d in seconds]
             if number and sum(seconds) > _LONG_ROUND:
                 break
@@ -203,15 +217,15 @@ def interleaved_rounds(
                     break
                 look = iteration * _NEXT_LOOK
         for index in order.sample(range(len(runs)), len(runs)):
-            rounds[index].append(_mean_run_seconds(runs[index], lengths[index]))
+            rounds[index].append(_mean_run_seconds(runs[index], lengths[index], clock))
     return rounds
 
 
-def _mean_run_seconds(run: Callable[[], Any], times: int) -> float:
-    start = time.perf_counter()
+def _mean_run_seconds(run: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(times):
         run()
-    return (time.perf_counter() - start) / times
+    return (clock() - start) / times
 
 
 def interleaved_medians(runs: Sequence[Callable[[], Any]], **options: Any) -> list[float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from neural_mp.util.system.environment import omp_threads
 
 
 class ThreadLimit:
@@ -31,5 +32,4 @@ def allowed_threads() -> int | None:
     """
     if ThreadLimit.threads is not None:
         return ThreadLimit.threads
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else None
+    return omp_threads()

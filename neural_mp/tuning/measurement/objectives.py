@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,14 @@ from neural_mp.profiling import (
     CALLS_PER_CALLER,
     bound_ratio,
     concurrent_runs,
+    cpu_share,
     interleaved_rounds,
     latency_ratio,
     uncontended_latency,
 )
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
 from neural_mp.util.pytree import batch_size_of, structure_of, tree_leaves, unflatten
+from neural_mp.util.system.environment import omp_threads
 
 #: Figures within this ratio are ties: latencies are noisy.
 _TIE_RATIO = 1.005
@@ -45,6 +48,29 @@ _RESOLUTION = 0.005
 _LEAST_BURSTS = 10
 #: Trials within this ratio of the best are measured again, interleaved.
 _FINALIST_RATIO = 1.25
+#: Fraction of a CPU below which other processes slow the runs, and the seconds that one holds.
+_LEAST_SHARE, _SHARE_HOLDS_SECONDS = 0.9, 5.0
+
+
+@dataclass
+class Contention:
+    """Other processes on the CPUs, looked for every few seconds.
+
+    Attributes:
+        was_seen: whether a measurement was affected.
+    """
+
+    was_seen: bool = False
+    _is_present: bool = False
+    _until: float = 0.0
+
+    def is_present(self) -> bool:
+        """Whether this thread gets clearly less than a whole CPU."""
+        if time.monotonic() > self._until:
+            self._is_present = cpu_share() < _LEAST_SHARE
+            self._until = time.monotonic() + _SHARE_HOLDS_SECONDS
+        self.was_seen = self.was_seen or self._is_present
+        return self._is_present
 
 
 @dataclass(frozen=True)
@@ -62,6 +88,8 @@ class Measurement:
         min_speedup: minimum speed-up over FP32 beyond noise, if latency is the only objective.
         workload: shares of decode and prefill of a decoder; seconds are then those of a mean token,
             from calls with one token and with a prompt. None for seconds of the batch.
+        contention: other processes on the CPUs. Runs of one thread are then timed in CPU seconds;
+            several threads wait for each other, and use up CPU seconds meanwhile.
     """
 
     inputs: Any
@@ -75,6 +103,7 @@ class Measurement:
     min_speedup: float = MIN_SPEEDUP
     streams: int | None = None
     workload: Workload | None = None
+    contention: Contention = field(default_factory=Contention, compare=False)
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
         """Return latency and size of a candidate; smaller is better."""
@@ -87,6 +116,12 @@ class Measurement:
         streams = {} if self.streams is None else {"streams": str(self.streams)}
         workload = {} if self.workload is None else {"workload": str(self.workload)}
         return {"threads": str(self.threads), **streams, **workload}
+
+    @property
+    def uses_cpu_seconds(self) -> bool:
+        """Whether runs are timed in CPU seconds now."""
+        threads = self.threads or omp_threads() or detect().cores
+        return threads == 1 and self.streams is None and self.contention.is_present()
 
     @property
     def batch_size(self) -> int:
@@ -119,9 +154,16 @@ class Measurement:
         judged = is_latency_only(self.objectives) and len(models) > 1
         return self._time_models(models, longer, self._all_decided if judged else None, earlier)
 
-    def interleaved(self, models: Sequence[AnyModel]) -> list[list[float]]:
-        """Return seconds per batch of models of any framework in every interleaved round."""
-        return self._time_models(models)
+    def interleaved(
+        self,
+        models: Sequence[AnyModel],
+        decides: Callable[[list[list[float]]], bool] | None = None,
+    ) -> list[list[float]]:
+        """Return seconds per batch of models of any framework in every interleaved round.
+
+        Rounds are added until they are conclusive by `decides`, or until the time limit.
+        """
+        return self._time_models(models, decides=decides)
 
     def contest(self, models: Sequence[AnyModel]) -> list[list[float]]:
         """Return seconds per batch of models of any framework in every interleaved round.
@@ -129,9 +171,8 @@ class Measurement:
         Rounds are added until the last model is either faster than each of the others by
         `min_speedup` or not, beyond noise, or until the time limit.
         """
-        return self._time_models(
-            models,
-            decides=lambda rounds: all(self._is_decided(r, rounds[-1]) for r in rounds[:-1]),
+        return self.interleaved(
+            models, lambda rounds: all(self._is_decided(r, rounds[-1]) for r in rounds[:-1])
         )
 
     def _time_models(
@@ -148,6 +189,8 @@ class Measurement:
         iterations = self.iterations * longer
         if calls != 1:
             iterations = max(min(iterations, _LEAST_BURSTS), iterations // calls)
+        in_cpu_seconds = self.uses_cpu_seconds
+        earlier = () if in_cpu_seconds else earlier
         with self.limited(models), ExitStack() as callers:
             if self.streams is not None:
                 for run in runs:
@@ -155,6 +198,7 @@ class Measurement:
                 runs = callers.enter_context(concurrent_runs(runs, self.streams))
             seconds = interleaved_rounds(
                 runs,
+                in_cpu_seconds=in_cpu_seconds,
                 warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
                 iterations=iterations,
                 least_seconds=_LEAST_SECONDS * longer,

@@ -72,3 +72,9 @@ def numeric_variables() -> dict[str, str]:
     """Return the user's variables that affect numerics, sorted by name."""
     variables = users_environment()
     return {name: variables[name] for name in sorted(variables) if name.startswith(_NUMERIC)}
+
+
+def omp_threads() -> int | None:
+    """Return the threads of `OMP_NUM_THREADS`, of its outer level; None if not set."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None

@@ -325,7 +325,7 @@ def _copy_user_module(model: TorchModel) -> nn.Module | None:
     The first run may fill caches and install hooks that later runs find.
     """
     assert model.original is not None
-    if model.portable.meta.get(KEPT_STATE):
+    if any(part.portable.meta.get(KEPT_STATE) for part in model.parts.values()):
         return None
     try:
         module, call = copy_module(model.original), model.example.copied()

@@ -1,0 +1,98 @@
+"""Latencies while other processes use the CPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from neural_mp.api.runtimes import RuntimeCandidate, _is_conclusive, _select_fastest
+from neural_mp.profiling import cpu_share, interleaved_rounds
+from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning.measurement.objectives import Measurement
+
+SECONDS = 0.02
+
+
+class Sleeping:
+    """A model that waits, as behind another process, and computes nothing."""
+
+    adaptor = SimpleNamespace(framework="sleeping", threads=lambda count: nullcontext())
+
+    def __call__(self, inputs):
+        time.sleep(SECONDS)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Seconds of a model that waits, by the threads, callers and share of a CPU."""
+    monkeypatch.setattr(objectives, "interleaved_rounds", interleaved_rounds)
+
+    def measure(share, **options):
+        monkeypatch.setattr(objectives, "cpu_share", lambda: share)
+        measurement = Measurement(np.zeros((2, 1)), warmup=1, iterations=3, time_limit=0.1)
+        measurement = replace(measurement, **options)
+        (seconds,) = measurement.interleaved([Sleeping()])
+        return max(seconds), measurement.contention.was_seen
+
+    return measure
+
+
+def test_one_thread_is_timed_in_cpu_seconds_on_a_busy_machine(measured):
+    seconds, was_seen = measured(0.4, threads=1)
+    assert seconds < SECONDS / 2
+    assert was_seen
+
+
+@pytest.mark.parametrize(
+    ("share", "options"),
+    [(0.99, {"threads": 1}), (0.4, {"threads": 2})],
+    ids=["idle machine", "threads that wait for each other"],
+)
+def test_other_runs_are_timed_by_the_wall_clock(measured, share, options):
+    seconds, was_seen = measured(share, **options)
+    assert seconds >= SECONDS
+    assert not was_seen
+
+
+def test_a_cpu_is_shared_with_other_processes():
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(3 * (psutil.cpu_count() or 1))]
+    try:
+        time.sleep(0.5)
+        share = cpu_share()
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+    assert share < 0.8
+
+
+def candidate(name, fp32, int8=()):
+    return RuntimeCandidate(name, rounds=fp32, int8_rounds=int8)
+
+
+STEADY = [1.0] * 30
+#: Fast in a few rounds, slower than the source in the others.
+UNSTEADY = [0.3] * 5 + [2.0] * 25
+
+
+def test_the_next_runtime_is_chosen_where_the_fastest_is_uncertain():
+    own, second = candidate("pytorch", STEADY), candidate("onnxrt", [2.0] * 30, [0.5] * 30)
+    unsteady = candidate("openvino", UNSTEADY)
+    assert _select_fastest([own, unsteady, second]) is second
+    assert _select_fastest([own, unsteady]) is own
+
+
+def test_rounds_are_added_until_the_choice_of_a_runtime_is_certain():
+    own = candidate("pytorch", STEADY)
+    assert not _is_conclusive([own, candidate("openvino", UNSTEADY)])
+    assert _is_conclusive([own, candidate("openvino", [0.5] * 30)])
+    assert _is_conclusive([own, candidate("openvino", [1.5] * 30)])
