@@ -47,7 +47,7 @@ from benchmarks.measurement.runtime_stages import (
     TORCH,
     run_stage,
 )
-from benchmarks.nets.runtime_nets import CASES
+from benchmarks.nets.runtime_nets import CASES, case_of
 from neural_mp.profiling import Ratio, latency_ratio, uncontended_latency
 
 #: Variables that set the number of threads of an op.
@@ -110,10 +110,12 @@ class Bench:
     Attributes:
         options: the command line.
         console: where tables and failures are printed.
+        max_seconds: limit of each stage.
     """
 
     options: argparse.Namespace
     console: Console
+    max_seconds: float | None = None
 
     def stage(self, *arguments: object) -> dict[str, Any] | None:
         """Return the figures of a stage of ours; None after an error, which is printed."""
@@ -137,7 +139,11 @@ class Bench:
         variables = {**threads, "TF_NUM_INTEROP_THREADS": "1"}
         try:
             figures: dict[str, Any] | None = run_child(
-                module, *arguments, python=python, variables=variables
+                module,
+                *arguments,
+                python=python,
+                variables=variables,
+                max_seconds=self.max_seconds,
             )
         except ChildError as error:
             last = str(error).splitlines()[-1]
@@ -151,7 +157,7 @@ class Bench:
         if not (folder / "fp32.onnx").exists():
             self.stage("make", name, folder)
         most_noise = self._others(name, folder) if tools else _MOST_NOISE
-        for size in CASES[name].batches:
+        for size in case_of(name).batches:
             if options.batches and str(size) not in options.batches.split(","):
                 continue
             tuned: dict[str, Any] = {}
@@ -170,7 +176,7 @@ class Bench:
         """Let the other tools write their files; return the noise that ours may have."""
         self.written("nncf", folder / "fp32.onnx", folder / "nncf.xml")
         self.written("static", folder / "fp32.onnx", folder / "static.onnx")
-        if not (folder / "lite.tflite").exists():
+        if name in CASES and not (folder / "lite.tflite").exists():
             self.stage("lite", name, folder)
         judged = self.options.peer and self.stage("judge", name, folder, "nncf.xml")
         return judged["noise"] * _SLACK if judged else _MOST_NOISE

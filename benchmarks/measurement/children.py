@@ -29,20 +29,25 @@ def run_child(
     python: object = sys.executable,
     folder: Path | str | None = None,
     variables: Mapping[str, str] = NO_VARIABLES,
+    max_seconds: float | None = None,
 ) -> Any:
     """Return what a module prints as JSON on its last line; None if that is no JSON.
 
     Raises:
-        ChildError: the process ended with an error.
+        ChildError: the process ended with an error, or not within the limit.
     """
-    done = subprocess.run(
-        child_command(module, *arguments, python=python),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env={**os.environ, **variables},
-    )
+    try:
+        done = subprocess.run(
+            child_command(module, *arguments, python=python),
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder,
+            env={**os.environ, **variables},
+            timeout=max_seconds,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ChildError(f"no end within {max_seconds:.0f} s") from error
     if done.returncode:
         raise ChildError(done.stderr.strip()[-2000:] or f"exit code {done.returncode}")
     lines = done.stdout.strip().splitlines()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.nets.runtime_nets import CALIBRATED, CALIBRATION, CASES, JUDGED, Arrays, noise
+from benchmarks.nets.case import Arrays
+from benchmarks.nets.runtime_nets import CALIBRATED, CALIBRATION, JUDGED, case_of, noise
 from benchmarks.peers.runtime_lite import as_keras_takes, keras_net
 from neural_mp import MixedPrecision, load
 
@@ -24,7 +25,7 @@ _RUNTIMES = {"pytorch": EAGER, "onnxruntime": ONNX, "tensorflow": KERAS}
 
 def own(name: str, folder: Path, size: str, runtime: str) -> dict[str, Any]:
     """Convert a model for a runtime without a metric, and save the result."""
-    case, keras = CASES[name], runtime == "tensorflow"
+    case, keras = case_of(name), runtime == "tensorflow"
     batches = [_taken(inputs, keras) for inputs in case.cut(CALIBRATION, CALIBRATED, int(size))]
     result = MixedPrecision(
         model=_source(name, folder, runtime),
@@ -60,7 +61,7 @@ def own_noise(
     name: str, calls: dict[str, Call], expected: np.ndarray, size: int
 ) -> dict[str, float]:
     """Return way → noise; that of Keras models, with weights of their own, beside their FP32."""
-    case = CASES[name]
+    case = case_of(name)
     results = {
         label: np.concatenate([call(inputs) for inputs in case.cut(case.judged, JUDGED, size)])
         for label, call in calls.items()
@@ -74,7 +75,7 @@ def own_noise(
 
 def _source(name: str, folder: Path, runtime: str) -> Any:
     if runtime == "pytorch":
-        return CASES[name].build()
+        return case_of(name).build()
     if runtime == "onnxruntime":
         return folder / "fp32.onnx"
     net = keras_net(name)

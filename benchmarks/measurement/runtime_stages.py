@@ -33,9 +33,9 @@ from benchmarks.nets.runtime_nets import (
     AT_ONCE,
     CALIBRATED,
     CALIBRATION,
-    CASES,
     JUDGED,
     TIMED,
+    case_of,
     noise,
     reference,
     write_sources,
@@ -47,7 +47,7 @@ from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.api.runtimes import RuntimeChoice
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
-from neural_mp.profiling import measurement
+from neural_mp.tuning.measurement.objectives import Measurement
 
 Run = Callable[[], Any]
 #: Ways to run a model → their names in the tables.
@@ -69,7 +69,7 @@ def make(name: str, folder: Path) -> dict[str, Any]:
 
 def convert(name: str, folder: Path) -> dict[str, Any]:
     """Read, calibrate and convert in OpenVINO what NNCF starts from; CPU and wall seconds."""
-    case, clock = CASES[name], Clock()
+    case, clock = case_of(name), Clock()
     batches = list(case.cut(CALIBRATION, CALIBRATED, AT_ONCE))
     adaptor = adaptor_named("openvino")
     with clock.part("read"):
@@ -85,8 +85,8 @@ def convert(name: str, folder: Path) -> dict[str, Any]:
 def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -> dict[str, Any]:
     """Tune the torch module with `runtime=auto`: the fastest at most as noisy as NNCF."""
     if clock_name == "cpu":
-        measurement._mean_run_seconds = _cpu_seconds
-    case = CASES[name]
+        Measurement.uses_cpu_seconds = True  # type: ignore[method-assign, assignment]
+    case = case_of(name)
     net, expected = reference(name)
     parts = np.split(expected, range(int(size), case.judged, int(size)))
     judged = list(zip(case.cut(case.judged, JUDGED, int(size)), parts, strict=True))
@@ -124,14 +124,6 @@ def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -
     }
 
 
-def _cpu_seconds(run: Run, times: int) -> float:
-    """The mean CPU seconds of consecutive runs, in place of those by the clock."""
-    start = time.process_time()
-    for _ in range(times):
-        run()
-    return (time.process_time() - start) / times
-
-
 def fidelity(predictions: Any, expected: Any) -> float:
     """One less the noise of the outputs."""
     return 1 - noise(expected, predictions)
@@ -146,7 +138,7 @@ def _single(inputs: tuple[np.ndarray, ...]) -> Any:
 
 def judge(name: str, folder: Path, file: str) -> dict[str, Any]:
     """Return the noise of a file in OpenVINO."""
-    case = CASES[name]
+    case = case_of(name)
     _, expected = reference(name)
     call = _openvino(folder / file, case.draw(1, TIMED), {"INFERENCE_PRECISION_HINT": "f32"})
     outputs = [call(inputs) for inputs in case.cut(case.judged, JUDGED, 1)]
@@ -179,7 +171,7 @@ def _session(file: Path) -> Call:
 
 def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
     """Return way → the call of a model, for all files that there are."""
-    example, f32 = CASES[name].draw(size, TIMED), {"INFERENCE_PRECISION_HINT": "f32"}
+    example, f32 = case_of(name).draw(size, TIMED), {"INFERENCE_PRECISION_HINT": "f32"}
     ours = folder / f"ours{size}"
     calls = {OPENVINO: _openvino(folder / "fp32.onnx", example, f32)}
     if ours.exists():
@@ -203,7 +195,7 @@ def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
 
 def race(name: str, folder: Path, size: str, rounds: str, clock: str, parts: str) -> dict[str, Any]:
     """Return way → seconds of every round, its noise; operations of a call; the machine's peaks."""
-    case = CASES[name]
+    case = case_of(name)
     net, expected = reference(name)
     inputs = case.draw(int(size), TIMED)
     calls: dict[str, Call] = {TORCH: module_call(net), ORT: _session(folder / "fp32.onnx")}

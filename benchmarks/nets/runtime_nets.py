@@ -1,9 +1,7 @@
-"""The four models of `runtimes.py` in torch, and their samples."""
+"""The four models of `runtimes.py` in torch, their samples, and drawn nets by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,9 @@ import torch
 from torch import nn
 
 from benchmarks.nets.bert import bert_base
+from benchmarks.nets.case import Arrays, Case
+from benchmarks.nets.drawn_nets import drawn_case
 from benchmarks.nets.vision_nets import images, torch_net
-
-Arrays = tuple[np.ndarray, ...]
 
 
 def _pictures(count: int, seed: int) -> Arrays:
@@ -24,31 +22,6 @@ def _pictures(count: int, seed: int) -> Arrays:
 def _sentences(count: int, seed: int) -> Arrays:
     tokens = np.random.default_rng(seed).integers(0, 30000, (count, 128))
     return tokens, np.ones_like(tokens)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and its data.
-
-    Attributes:
-        build: makes the model, in evaluation mode.
-        draw: number, seed → samples.
-        names: the inputs.
-        batches: the batch sizes to time.
-        judged: samples that outputs are compared on.
-    """
-
-    build: Callable[[], nn.Module]
-    draw: Callable[[int, int], Arrays]
-    names: tuple[str, ...] = ("image",)
-    batches: tuple[int, ...] = (1, 8)
-    judged: int = 32
-
-    def cut(self, samples: int, seed: int, size: int) -> Iterator[Arrays]:
-        """Yield samples in batches."""
-        arrays = self.draw(samples, seed)
-        for start in range(0, samples, size):
-            yield tuple(array[start : start + size] for array in arrays)
 
 
 CASES = {
@@ -62,9 +35,14 @@ CALIBRATION, AT_ONCE = 32, 8
 CALIBRATED, JUDGED, TIMED = 1, 99, 7
 
 
+def case_of(name: str) -> Case:
+    """Return one of the four models, or a drawn net."""
+    return CASES[name] if name in CASES else drawn_case(name)
+
+
 def write_sources(name: str, folder: Path) -> None:
     """Write the model as ONNX and, per batch size, as exported program, and calibration samples."""
-    case = CASES[name]
+    case = case_of(name)
     net, two = case.build(), tuple(map(torch.from_numpy, case.draw(2, TIMED)))
     batch = torch.export.Dim("batch")
     torch.onnx.export(
@@ -87,7 +65,7 @@ def write_sources(name: str, folder: Path) -> None:
 
 def reference(name: str) -> tuple[nn.Module, np.ndarray]:
     """Return the model, and its outputs for the samples that outputs are compared on."""
-    case = CASES[name]
+    case = case_of(name)
     net, outputs = case.build(), []
     with torch.inference_mode():
         for inputs in case.cut(case.judged, JUDGED, 4):

@@ -11,7 +11,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from benchmarks.nets.runtime_nets import CALIBRATED, CALIBRATION, CASES, JUDGED, Arrays, noise
+from benchmarks.nets.case import Arrays
+from benchmarks.nets.runtime_nets import CALIBRATED, CALIBRATION, CASES, JUDGED, noise
 
 
 def as_keras_takes(inputs: Arrays) -> np.ndarray:

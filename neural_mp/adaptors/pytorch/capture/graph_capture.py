@@ -61,7 +61,7 @@ NOTES = "neural_mp_capture_notes"
 
 #: CPU seconds of an attempt with symbolic sizes, plus seconds for each module without children:
 #: sizes computed from other sizes, as in windows that are padded, may grow without bound.
-MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 10.0, 0.12
+MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 6.0, 0.08
 #: Axes that took too long → the decision.
 _DECISIONS = {
     "all": "only the first axis of the inputs is dynamic, as torch.export took more than {:.0f} "
