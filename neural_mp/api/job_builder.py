@@ -231,7 +231,7 @@ class JobBuilder:
         load, loaded = chosen.load, chosen.model
         hardware, notes = hardware_for(options.target, host, loaded.adaptor)
         notes = (*notes, *(() if calibration is None else calibration.assumed))
-        log.warnings += dict.fromkeys((*noted, *loaded.warnings, *notes))
+        log.warnings += dict.fromkeys((*noted, *loaded.warnings, *chosen.warnings, *notes))
         if options.approach in (None, Approach.STATIC):
             precisions, notes = without_int8_if_no_data(precisions, calibration)
             log.warnings += notes

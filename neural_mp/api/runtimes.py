@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -101,12 +102,14 @@ class ChosenRuntime:
         model: the model.
         figures: figures of all candidates; empty without a comparison.
         alternatives: FP32 models in other runtimes that the result must be faster than.
+        warnings: why the result was not compared with FP32 in other installed runtimes.
     """
 
     load: Load
     model: AnyModel
     figures: tuple[RuntimeFigures, ...] = ()
     alternatives: tuple[AnyModel, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,8 +164,10 @@ class RuntimeChoice:
         alternatives = [self._verified_candidate(name) for name in runtimes_of(self.source)]
         candidates = [own, *alternatives, *_compiled_candidate(self.source)]
         able = [candidate for candidate in candidates if candidate.model is not None]
+        warnings = _excluded_warnings(alternatives)
         if len(able) == 1:
-            return ChosenRuntime(self.load, self.source, _runtime_figures(candidates, own, {}))
+            figures = _runtime_figures(candidates, own, {})
+            return ChosenRuntime(self.load, self.source, figures, warnings=warnings)
         timed = self._time_candidates(able)
         own = timed[0]
         winner = _select_fastest(timed)
@@ -176,9 +181,8 @@ class RuntimeChoice:
         model = winner.model
         assert model is not None
         figures = _runtime_figures(candidates, winner, reasons)
-        return ChosenRuntime(
-            self._select_loader(model), model, figures, _select_fp32_rivals(timed, winner)
-        )
+        rivals = _select_fp32_rivals(timed, winner)
+        return ChosenRuntime(self._select_loader(model), model, figures, rivals, warnings)
 
     def repeated(self, figures: Sequence[RuntimeFigures]) -> ChosenRuntime:
         """Return the choice of an earlier run, by its figures, without a new comparison.
@@ -319,6 +323,20 @@ class RuntimeChoice:
             # A plan of the search may work where this one does not.
             logger.debug("no INT8 in %s", model.adaptor.framework, exc_info=True)
             return None
+
+
+def _excluded_warnings(candidates: Iterable[RuntimeCandidate]) -> tuple[str, ...]:
+    """Return a warning for each reason that excludes installed runtimes."""
+    names: dict[str, list[str]] = {}
+    for candidate in candidates:
+        package = FRAMEWORKS[candidate.framework].package
+        if candidate.model is None and importlib.util.find_spec(package) is not None:
+            names.setdefault(candidate.reason, []).append(candidate.framework)
+    return tuple(
+        f"the result may be slower than FP32 in {' and '.join(excluded)}, which was not compared: "
+        f"{reason}"
+        for reason, excluded in names.items()
+    )
 
 
 def _by_latency(candidates: Iterable[RuntimeCandidate]) -> list[RuntimeCandidate]:

@@ -162,6 +162,8 @@ def test_data_dependent_control_flow_stays_in_the_source(net, batches):
     assert {figures.framework for figures in rejected} == {*RUNTIMES, "torch.compile"}
     rejected = [figures for figures in rejected if figures.framework in RUNTIMES]
     assert all("single graph" in figures.reason for figures in rejected)
+    (warning,) = [w for w in result.report.warnings if "may be slower than FP32" in w]
+    assert all(word in warning for word in (*RUNTIMES, "single graph"))
 
 
 @pytest.mark.slow
