@@ -37,6 +37,7 @@ _LEAST_AVERAGES = 10
 def time_ops(model: OpenVinoModel, inputs: object, runs: int) -> dict[str, list[float]]:
     """Return op → seconds of every run; fused ops count towards their fusion group.
 
+    A kernel of moving and other ops counts towards the first of the others, such as attention.
     Layout changes and conversions that the plugin inserts have entries of their own (`Reorder`).
     """
     feeds = model.feeds(model.signature.bind(inputs))
@@ -49,7 +50,7 @@ def time_ops(model: OpenVinoModel, inputs: object, runs: int) -> dict[str, list[
         averages.append([kernel.microseconds or 0.0 for kernel in kernels])
     for kernel, means in zip(kernels, zip(*averages, strict=True), strict=True):
         if any(means):
-            op = next(_ops_of(model, kernel), None)
+            op = _computing_op(model, kernel)
             op = kernel.type if op is None else model.structure.layer_of.get(op, op)
             durations = seconds.setdefault(op, [0.0] * runs)
             for run, microseconds in enumerate(single_runs(means)):
@@ -141,6 +142,13 @@ def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
         op = model.ops.get(name, name)
         if op in model.structure.nodes:
             yield op
+
+
+def _computing_op(model: OpenVinoModel, kernel: Kernel) -> str | None:
+    """Return the first op of a kernel that does not only move values, else the first; or None."""
+    ops = list(_ops_of(model, kernel))
+    computing = (op for op in ops if not has_role(model.structure.nodes[op], Role.MOVING))
+    return next(computing, ops[0] if ops else None)
 
 
 def _traced_kernel(kernel: Kernel, *, quantized: bool) -> TracedKernel:
