@@ -102,6 +102,11 @@ class Column:
         timed = [label for label in labels if label in self.seconds]
         return min(timed, key=lambda label: uncontended_latency(self.seconds[label]), default=None)
 
+    def speed_over_best(self, label: str, peers: tuple[str, ...]) -> Ratio | None:
+        """Return the speed of a way relative to the fastest of others; None if not timed."""
+        best = self.best(peers)
+        return None if best is None else self.speed(label, best)
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -110,7 +115,7 @@ class Bench:
     Attributes:
         options: the command line.
         console: where tables and failures are printed.
-        max_seconds: limit of each stage.
+        max_seconds: limit of each stage; None for no limit.
     """
 
     options: argparse.Namespace
@@ -211,12 +216,13 @@ def column_table(column: Column, clock: str) -> Table:
             f"{uncontended_latency(seconds) * 1e3:.2f}",
             f"{speed.value:.2f}",
             f"{speed.low:.2f} to {speed.high:.2f}",
-            _decibels(column.noise[label]) if label != TORCH else "",
+            decibels(column.noise[label]) if label != TORCH else "",
         )
     return table
 
 
-def _decibels(noise: float) -> str:
+def decibels(noise: float) -> str:
+    """Return the SQNR of a noise as text."""
     return f"{-10 * math.log10(max(noise, 1e-16)):.2f}"
 
 
@@ -263,8 +269,11 @@ def summary(columns: list[Column]) -> Table:
 
 
 def _compared(column: Column, label: str, peers: tuple[str, ...]) -> str:
-    best = column.best(peers)
-    speed = None if best is None else column.speed(label, best)
+    return speed_with_bound(column.speed_over_best(label, peers))
+
+
+def speed_with_bound(speed: Ratio | None) -> str:
+    """Return a speed with its lower bound as text; empty without one."""
     return "" if speed is None else f"{speed.value:.2f} (≥ {speed.low:.2f})"
 
 

@@ -7,7 +7,7 @@ of inputs and the batch size are drawn.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,19 +21,25 @@ from benchmarks.nets.case import Arrays, Case
 
 _ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.SiLU, nn.Hardswish, nn.GELU)
 _BATCHES, _JUDGED = (1, 1, 8), 16
-#: Pictures whose statistics batch norms keep.
+#: Samples whose statistics batch norms keep.
 _STATISTICS = 16
+#: Learned queries of nets with attention to patches.
+_QUERIES = 32
 
 
 def drawn_case(name: str) -> Case:
     """Return the case of a name."""
-    family, seed, number = name.split(".")
-    return FAMILIES[family](random.Random(f"{family} {seed} {number}"))
+    family, *numbers = name.split(".")
+    if family not in FAMILIES or len(numbers) != 2:
+        raise ValueError(
+            f"a drawn net must be named FAMILY.SEED.NUMBER, got {name!r}; the families are "
+            f"{', '.join(FAMILIES)}"
+        )
+    return FAMILIES[family](random.Random(" ".join([family, *numbers])))
 
 
-def drawn_names(seed: int, count: int) -> list[str]:
-    """Return the names of a number of nets, in turn of all families."""
-    families = list(FAMILIES)
+def drawn_names(seed: int, count: int, families: Sequence[str]) -> list[str]:
+    """Return the names of a number of nets, of some families in turn."""
     return [
         f"{families[index % len(families)]}.{seed}.{index // len(families)}"
         for index in range(count)
@@ -100,10 +106,10 @@ class _Excitation(nn.Module):
 
 
 def _conv(
-    wide: int, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: Any = nn.ReLU
+    inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: Any = nn.ReLU
 ) -> nn.Sequential:
-    conv = nn.Conv2d(wide, out, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(out), act())
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs), act())
 
 
 def convolutional(draw: random.Random) -> Case:
@@ -121,12 +127,15 @@ def convolutional(draw: random.Random) -> Case:
         parts: list[nn.Module] = [_conv(3, width, kernel, 2, act=act)]
         parts += [nn.MaxPool2d(3, 2, 1)] if is_pooled else []
         for stage in range(stages):
-            wide, out = width << max(0, stage - 1), width << stage
-            parts.append(_conv(wide, out, 3, 2 if stage else 1, act=act))
+            inputs, outputs = width << max(0, stage - 1), width << stage
+            parts.append(_conv(inputs, outputs, 3, 2 if stage else 1, act=act))
             for _ in range(depth):
-                inner = nn.Sequential(_conv(out, out, act=act), _conv(out, out, act=nn.Identity))
+                inner = nn.Sequential(
+                    _conv(outputs, outputs, act=act), _conv(outputs, outputs, act=nn.Identity)
+                )
                 parts.append(_Residual(inner, act()) if is_residual else inner)
-        return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, 100))
+        head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(outputs, 100))
+        return nn.Sequential(*parts, *head)
 
     return _case(draw, make, partial(_normal, (3, side, side)))
 
@@ -137,20 +146,22 @@ def separable(draw: random.Random) -> Case:
     width, growth = draw.choice((16, 24, 32)), draw.choice((2, 4, 6))
     is_excited, depth = draw.random() < 0.6, draw.choice((1, 2, 3))
 
-    def block(wide: int, out: int, stride: int) -> nn.Module:
-        inner = wide * growth
-        parts = [_conv(wide, inner, 1, act=act), _conv(inner, inner, kernel, stride, inner, act)]
-        parts += [_Excitation(inner)] if is_excited else []  # type: ignore[list-item]
-        whole = nn.Sequential(*parts, _conv(inner, out, 1, act=nn.Identity))
-        return _Residual(whole) if stride == 1 and wide == out else whole
+    def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+        inner = inputs * growth
+        parts: list[nn.Module] = [_conv(inputs, inner, 1, act=act)]
+        parts.append(_conv(inner, inner, kernel, stride, inner, act))
+        parts += [_Excitation(inner)] if is_excited else []
+        bottleneck = nn.Sequential(*parts, _conv(inner, outputs, 1, act=nn.Identity))
+        return _Residual(bottleneck) if stride == 1 and inputs == outputs else bottleneck
 
     def make() -> nn.Module:
         parts: list[nn.Module] = [_conv(3, width, 3, 2, act=act)]
         for stage in range(3):
-            wide, out = width + 16 * stage, width + 16 * (stage + 1)
-            parts += [block(wide, out, 2), *(block(out, out, 1) for _ in range(depth))]
-        head = (_conv(out, 4 * out, 1, act=act), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        return nn.Sequential(*parts, *head, nn.Linear(4 * out, 100))
+            inputs, outputs = width + 16 * stage, width + 16 * (stage + 1)
+            parts += [block(inputs, outputs, 2)]
+            parts += [block(outputs, outputs, 1) for _ in range(depth)]
+        head = (_conv(outputs, 4 * outputs, 1, act=act), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(*parts, *head, nn.Linear(4 * outputs, 100))
 
     return _case(draw, make, partial(_normal, (3, side, side)))
 
@@ -161,18 +172,18 @@ class _Attention(nn.Module):
     def __init__(self, width: int, heads: int, window: int = 0) -> None:
         super().__init__()
         self.heads, self.window = heads, window
-        self.query, self.both = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.query, self.keys_values = nn.Linear(width, width), nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
-        whole = x
+        shape = x.shape
         if self.window:
             x = x.unflatten(1, (-1, self.window)).flatten(0, 1)
-        keys, values = self.both(x if memory is None else memory).chunk(2, -1)
+        keys, values = self.keys_values(x if memory is None else memory).chunk(2, -1)
         heads = [t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (keys, values)]
         query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(query, *heads).transpose(1, 2).flatten(2)
-        return self.out(mixed).reshape(whole.shape)
+        context = F.scaled_dot_product_attention(query, *heads).transpose(1, 2).flatten(2)
+        return self.out(context).reshape(shape)
 
 
 class _Layer(nn.Module):
@@ -193,11 +204,13 @@ class _Layer(nn.Module):
 class _Transformer(nn.Module):
     """Patches of a picture through layers of attention, with a classifier."""
 
-    def __init__(self, width: int, depth: int, patch: int, options: tuple[Any, ...]) -> None:
+    def __init__(
+        self, width: int, depth: int, patch: int, queries: int, layer: Callable[[int], _Layer]
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
-        self.queries = nn.Parameter(torch.randn(1, 32, width)) if options[-1] else None
-        self.layers = nn.ModuleList(_Layer(width, *options) for _ in range(depth))
+        self.queries = nn.Parameter(torch.randn(1, queries, width)) if queries else None
+        self.layers = nn.ModuleList(layer(width) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 100)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -212,9 +225,10 @@ class _Transformer(nn.Module):
 
 def _attention_net(draw: random.Random, window: int, crosses: bool) -> Case:
     width, depth = draw.choice((96, 128, 192, 256, 384)), draw.choice((2, 4, 6))
-    options = (draw.choice((2, 4, 8)), draw.choice((nn.GELU, nn.ReLU)), window, crosses)
-    make = partial(_Transformer, width, depth, draw.choice((8, 16)), options)
-    side = draw.choice((128, 192))
+    heads, act = draw.choice((2, 4, 8)), draw.choice((nn.GELU, nn.ReLU))
+    layer = partial(_Layer, heads=heads, act=act, window=window, crosses=crosses)
+    patch, side = draw.choice((8, 16)), draw.choice((128, 192))
+    make = partial(_Transformer, width, depth, patch, _QUERIES if crosses else 0, layer)
     return _case(draw, make, partial(_normal, (3, side, side)))
 
 
@@ -245,7 +259,7 @@ class _UNet(nn.Module):
             else nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(b, a, 1))
             for a, b in pairwise(widths)
         )
-        self.joined = nn.ModuleList(_conv(2 * a, a, act=act) for a in widths[:-1])
+        self.merge = nn.ModuleList(_conv(2 * a, a, act=act) for a in widths[:-1])
         self.head = nn.Conv2d(width, 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -253,8 +267,8 @@ class _UNet(nn.Module):
         for down in self.down:
             skips.append(down(skips[-1]))
         state = skips.pop()
-        for up, joined in zip(reversed(self.up), reversed(self.joined), strict=True):
-            state = joined(torch.cat([up(state), skips.pop()], 1))
+        for up, merge in zip(reversed(self.up), reversed(self.merge), strict=True):
+            state = merge(torch.cat([up(state), skips.pop()], 1))
         return self.head(state)
 
 
@@ -266,10 +280,12 @@ def transposed(draw: random.Random) -> Case:
 
 
 class _Recurrent(nn.Module):
-    def __init__(self, kind: Any, features: int, width: int, layers: int, both: bool) -> None:
+    def __init__(
+        self, kind: Any, features: int, width: int, layers: int, is_bidirectional: bool
+    ) -> None:
         super().__init__()
-        self.inner = kind(features, width, layers, batch_first=True, bidirectional=both)
-        self.head = nn.Linear(width * (1 + both), 32)
+        self.inner = kind(features, width, layers, batch_first=True, bidirectional=is_bidirectional)
+        self.head = nn.Linear(width * (1 + is_bidirectional), 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.inner(x)[0])
@@ -278,8 +294,9 @@ class _Recurrent(nn.Module):
 def recurrent(draw: random.Random) -> Case:
     """LSTM or GRU over a sequence."""
     features, length = draw.choice((32, 64, 80)), draw.choice((50, 100))
-    options = draw.choice((128, 256)), draw.choice((1, 2)), draw.random() < 0.5
-    make = partial(_Recurrent, draw.choice((nn.LSTM, nn.GRU)), features, *options)
+    width, layers = draw.choice((128, 256)), draw.choice((1, 2))
+    is_bidirectional, kind = draw.random() < 0.5, draw.choice((nn.LSTM, nn.GRU))
+    make = partial(_Recurrent, kind, features, width, layers, is_bidirectional)
     return _case(draw, make, partial(_normal, (length, features)), ("sequence",))
 
 
@@ -300,12 +317,12 @@ def temporal(draw: random.Random) -> Case:
 
 
 class _Tables(nn.Module):
-    def __init__(self, tables: int, width: int, wide: int, depth: int) -> None:
+    def __init__(self, tables: int, width: int, hidden: int, depth: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(1000, width) for _ in range(tables))
-        sizes = [tables * width, *[wide] * depth]
+        sizes = [tables * width, *[hidden] * depth]
         layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
-        self.inner = nn.Sequential(*layers, nn.Linear(wide, 1))
+        self.inner = nn.Sequential(*layers, nn.Linear(hidden, 1))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = [table(ids[:, index]) for index, table in enumerate(self.tables)]
@@ -319,8 +336,8 @@ def tables(draw: random.Random) -> Case:
     return _case(draw, make, partial(_integers, 1000, count), ("ids",))
 
 
-class _Only(nn.Module):
-    """A net of transformers whose first output is a tensor."""
+class _FirstOutput(nn.Module):
+    """The first output of a net of transformers, a tensor."""
 
     def __init__(self, net: nn.Module, name: str) -> None:
         super().__init__()
@@ -355,11 +372,11 @@ def transformers(draw: random.Random) -> Case:
     config = getattr(package, f"{name}Config")(**sizes)
     model = getattr(package, f"{name}Model")
     if "Bert" in name:
-        samples = partial(_integers, 30000, draw.choice((64, 128)))
-        return _case(draw, lambda: _Only(model(config), "input_ids"), samples, ("input_ids",))
-    side = 224 if name == "ViT" else 128
-    samples = partial(_normal, (3, side, side))
-    return _case(draw, lambda: _Only(model(config), "pixel_values"), samples)
+        argument, samples = "input_ids", partial(_integers, 30000, draw.choice((64, 128)))
+    else:
+        side = 224 if name == "ViT" else 128
+        argument, samples = "pixel_values", partial(_normal, (3, side, side))
+    return _case(draw, lambda: _FirstOutput(model(config), argument), samples, (argument,))
 
 
 FAMILIES: dict[str, Callable[[random.Random], Case]] = {

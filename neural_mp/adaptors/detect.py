@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,11 @@ class FrameworkEntry:
     extra: str
     trains: bool = False
     reads: tuple[str, ...] = ()
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package is installed; it is not imported."""
+        return importlib.util.find_spec(self.package) is not None
 
 
 #: Framework → its adaptor and the rule that detects its models.

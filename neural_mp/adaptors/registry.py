@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
     """
     accumulations = {}
     for name, entry in FRAMEWORKS.items():
-        if importlib.util.find_spec(entry.package) is not None:
+        if entry.is_installed:
             module = importlib.import_module(f"{entry.home}.int8_accumulation")
             accumulations[name] = module.int8_accumulation(hardware)
     for name, kind in _third_party_adaptors().items():
@@ -114,9 +113,9 @@ def training_parts() -> list[Training]:
 
     If no built-in framework with training is imported yet, all installed ones are imported.
     """
-    packages = {name: entry.package for name, entry in FRAMEWORKS.items() if entry.trains}
-    used = [name for name, package in packages.items() if package in sys.modules]
-    used = used or [name for name, package in packages.items() if importlib.util.find_spec(package)]
+    entries = {name: entry for name, entry in FRAMEWORKS.items() if entry.trains}
+    used = [name for name, entry in entries.items() if entry.package in sys.modules]
+    used = used or [name for name, entry in entries.items() if entry.is_installed]
     adaptors = [*map(adaptor_named, used), *(kind() for kind in _third_party_adaptors().values())]
     return [adaptor.training for adaptor in adaptors if adaptor.training is not None]
 
@@ -144,7 +143,7 @@ def require_framework(name: str, what: str) -> None:
         MissingFrameworkError: the framework is not installed.
     """
     ours = FRAMEWORKS[name]
-    if importlib.util.find_spec(ours.package) is None:
+    if not ours.is_installed:
         raise MissingFrameworkError(
             f"{what} need the package {ours.package}, which is not installed; install it with: "
             f"{install_command(ours.extra)}"

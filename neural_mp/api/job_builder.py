@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +48,7 @@ from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.objectives import Measurement
+from neural_mp.tuning.measurement.objectives import Contention, Measurement
 from neural_mp.tuning.size_limit import SizeLimit
 
 
@@ -200,10 +200,13 @@ class JobBuilder:
         noted = (*loaded.warnings, *replaced_metric(options.metric, options.eval_func))
         loaded = loaded.for_streams(streams_of(self.settings, options.objective))
 
+        contention = Contention()  # of the choice of the runtime, too
+
         def build_measurement(model: AnyModel) -> Measurement:
             data, goals = evaluation or calibration, (options.objective, options.min_speedup)
             workload = Workload.parse(options.workload)
-            return measurement_of(self.settings, *goals, model, data, workload)
+            measurement = measurement_of(self.settings, *goals, model, data, workload)
+            return replace(measurement, contention=contention)
 
         evaluator = self._build_evaluator(evaluation, metrics)
         fingerprint = partial(

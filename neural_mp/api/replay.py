@@ -83,7 +83,7 @@ class OpenedPlan:
             source_precisions=tuple(p.value for p in space.graph.source_precisions),
             op_counts=count_ops(space.graph, self.resolved.effective),
             conversions=converted.conversions,
-            warnings=self.warnings,
+            warnings=(*self.warnings, *measurement.contention.warnings),
         )
         FREED.now()
         return OptimizedModel(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import time
@@ -120,11 +119,7 @@ class HintSearch:
             latency: seconds per batch of the source in FP32, or per token with a workload.
         """
         try:
-            names = [
-                name
-                for name in runtimes_of(self.source)
-                if importlib.util.find_spec(FRAMEWORKS[name].package) is not None
-            ]
+            names = [name for name in runtimes_of(self.source) if FRAMEWORKS[name].is_installed]
             return self._cached_or_measured_hint(names, seconds, latency) if names else None
         except (Exception, KeyboardInterrupt):
             # Runtimes raise errors of any type, and the result of the run does not depend on them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -102,14 +101,27 @@ class ChosenRuntime:
         model: the model.
         figures: figures of all candidates; empty without a comparison.
         alternatives: FP32 models in other runtimes that the result must be faster than.
-        warnings: why the result was not compared with FP32 in other installed runtimes.
     """
 
     load: Load
     model: AnyModel
     figures: tuple[RuntimeFigures, ...] = ()
     alternatives: tuple[AnyModel, ...] = ()
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A warning for each reason that rules out installed runtimes."""
+        names: dict[str, list[str]] = {}
+        for entry in self.figures:
+            is_compared = entry.chosen or entry.latency is not None
+            built_in = FRAMEWORKS.get(entry.framework)  # none for compiled forms
+            if not is_compared and built_in is not None and built_in.is_installed:
+                names.setdefault(entry.reason, []).append(entry.framework)
+        return tuple(
+            f"the result was not compared with FP32 in {' and '.join(excluded)}, and may be slower "
+            f"than FP32 there: {reason}"
+            for reason, excluded in names.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -164,10 +176,8 @@ class RuntimeChoice:
         alternatives = [self._verified_candidate(name) for name in runtimes_of(self.source)]
         candidates = [own, *alternatives, *_compiled_candidate(self.source)]
         able = [candidate for candidate in candidates if candidate.model is not None]
-        warnings = _excluded_warnings(alternatives)
         if len(able) == 1:
-            figures = _runtime_figures(candidates, own, {})
-            return ChosenRuntime(self.load, self.source, figures, warnings=warnings)
+            return ChosenRuntime(self.load, self.source, _runtime_figures(candidates, own, {}))
         timed = self._time_candidates(able)
         own = timed[0]
         winner = _select_fastest(timed)
@@ -182,7 +192,7 @@ class RuntimeChoice:
         assert model is not None
         figures = _runtime_figures(candidates, winner, reasons)
         rivals = _select_fp32_rivals(timed, winner)
-        return ChosenRuntime(self._select_loader(model), model, figures, rivals, warnings)
+        return ChosenRuntime(self._select_loader(model), model, figures, rivals)
 
     def repeated(self, figures: Sequence[RuntimeFigures]) -> ChosenRuntime:
         """Return the choice of an earlier run, by its figures, without a new comparison.
@@ -293,16 +303,16 @@ class RuntimeChoice:
             }
             low = {index: model for index, model in converted.items() if model is not None}
 
-        def add_rounds(rounds: Sequence[Sequence[float]]) -> list[RuntimeCandidate]:
+        def with_rounds(rounds: Sequence[Sequence[float]]) -> list[RuntimeCandidate]:
             int8 = dict(zip(low, rounds[len(models) :], strict=True))
             return [
                 replace(candidate, rounds=rounds[index], int8_rounds=int8.get(index, ()))
                 for index, candidate in enumerate(candidates)
             ]
 
-        return add_rounds(
+        return with_rounds(
             self.measurement.interleaved(
-                [*models, *low.values()], lambda rounds: _is_conclusive(add_rounds(rounds))
+                [*models, *low.values()], lambda rounds: _is_conclusive(with_rounds(rounds))
             )
         )
 
@@ -325,20 +335,6 @@ class RuntimeChoice:
             return None
 
 
-def _excluded_warnings(candidates: Iterable[RuntimeCandidate]) -> tuple[str, ...]:
-    """Return a warning for each reason that excludes installed runtimes."""
-    names: dict[str, list[str]] = {}
-    for candidate in candidates:
-        package = FRAMEWORKS[candidate.framework].package
-        if candidate.model is None and importlib.util.find_spec(package) is not None:
-            names.setdefault(candidate.reason, []).append(candidate.framework)
-    return tuple(
-        f"the result may be slower than FP32 in {' and '.join(excluded)}, which was not compared: "
-        f"{reason}"
-        for reason, excluded in names.items()
-    )
-
-
 def _by_latency(candidates: Iterable[RuntimeCandidate]) -> list[RuntimeCandidate]:
     return sorted(candidates, key=lambda candidate: uncontended_latency(candidate.best))
 
@@ -353,7 +349,10 @@ def _is_conclusive(timed: Sequence[RuntimeCandidate]) -> bool:
 
 
 def _select_fastest(timed: Sequence[RuntimeCandidate]) -> RuntimeCandidate:
-    """Return the fastest candidate that gains enough over the source, which is the first."""
+    """Return the fastest candidate that gains enough over the source, else the source.
+
+    The source is the first candidate.
+    """
     own = timed[0]
     return next(
         (

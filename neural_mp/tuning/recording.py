@@ -219,11 +219,8 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     speed, effective = selection.speed.ratio, selection.plan.effective
     if speed is not None and speed.high < 1:
         log.warn(_slowdown_warning(job, speed))
-    if job.measurement.contention.was_seen:
-        log.warn(
-            "other processes used the CPU during the run; latencies measured meanwhile are the CPU "
-            "seconds of one thread"
-        )
+    for warning in job.measurement.contention.warnings:
+        log.warn_once(warning)
     emulated = {p for op, p in effective.items() if p in job.space.capabilities[op].emulated}
     return Report(
         metric=job.evaluator.label,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,15 +11,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 
 from neural_mp.api.runtimes import RuntimeCandidate, _is_conclusive, _select_fastest
 from neural_mp.profiling import cpu_share, interleaved_rounds
 from neural_mp.tuning.measurement import objectives
-from neural_mp.tuning.measurement.objectives import Measurement
+from neural_mp.tuning.measurement.objectives import Contention, Measurement
 
-SECONDS = 0.02
+#: Seconds of a wait: calls in CPU seconds are repeated until they have used the CPU for a block.
+SECONDS = 0.003
 
 
 class Sleeping:
@@ -63,16 +64,43 @@ def test_other_runs_are_timed_by_the_wall_clock(measured, share, options):
 
 
 def test_a_cpu_is_shared_with_other_processes():
-    command = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(command) for _ in range(3 * (psutil.cpu_count() or 1))]
-    try:
-        time.sleep(0.5)
-        share = cpu_share()
-    finally:
-        for process in others:
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})  # of this thread, and of the process that it starts
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline()
+            share = cpu_share()
+        finally:
             process.kill()
-            process.wait()
+            os.sched_setaffinity(0, cpus)
     assert share < 0.8
+
+
+def test_concurrent_callers_are_timed_by_the_wall_clock(monkeypatch):
+    monkeypatch.setattr(objectives, "cpu_share", lambda: 0.4)
+    inputs = np.zeros((2, 1))
+    assert Measurement(inputs, threads=1).uses_cpu_seconds
+    assert not Measurement(inputs, threads=1, streams=2).uses_cpu_seconds
+
+
+def test_earlier_rounds_by_the_wall_clock_are_not_mixed_with_cpu_seconds(measured, monkeypatch):
+    monkeypatch.setattr(objectives, "cpu_share", lambda: 0.4)
+    measurement = Measurement(np.zeros((2, 1)), warmup=1, iterations=3, time_limit=0.1, threads=1)
+    rounds = measurement.rounds([Sleeping(), Sleeping()], earlier=[[9.0], [9.0]])
+    assert max(map(max, rounds)) < SECONDS / 2
+
+
+def test_a_warning_follows_a_measurement_beside_other_processes(monkeypatch):
+    contention = Contention()
+    monkeypatch.setattr(objectives, "cpu_share", lambda: 0.99)
+    assert not contention.is_present()
+    assert contention.warnings == ()
+    contention = Contention()
+    monkeypatch.setattr(objectives, "cpu_share", lambda: 0.4)
+    assert contention.is_present()
+    (warning,) = contention.warnings
+    assert "CPU seconds of one thread" in warning
 
 
 def candidate(name, fp32, int8=()):

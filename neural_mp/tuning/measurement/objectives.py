@@ -72,6 +72,15 @@ class Contention:
         self.was_seen = self.was_seen or self._is_present
         return self._is_present
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A warning if a measurement was affected."""
+        warning = (
+            "other processes used the CPU during the run, so latencies measured meanwhile are CPU "
+            "seconds of one thread, without waiting; stop these processes to measure by the clock"
+        )
+        return (warning,) if self.was_seen else ()
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -112,14 +121,18 @@ class Measurement:
 
     @property
     def conditions(self) -> dict[str, str]:
-        """The conditions that times depend on, for caches."""
+        """The conditions that times depend on, for caches.
+
+        Times by the clock and in CPU seconds are not distinguished: on one thread they are equal,
+        but for the wait for a CPU, which is noise.
+        """
         streams = {} if self.streams is None else {"streams": str(self.streams)}
         workload = {} if self.workload is None else {"workload": str(self.workload)}
         return {"threads": str(self.threads), **streams, **workload}
 
     @property
     def uses_cpu_seconds(self) -> bool:
-        """Whether runs are timed in CPU seconds now."""
+        """Whether runs are timed in CPU seconds now: on one thread, beside other processes."""
         threads = self.threads or omp_threads() or detect().cores
         return threads == 1 and self.streams is None and self.contention.is_present()
 

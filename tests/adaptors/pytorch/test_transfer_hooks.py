@@ -1,5 +1,7 @@
 """Hooks that `transformers` installs at the first call do not keep a model in PyTorch."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -57,3 +59,22 @@ def test_a_module_with_another_first_call_stays_in_torch():
     )
     with pytest.raises(ConversionError, match="its forward changes the module's state"):
         transfer.boundary(model)
+
+
+class SharedCache(nn.Linear):
+    """A layer whose first call fills a list of its class."""
+
+    cache: ClassVar[list[str]] = []
+
+    def forward(self, inputs):
+        """Return the outputs."""
+        if not self.cache:
+            self.cache.append("filled")
+        return super().forward(inputs)
+
+
+def test_state_that_a_copy_shares_with_the_users_module_is_as_before():
+    net = SharedCache(4, 4).eval()
+    model = loading.load(net, InputSpec.read(None, None, torch.ones(2, 4)), Capture.WHOLE)
+    assert transfer.boundary(model).signature.inputs
+    assert SharedCache.cache == []

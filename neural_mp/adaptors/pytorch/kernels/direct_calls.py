@@ -28,7 +28,7 @@ from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, is_array, 
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.graph.graph_edit import attribute, shallow_copy
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
+from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, preserve_state
 from neural_mp.adaptors.pytorch.kernels.batch_parts import BatchParts, keep_freed_memory
 from neural_mp.adaptors.pytorch.kernels.programs import call_programs
 from neural_mp.errors import ConversionError
@@ -322,19 +322,24 @@ def keeps_state(model: TorchModel) -> bool:
 def _copy_user_module(model: TorchModel) -> nn.Module | None:
     """Return a copy of the user's module; None if runs fail or change module or inputs.
 
-    The first run may fill caches and install hooks that later runs find.
+    The first run may fill caches and install hooks, which must not change again in a second run.
     """
     assert model.original is not None
-    if any(part.portable.meta.get(KEPT_STATE) for part in model.parts.values()):
+    graphs = (part.portable for part in model.parts.values())
+    if model.keeps_state or any(graph.meta.get(KEPT_STATE) for graph in graphs):
         return None
     try:
         module, call = copy_module(model.original), model.example.copied()
         versions = list(_input_versions(call))
-        with torch.no_grad():
+        # Weights and the variables of classes and modules are those of the user.
+        with preserve_state(module) as state, torch.no_grad():
             module(*call.args, **call.kwargs)
-            with preserve_state(module) as state:
+            is_changed = state.is_changed()
+            if is_changed:
+                filled = ModuleState(module)
                 module(*call.args, **call.kwargs)
-                is_changed = state.is_changed() or list(_input_versions(call)) != versions
+                is_changed = filled.is_changed()
+        is_changed = is_changed or list(_input_versions(call)) != versions
     except Exception:
         # User code may refuse to be copied or run, with any exception type.
         logger.debug("the user's own module cannot be called directly", exc_info=True)
