@@ -10,8 +10,10 @@ import pytest
 import stateful_nets as nets
 import torch
 from torch import nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
 
 EVERY_NET = (*nets.DEPENDENT, *nets.INDEPENDENT)
 
@@ -105,3 +107,12 @@ def test_state_that_outputs_depend_on_is_named(make, capture):
 def test_a_table_that_is_computed_once_is_no_state():
     *_, model = loaded(nets.Table, "whole", torch.ones(3, 8))
     assert not model.warnings
+
+
+def test_a_graph_whose_code_is_generated_on_demand_runs_after_its_state_is_restored():
+    traced = torch.export.export(nn.Linear(4, 2), (torch.ones(3, 4),)).module(check_guards=False)
+    graph = _LazyGraphModule(traced, traced.graph)
+    inputs = torch.ones(3, 4)
+    with preserve_state(graph):
+        expected = graph(inputs)
+    assert torch.equal(graph(inputs), expected)

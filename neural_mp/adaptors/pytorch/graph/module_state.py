@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from neural_mp.adaptors.pytorch.versions import with_code
+
 #: Maximum number of objects in a snapshot: more are data, not state.
 _MAX_OBJECTS = 100_000
 #: Types without parts, compared by value.
@@ -204,7 +206,8 @@ class ModuleState:
             for key, value in module.named_buffers():
                 self._keep_tensor(_join_path(name, key), value, is_buffer=True)
             return
-        own = vars(module)
+        # Code generated in a run would need the attributes set with it, which are then removed.
+        own = vars(with_code(module))
         self._visit_namespace(
             name, {**own, _PARAMETERS: None, _BUFFERS: None, _SUBMODULES: None}, own
         )
