@@ -115,11 +115,8 @@ def _conv(
 def convolutional(draw: random.Random) -> Case:
     """Plain or residual blocks behind a stem, with a classifier."""
     act, side = draw.choice(_ACTIVATIONS), draw.choice((96, 128, 160, 224))
-    width, stages, depth = (
-        draw.choice((16, 24, 32, 48)),
-        draw.choice((3, 4)),
-        draw.choice((1, 2, 3)),
-    )
+    width = draw.choice((16, 24, 32, 48))
+    stages, depth = draw.choice((3, 4)), draw.choice((1, 2, 3))
     is_residual, is_pooled = draw.random() < 0.7, draw.random() < 0.5
     kernel = draw.choice((3, 5, 7))
 
@@ -351,11 +348,8 @@ def transformers(draw: random.Random) -> Case:
     """A small to base-sized encoder of an architecture of the package transformers."""
     import transformers as package
 
-    name, depth = (
-        draw.choice(("DistilBert", "Bert", "ViT", "ConvNext", "Segformer")),
-        draw.choice((2, 4, 6)),
-    )
-    width = draw.choice((128, 256, 384, 768))
+    name = draw.choice(("DistilBert", "Bert", "ViT", "ConvNext", "Segformer"))
+    depth, width = draw.choice((2, 4, 6)), draw.choice((128, 256, 384, 768))
     sizes: dict[str, Any] = {
         "DistilBert": {"dim": width, "hidden_dim": 4 * width, "n_layers": depth, "n_heads": 4},
         "ConvNext": {"depths": [1, 1, depth, 1], "hidden_sizes": [48, 96, 192, 384]},

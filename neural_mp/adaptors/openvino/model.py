@@ -80,7 +80,6 @@ class OpenVinoModel(GraphModel[ov.Model]):
         example = tuple(np.shape(self.example[tensor]) for tensor in inputs)
         is_converted = self.given is None
         runner = ShapedRunner(self.runs, example, streams=self.streams, rounds=not is_converted)
-
         return lambda bound: self.in_order(runner([bound[tensor] for tensor in inputs]))
 
     def __reduce__(self) -> tuple[Callable[..., OpenVinoModel], tuple[Any, ...]]:
