@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from contextlib import suppress
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -14,13 +16,16 @@ from torch import nn
 from zoo_cases.case import NotBuiltError, ZooCase
 
 SAMPLES = 2
-#: Pictures whose statistics batch norms keep.
-STATISTICS_SAMPLES = 16
+#: Samples whose statistics batch norms keep: 16 pictures, and fewer videos.
+STATISTICS_SAMPLES, MAX_STATISTICS_VALUES = 16, 2**22
+#: Frames, height and width of the videos of nets of one size.
+_VIDEO = (8, 64, 64)
 #: Form of inputs → shape of a sample of each input, tried in this order.
 _FORMS = {
     "side 64": ((3, 64, 64),),
     "side 96": ((3, 96, 96),),
     "side 224": ((3, 224, 224),),
+    "video of 8 frames": ((3, *_VIDEO),),
     "video of 16 frames": ((3, 16, 64, 64),),
     "video of 16 frames, side 224": ((3, 16, 224, 224),),
     "two pictures": ((3, 128, 128), (3, 128, 128)),
@@ -78,10 +83,26 @@ def build_torchvision(name: str, seed: int, batches: int) -> ZooCase:
 
     def make() -> nn.Module:
         backbone = {"weights_backbone": None} if name.startswith(_WITH_BACKBONE) else {}
-        net: nn.Module = models.get_model(name, weights=None, **backbone)
+        with _small_videos():
+            net: nn.Module = models.get_model(name, weights=None, **backbone)
         return net
 
     return _case(make, seed, batches)
+
+
+@contextmanager
+def _small_videos() -> Iterator[None]:
+    """Build multiscale vision transformers for small videos: the usual ones take minutes."""
+    module = importlib.import_module("torchvision.models.video.mvit")
+    build: Any = module.MViT
+
+    def build_small(**options: Any) -> nn.Module:
+        frames, *sides = _VIDEO
+        net: nn.Module = build(**{**options, "temporal_size": frames, "spatial_size": tuple(sides)})
+        return net
+
+    with mock.patch.object(module, "MViT", build_small):
+        yield
 
 
 _WITH_BACKBONE = (
@@ -137,18 +158,24 @@ def _case(make: Callable[[], nn.Module], seed: int, batches: int) -> ZooCase:
         inputs = data if len(shapes) > 1 else [batch[0] for batch in data]
         try:
             _run(net, inputs[0])
+            _normalize(net, tuple(_statistics_sample(shape) for shape in shapes))
         except Exception as error:  # noqa: BLE001 - nets raise any type for another size
             reasons.append(f"{form}: {' '.join(str(error).split())[:160]}")
             continue
-        statistics = tuple(torch.randn(STATISTICS_SAMPLES, *shape) for shape in shapes)
-        _normalize(net, statistics)
         return ZooCase(net, inputs, partial(_run, net), form)
     raise NotBuiltError("; ".join(reasons))
+
+
+def _statistics_sample(shape: tuple[int, ...]) -> torch.Tensor:
+    count = min(STATISTICS_SAMPLES, max(SAMPLES, MAX_STATISTICS_VALUES // math.prod(shape)))
+    return torch.randn(count, *shape)
 
 
 def _normalize(net: nn.Module, batch: Any) -> None:
     """Let batch norms keep the statistics of a batch: with those of no data, signals vanish."""
     norms = [norm for norm in net.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
     for norm in norms:
         norm.train()
         norm.momentum = 1.0
