@@ -11,8 +11,9 @@ from neural_mp.core.precision import OpConfig
 
 #: Number of steps that are left out in turn, those with the largest costs.
 _LEFT_OUT = 64
-#: Savings below this fraction of the cost end the search for steps to leave out.
-_LEAST_SAVING = 0.0005
+#: Savings below this fraction of the cost end the search for steps to leave out, and so do as many
+#: steps: the cost may fall in thousands of small savings, each after a search over all steps.
+_LEAST_SAVING, MAX_LEFT_OUT = 0.0005, 32
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,18 @@ class Knapsack:
     def cheapest(self, noise: float) -> Filling:
         """Return a filling with at most this noise, of the least cost that greedy searches find.
 
-        As long as a search without one of the steps is cheaper, that step is left out.
+        As long as a search without one of the steps is cheaper, that step is left out, up to
+        `MAX_LEFT_OUT` steps.
         """
         best, banned = self._fill_greedily(noise, frozenset()), frozenset[Step]()
-        while True:
+        for _ in range(MAX_LEFT_OUT):
             largest = sorted(best[1], key=lambda step: step.cost)[-_LEFT_OUT:]
             alternatives = [(self._fill_greedily(noise, banned | {step}), step) for step in largest]
             cheapest = min(alternatives, key=lambda entry: entry[0][0].cost, default=None)
             if cheapest is None or cheapest[0][0].cost >= best[0].cost * (1 - _LEAST_SAVING):
                 return best[0]
             best, banned = cheapest[0], banned | {cheapest[1]}
+        return best[0]
 
     def _fill_greedily(self, noise: float, banned: frozenset[Step]) -> tuple[Filling, list[Step]]:
         """Return a filling and its steps: in order until the noise is reached, less unneeded ones.
