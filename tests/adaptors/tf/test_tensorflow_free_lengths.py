@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from symbolic_values import value_of
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.graph import shape_inference
 from neural_mp.adaptors.tensorflow.graph.shape_inference import with_sizes
 from neural_mp.core.precision import Precision
 from neural_mp.space import reached_by
@@ -162,6 +165,37 @@ def test_a_tensor_that_grows_in_a_loop_has_no_constant_size():
     ports = {port.name: port.tensor for port in model.signature.outputs}
     assert model.shapes[ports["rows"]] == (None, None, 4)
     assert model.shapes[ports["same"]] == (None, 1, 4)
+
+
+@pytest.mark.slow
+def test_a_chain_of_loop_variables_takes_few_passes_and_has_no_constant_sizes(monkeypatch, caplog):
+    """Each variable takes the value of the one before, so that each pass finds one more change."""
+    count = 2 * shape_inference.MAX_PASSES
+
+    def net(x):
+        def shifted(step, *rows):
+            return step + 1, tf.concat([rows[0], rows[0][:, :1]], 1), *rows[:-1]
+
+        free = (tf.TensorShape([]), *[tf.TensorShape([None, None, 4])] * count)
+        first = tf.reduce_max(x, 1, keepdims=True)
+        _, *rows = tf.while_loop(lambda step, *_: step < 3, shifted, (0, *[first] * count), free)
+        return {"first": rows[0] + 0.0, "last": rows[-1] + 0.0}
+
+    passes: list[shape_inference._Inference] = []
+    derive_facts = shape_inference._Inference._derive_facts
+
+    def count_passes(inference, order):
+        passes.append(inference)
+        derive_facts(inference, order)
+
+    monkeypatch.setattr(shape_inference._Inference, "_derive_facts", count_passes)
+    with caplog.at_level(logging.WARNING):
+        model = loaded(net, (None, None, 4))
+        ports = {port.name: port.tensor for port in model.signature.outputs}
+        assert model.shapes[ports["first"]] == (None, None, None)
+        assert model.shapes[ports["last"]] == (None, None, None)
+    assert "loop variables are unknown" in caplog.text
+    assert max(Counter(passes).values()) <= shape_inference.MAX_PASSES + 2
 
 
 @dataclass(frozen=True)

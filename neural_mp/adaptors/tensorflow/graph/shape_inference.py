@@ -45,6 +45,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     result_dtypes,
     without_large,
 )
+from neural_mp.util.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ _LARGE = 256
 #: Types of tensors that hold sizes.
 _INTEGERS = (tf.int32, tf.int64)
 _NOTHING = Facts(None)
+#: Passes over a graph. Each gives up sizes that a loop changes; a chain of loop variables, each of
+#: which takes the value of the one before, would take as many passes as it has variables.
+MAX_PASSES = 16
 #: Roles of the ops that feed the Merge of a loop variable: its first value, and the next.
 _LOOP_VARIABLE = [Role.ENTER, Role.NEXT_ITERATION]
 #: No size, and no number that sizes are computed from, is larger.
@@ -131,13 +135,11 @@ class _Inference:
         """Return node → shapes of its results.
 
         Most loop variables keep the shape that they start with, which is assumed, except for sizes
-        that turn out to differ in the next iteration.
+        that turn out to differ in the next iteration. After `MAX_PASSES`, only ranks are assumed.
         """
         order = self.graph.pruned(self.graph.nodes).nodes
-        while True:
-            self.facts = {}
-            for name, node in order.items():
-                self.facts[name] = self._facts_of(node)
+        for _ in range(MAX_PASSES):
+            self._derive_facts(order)
             changed = {
                 name: _equal_sizes(
                     self._tensor_facts(name).shape, self._tensor_facts(successor).shape
@@ -146,8 +148,35 @@ class _Inference:
                 if self._tensor_facts(name).shape != self._tensor_facts(successor).shape
             }
             if all(self.invariant.get(name, ()) == sizes for name, sizes in changed.items()):
-                return {name: [f.shape for f in results] for name, results in self.facts.items()}
+                break
             self.invariant |= changed
+        else:
+            logger.warning(
+                "the sizes of %s are unknown: loops changed some in each of %d passes over the "
+                "graph",
+                counted(len(self.following), "loop variable"),
+                MAX_PASSES,
+            )
+            self._assume_ranks(order)
+        return {name: [f.shape for f in results] for name, results in self.facts.items()}
+
+    def _assume_ranks(self, order: Mapping[str, NodeDef]) -> None:
+        """Derive the facts from the ranks of loop variables, or from nothing if one changes."""
+        shapes = {name: self._tensor_facts(name).shape for name in self.following}
+        ranks: dict[str, Sizes] = {
+            name: None if shape is None else (None,) * len(shape) for name, shape in shapes.items()
+        }
+        for assumed in (ranks, dict.fromkeys(self.following)):
+            self.invariant = assumed
+            self._derive_facts(order)
+            pairs = (map(self._tensor_facts, pair) for pair in self.following.items())
+            if all(_equal_sizes(a.shape, b.shape) is not None or a.shape is None for a, b in pairs):
+                return
+
+    def _derive_facts(self, order: Mapping[str, NodeDef]) -> None:
+        self.facts = {}
+        for name, node in order.items():
+            self.facts[name] = self._facts_of(node)
 
     def _tensor_facts(self, tensor: str) -> Facts:
         """Return the facts about a tensor; nothing for one of a later iteration of a loop."""
