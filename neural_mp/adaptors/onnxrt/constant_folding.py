@@ -85,13 +85,20 @@ def is_constant(node: ir.Node) -> bool:
 
 def stored_constants(value: ir.Value) -> list[ir.Value]:
     """Return the constants in the graph that a known value is, or is computed from."""
-    if value.is_initializer():
-        return [value]
-    producer = value.producer()
-    if producer is None or not is_constant(producer):
-        return []
-    inputs = (operand for operand in producer.inputs if operand is not None)
-    return [stored for operand in inputs for stored in stored_constants(operand)]
+    stored: list[ir.Value] = []
+    # A chain may read each result several times: followed once, it is linear.
+    waiting, reached = [value], {value}
+    while waiting:
+        source = waiting.pop()
+        producer = source.producer()
+        if source.is_initializer():
+            stored.append(source)
+        elif producer is not None and is_constant(producer):
+            inputs = dict.fromkeys(producer.inputs)
+            operands = [value for value in inputs if value is not None and value not in reached]
+            waiting += operands
+            reached.update(operands)
+    return stored
 
 
 def _fold_sized_nodes(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> bool:

@@ -1,5 +1,7 @@
 """Weights that nodes compute from what the file stores: fewer bits, repeated or carried values."""
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -53,6 +55,17 @@ def test_a_weight_that_nodes_compute_gets_int8(case):
     mixed = Converted(model, X, a=Precision.FP32)
     assert mixed.kernels["MatMulIntegerToFloat"] == 1
     assert size(mixed.adaptor.native(mixed.model)) < size(model) + 4000  # as stored
+
+
+def test_a_weight_whose_chain_reads_each_result_twice_is_followed_once():
+    """Followed for every read, a chain of 40 sums has 2⁴⁰ paths, and the load does not end."""
+    names = ["f", *(f"f{step}" for step in range(40)), "w"]
+    doubled = [op("Add", f"{before} {before}", after) for before, after in pairwise(names)]
+    nodes = [op("Cast", "h", "f", to=1), *doubled, op("MatMul", "x w", "y")]
+    model = graph(nodes, {"x": ["n", SIDE]}, ["y"], {"h": (W * 2.0**-12).astype(np.float16)})
+    converted = Converted(model, X)
+    assert converted.kernels["DynamicQuantizeMatMul"] + converted.kernels["MatMulIntegerToFloat"]
+    assert signal_to_noise(run(model, **X)[0], converted.result) > 30
 
 
 def test_a_convolution_and_a_table_in_float16():
