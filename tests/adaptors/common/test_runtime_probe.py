@@ -1,5 +1,7 @@
 """Questions that are answered by a child process: once, and by another one after a crash."""
 
+import subprocess
+
 import pytest
 
 from neural_mp.adaptors.common.kernels import runtime_probe
@@ -40,6 +42,34 @@ def module(tmp_path, monkeypatch):
 def test_what_ends_a_process_or_is_refused_is_left_out_and_the_rest_is_tried(module, tmp_path):
     assert runtime_probe.probe_results(module, "1") == {"first works", "last works"}
     assert (tmp_path / "runs.txt").read_text() == "- - "
+
+
+HANGING = """
+import time
+from neural_mp.adaptors.common.kernels.runtime_probe import try_each
+def find(case):
+    if case.startswith("endless"):
+        time.sleep(600)
+    yield f"{case} works"
+try_each(("first", *(f"endless {number}" for number in range(50))), find)
+"""
+
+
+@pytest.mark.slow
+def test_cases_that_do_not_end_share_the_seconds_of_a_probe(module, tmp_path, monkeypatch):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    monkeypatch.setattr(runtime_probe, "_LIMIT_SECONDS", 8.0)
+    seconds: list[float] = []
+    run = subprocess.run
+
+    def record_timeout(command, **options):
+        seconds.append(options["timeout"])
+        return run(command, **options)
+
+    monkeypatch.setattr(runtime_probe.subprocess, "run", record_timeout)
+    assert runtime_probe.probe_results("hanging", "1") == {"first works"}
+    assert seconds == [8.0 / 2**number for number in range(len(seconds))]
+    assert len(seconds) > 1
 
 
 @pytest.mark.slow

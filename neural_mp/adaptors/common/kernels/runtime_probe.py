@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib import metadata
@@ -32,7 +33,10 @@ STARTS, FOUND = "starts: ", "found: "
 ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
 #: Environment variables that affect the available kernels.
 _SETTINGS = ("TF_ENABLE_ONEDNN_OPTS", "DNNL_MAX_CPU_ISA", ONEDNN_LIMIT)
-_LIMIT_SECONDS = 300
+#: Seconds until the first child has to end, which has all cases. Each child after one that did not
+#: end has half of the seconds of that one: all together take at most twice as long, whatever the
+#: number of cases that do not end.
+_LIMIT_SECONDS = 300.0
 #: Maximum number of cached cases of a module; the oldest are dropped.
 _MAX_CASES = 5000
 _CRASHES = "ends the process or does not end"
@@ -151,9 +155,13 @@ def _run_probe(
     """Run the child, again after a crash; return the results, and the cases that were started."""
     results: set[str] = set()
     tried: set[str] = set()
+    seconds = _LIMIT_SECONDS
     while True:
         command = python_command(module, *arguments, *sorted(tried))
-        output, failure = _child_output(command, environment)
+        begun = time.monotonic()
+        output, failure = _child_output(command, environment, seconds)
+        if time.monotonic() - begun >= seconds:
+            seconds /= 2
         lines = output.splitlines()
         started = {line.removeprefix(STARTS) for line in lines if line.startswith(STARTS)}
         results |= {line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)}
@@ -164,7 +172,9 @@ def _run_probe(
             return results, tried
 
 
-def _child_output(command: list[str], environment: dict[str, str]) -> tuple[str, str | None]:
+def _child_output(
+    command: list[str], environment: dict[str, str], seconds: float
+) -> tuple[str, str | None]:
     """Return the output of a child and the reason of its failure; None if it succeeded."""
     with tempfile.TemporaryFile("w+") as output:
         try:
@@ -173,12 +183,12 @@ def _child_output(command: list[str], environment: dict[str, str]) -> tuple[str,
                 stdout=output,
                 stderr=subprocess.PIPE,
                 text=True,
-                timeout=_LIMIT_SECONDS,
+                timeout=seconds,
                 check=False,
                 env=environment,
             )
             failure = done.stderr[-400:] if done.returncode else None
         except subprocess.TimeoutExpired:
-            failure = f"no result after {_LIMIT_SECONDS} seconds"
+            failure = f"no result after {seconds:g} seconds"
         output.seek(0)
         return output.read(), failure
