@@ -1,15 +1,24 @@
-"""A capture whose symbolic sizes grow without bound ends, with fewer dynamic axes and a reason."""
+"""Captures and exports whose symbolic sizes grow without bound end, with a reason.
+
+They have fewer dynamic axes, or fewer modules.
+"""
+
+import logging
+import time
 
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.nn import functional
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch.capture import graph_capture
+from neural_mp.adaptors.pytorch.capture import graph_capture, module_capture
+from neural_mp.adaptors.pytorch.graph import dynamic_shapes
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, fixed_axes
+from neural_mp.errors import CaptureError, DataError
 
 WINDOWS = (5, 3, 7, 4)
 
@@ -73,3 +82,173 @@ def test_fixed_axes_belong_to_their_inputs():
     graph = graph_capture.capture(Named(), call)
     fixed = fixed_axes(graph, call.args, call.kwargs, graph.meta[SIZES])
     assert fixed == {id(first): {1}, id(second): {1}}
+
+
+def grow_expressions() -> None:
+    """Expand expressions without end."""
+    x, y = sympy.symbols("x y", integer=True, positive=True)
+    while True:
+        sympy.expand((x + y) ** 12)
+        sympy.core.cache.clear_cache()
+
+
+def slow_down_exports(monkeypatch, fewest: int) -> None:
+    """Let exports of graphs with as many dynamic axes never end."""
+    export = graph_capture.export
+
+    def export_slowly(module, call, axes, strict=False):
+        if not isinstance(axes, str):
+            known = [axis for tensor in axes for axis in tensor]
+            if sum(axis.least != axis.largest for axis in known) >= fewest:
+                grow_expressions()
+        return export(module, call, axes, strict)
+
+    monkeypatch.setattr(graph_capture, "export", export_slowly)
+
+
+@pytest.fixture
+def sequence_result(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    batches = [torch.randn(2, 5, 6) for _ in range(2)]
+    result = MixedPrecision(
+        model=net,
+        precisions="int8",
+        objective="modelsize",
+        calib_dataloader=[(batch, None) for batch in batches],
+        workspace=tmp_path / "workspace",
+    )()
+    assert result(torch.randn(3, 7, 6)).shape == (3, 7, 4)  # two dynamic axes
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
+def test_a_folder_whose_export_takes_too_long_holds_fewer_dynamic_axes(
+    sequence_result, tmp_path, monkeypatch, caplog, request
+):
+    request.getfixturevalue("limit")
+    for fewest, accepted, refused in ((2, (3, 5), (2, 7)), (1, (2, 5), (3, 5))):
+        slow_down_exports(monkeypatch, fewest)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            sequence_result.save(tmp_path / f"saved_{fewest}")
+        assert "CPU seconds" in caplog.text
+        loaded, batch = neural_mp.load(tmp_path / f"saved_{fewest}"), torch.randn(*accepted, 6)
+        assert torch.equal(loaded(batch), sequence_result(batch))
+        with pytest.raises(DataError, match="expected [25]"):
+            loaded(torch.randn(*refused, 6))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
+def test_files_whose_export_takes_too_long_hold_fewer_dynamic_axes(
+    sequence_result, tmp_path, monkeypatch, caplog, request
+):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    request.getfixturevalue("limit")
+    slow_down_exports(monkeypatch, 2)
+    for name in ("model.onnx", "model.pt2"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            sequence_result.save(tmp_path / name)
+        assert "CPU seconds" in caplog.text
+    (given,) = onnx.load(tmp_path / "model.onnx").graph.input
+    batch, length, _ = given.type.tensor_type.shape.dim
+    assert (batch.dim_param, length.dim_value) == ("batch", 5)
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    assert program(torch.randn(3, 5, 6)).shape == (3, 5, 4)
+
+
+class Branching(nn.Module):
+    """Four layers, and a branch on a value, which torch.export cannot trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x if x.sum() > 0 else -x
+
+
+def spend(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def load_in_modules(seconds_each: float, monkeypatch):
+    """Load a model in modules whose captures take some CPU seconds each, of 0.2 for all."""
+    capture = graph_capture.capture
+
+    def capture_slowly(module, call):
+        spend(seconds_each)
+        return capture(module, call)
+
+    monkeypatch.setattr(graph_capture, "capture", capture_slowly)
+    monkeypatch.setattr(module_capture, "MAX_EXPORTS", 1.0)
+    return module_capture.capture_modules(Branching().eval(), CallArgs((torch.randn(2, 4),)))
+
+
+@pytest.mark.usefixtures("limit")
+def test_modules_that_remain_after_the_time_stay_as_in_the_model(monkeypatch):
+    captured = load_in_modules(0.25, monkeypatch)
+    assert list(captured.graphs) == ["layers.0"]
+    (warning,) = captured.warnings
+    assert "3 modules from 'layers.1' on stayed as in the model" in warning
+
+
+@pytest.mark.usefixtures("limit")
+def test_the_error_says_that_the_time_for_modules_has_passed(monkeypatch):
+    monkeypatch.setattr(graph_capture, "MAX_EXPORT_SECONDS", -1.0)
+    with pytest.raises(CaptureError, match="1 module from 'layers' on stayed"):
+        load_in_modules(0.0, monkeypatch)
+
+
+class Rounded(nn.Module):
+    """A Python number computed from a size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : int(x.shape[1] * 0.01) + 1]
+
+
+def test_bounds_by_a_slow_equation_are_narrower_but_hold(monkeypatch):
+    call = CallArgs((torch.randn(2, 250),))
+    least, largest = bounds_of_length(call)
+    assert (least, largest) == (200, 299)
+    monkeypatch.setattr(dynamic_shapes, "MAX_SCAN_SECONDS", 0.0)
+    least, largest = bounds_of_length(call)
+    assert 200 <= least <= 250 <= largest <= 299
+    assert largest - least < 99
+
+
+def bounds_of_length(call: CallArgs) -> tuple[int, int]:
+    sizes = graph_capture.capture(Rounded(), call).meta[SIZES]
+    return sizes[0][1].least, sizes[0][1].largest
+
+
+class Doubled(nn.Module):
+    """A condition on a size computed from itself several times in each step."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[1]
+        for divisor in range(3, 3 + self.steps):
+            size = size // divisor + size % divisor + 1
+        return x + 1 if size > 2 else x - 1
+
+
+def test_a_condition_that_is_too_long_leaves_its_sizes_fixed(monkeypatch):
+    call = CallArgs((torch.randn(2, 50),))
+    axis = graph_capture.capture(Doubled(1), call).meta[SIZES][0][1]
+    assert axis.conditions
+    assert axis.least != axis.largest
+    monkeypatch.setattr(dynamic_shapes, "MAX_CONDITION_PARTS", 4)
+    axis = graph_capture.capture(Doubled(1), call).meta[SIZES][0][1]
+    assert (axis.least, axis.largest) == (50, 50)

@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,7 +29,15 @@ from neural_mp.adaptors.pytorch.capture.trial_run import (
     try_out,
 )
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, float_dtype, has_axes
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import Sizes, fixed_axes, sizes_of, watch_sizes
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
+    SIZES,
+    Sizes,
+    fixed_axes,
+    flat_inputs,
+    sizes_of,
+    watch_sizes,
+    with_fixed_axes,
+)
 from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
 from neural_mp.adaptors.pytorch.graph.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
@@ -49,6 +57,7 @@ logger = logging.getLogger(__name__)
 #: that requires another size raises an error.
 _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
 
+_Result = TypeVar("_Result")
 #: Attribute that holds the module enclosed by `Enclosed`.
 ENCLOSED = "neural_mp_enclosed"
 #: Package of modules with packed integer weights.
@@ -59,8 +68,9 @@ KEPT_STATE = "neural_mp_kept_state"
 #: Key of `GraphModule.meta` for warnings about the capture.
 NOTES = "neural_mp_capture_notes"
 
-#: CPU seconds of an attempt with symbolic sizes, plus seconds for each module without children:
-#: sizes computed from other sizes, as in windows that are padded, may grow without bound.
+#: CPU seconds of an attempt with symbolic sizes, plus seconds for each module without children, or
+#: op of a graph: sizes computed from other sizes, as in windows that are padded, may grow without
+#: bound.
 MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 6.0, 0.08
 #: Axes that took too long → the decision.
 _DECISIONS = {
@@ -97,7 +107,7 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
                 continue
             for is_filled in (False, True)[: 1 + run.fills_caches]:
                 try:
-                    with _prepared_state(module, run, is_filled), _limit_export_time(module, axes):
+                    with _prepared_state(module, run, is_filled), limited_export(module, axes):
                         graph = graph_of(export(shown, run.call, axes, strict))
                 except TimeLimitError as error:
                     logger.debug("export (%s, strict=%s) took too long", axes, strict)
@@ -132,8 +142,12 @@ def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterat
 
 
 @contextmanager
-def _limit_export_time(module: nn.Module, axes: str) -> Iterator[None]:
+def limited_export(module: nn.Module, axes: str = "all") -> Iterator[None]:
     """Limit the time of an export with symbolic sizes.
+
+    Args:
+        module: what is exported.
+        axes: the dynamic axes; without any, there is no limit.
 
     Raises:
         TimeLimitError: the export took too long.
@@ -141,10 +155,17 @@ def _limit_export_time(module: nn.Module, axes: str) -> Iterator[None]:
     if axes == "none":
         yield
         return
-    layers = sum(1 for part in module.modules() if not any(True for _ in part.children()))
-    limit = MAX_EXPORT_SECONDS + MAX_EXPORT_SECONDS_PER_LAYER * layers
-    with interrupted_after(limit, within="sympy"):
+    with interrupted_after(max_export_seconds(module), within="sympy"):
         yield
+
+
+def max_export_seconds(module: nn.Module) -> float:
+    """Return the most CPU seconds of an export with symbolic sizes, of a module or a graph."""
+    if isinstance(module, GraphModule):
+        layers = len(module.graph.nodes)
+    else:
+        layers = sum(1 for part in module.modules() if not any(True for _ in part.children()))
+    return MAX_EXPORT_SECONDS + MAX_EXPORT_SECONDS_PER_LAYER * layers
 
 
 class Enclosed(nn.Module):
@@ -257,6 +278,33 @@ def export(
         )
 
 
+def use_export(
+    graph: GraphModule, call: CallArgs, use: Callable[[ExportedProgram, Sizes], _Result]
+) -> _Result:
+    """Export a captured graph for a file; return what `use` makes of the program and its sizes.
+
+    The sizes are those of the graph. If the export or a `limited_export` of `use` takes too long
+    with them, all axes of the inputs but the first, then all, are fixed to the sizes of the call,
+    with a warning.
+    """
+    known, leaves = graph.meta[SIZES], flat_inputs(graph, call.args, call.kwargs)
+    for axes, first_fixed in (("all", None), ("first", 1), ("none", 0)):
+        sizes = known if first_fixed is None else with_fixed_axes(known, leaves, first_fixed)
+        try:
+            with limited_export(graph, axes):
+                program = export(graph, call, sizes)
+            return use(program, sizes)
+        except TimeLimitError as error:
+            logger.warning(
+                "the file takes inputs like %s, %s, as torch.export took more than %.0f CPU "
+                "seconds",
+                call,
+                "with any size of the first axes" if axes == "all" else "of these sizes only",
+                error.seconds,
+            )
+    raise AssertionError("without symbolic sizes, an export has no time limit")
+
+
 def _map_leaves(change: Callable[[object], Any], value: object) -> Any:
     """Apply `change` to every leaf, with a list of the parts of an object of another class.
 
@@ -269,6 +317,22 @@ def _map_leaves(change: Callable[[object], Any], value: object) -> Any:
     parts, context = node.flatten_fn(value)
     changed = [_map_leaves(change, part) for part in parts]
     return node.unflatten_fn(changed, context) if kind in pytree.BUILTIN_TYPES else changed
+
+
+def graph_of_given(program: ExportedProgram) -> GraphModule:
+    """Convert a user's program as `graph_of`.
+
+    Raises:
+        CaptureError: the sizes of the program are too complex.
+    """
+    try:
+        with limited_export(program.graph_module):
+            return graph_of(program)
+    except TimeLimitError as error:
+        raise CaptureError(
+            f"the sizes of the program must be simple enough to convert it within "
+            f"{error.seconds:.0f} CPU seconds; export the program with fewer dynamic axes"
+        ) from None
 
 
 def graph_of(program: ExportedProgram) -> GraphModule:

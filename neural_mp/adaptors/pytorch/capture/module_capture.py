@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,9 +40,13 @@ from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
 from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
+from neural_mp.util.text import counted
 
 logger = logging.getLogger(__name__)
 
+#: Times for the export of the whole model that all modules may take together: a module that cannot
+#: be captured takes all attempts before each of its children takes them, too.
+MAX_EXPORTS = 10.0
 #: Layer types that make a module worth capturing.
 _LAYERS = (
     nn.Conv1d,
@@ -164,21 +169,44 @@ def copy_module(module: nn.Module) -> nn.Module:
     return assemble_module(module, {}).eval()
 
 
-def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
-    """Capture the largest modules of a private copy of a model that can be captured, by path.
+@dataclass(frozen=True)
+class CapturedParts:
+    """The captured graphs of a model.
 
-    Modules that do not run in this call are left unchanged.
+    Attributes:
+        graphs: path → graph of a module, and its example call.
+        warnings: what was not captured.
+    """
+
+    graphs: Mapping[str, tuple[GraphModule, CallArgs]]
+    warnings: tuple[str, ...] = ()
+
+
+def capture_modules(shell: nn.Module, call: CallArgs) -> CapturedParts:
+    """Capture the largest modules of a private copy of a model that can be captured.
+
+    Modules that do not run in this call are left unchanged, and so are those that remain after the
+    time limit.
 
     Raises:
         CaptureError: if no module can be captured.
     """
-    capturer = _ModuleCapturer(shell, call, watch_calls(shell, call))
+    limit = MAX_EXPORTS * graph_capture.max_export_seconds(shell)
+    end = time.thread_time() + limit
+    capturer = _ModuleCapturer(shell, call, watch_calls(shell, call), end)
     capturer.descend(shell, "")
+    late = ""
+    if capturer.left:
+        late = (
+            f"{counted(len(capturer.left), 'module')} from {capturer.left[0]!r} on stayed as in "
+            f"the model, as torch.export took more than {limit:.0f} CPU seconds for all modules"
+        )
     if not capturer.found:
         raise CaptureError(
             f"no module of {type(shell).__name__} with layers can be captured separately"
+            f"{late and f': {late}'}"
         )
-    return capturer.found
+    return CapturedParts(capturer.found, (late,) if late else ())
 
 
 def watch_calls(
@@ -229,6 +257,10 @@ class _ModuleCapturer:
     shell: nn.Module
     call: CallArgs
     seen: Mapping[nn.Module, RecordedCall]
+    #: CPU seconds of the thread at which the last capture begins.
+    end: float
+    #: Paths of modules that were not tried, as the time had passed.
+    left: list[str] = field(default_factory=list)
     found: dict[str, tuple[GraphModule, CallArgs]] = field(default_factory=dict)
     known: set[nn.Module] = field(default_factory=set)
 
@@ -239,6 +271,9 @@ class _ModuleCapturer:
                 continue
             self.known.add(child)
             child_path = f"{path}.{name}" if path else name
+            if time.thread_time() > self.end:
+                self.left.append(child_path)
+                continue
             captured = self.capture_alone(child, child_path)
             if captured is None:
                 self.descend(child, child_path)
@@ -265,8 +300,8 @@ class _ModuleCapturer:
         return graph, recorded.call
 
 
-def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
-    """Capture the dense layers and embeddings of a private copy of a model, by path.
+def capture_layers(shell: nn.Module, call: CallArgs) -> CapturedParts:
+    """Capture the dense layers and embeddings of a private copy of a model.
 
     Layers that do not run in this call are left unchanged.
 
@@ -293,7 +328,7 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMod
             f"{type(shell).__name__} must run a dense layer or an embedding on the inputs, found "
             f"none; set capture = 'whole' or 'modules'"
         )
-    return captured
+    return CapturedParts(captured)
 
 
 def _as_dense_or_embedding(module: nn.Module) -> nn.Module | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from neural_mp.adaptors.pytorch.capture.canonicalize import (
     kept_buffer,
 )
 from neural_mp.adaptors.pytorch.capture.module_capture import (
+    CapturedParts,
     capture_layers,
     capture_modules,
     copy_module,
@@ -173,7 +174,7 @@ def _capture_in_parts(
     source: nn.Module,
     call: CallArgs,
     signature: CallSignature,
-    capture_parts: Callable[[nn.Module, CallArgs], Mapping[str, tuple[GraphModule, CallArgs]]],
+    capture_parts: Callable[[nn.Module, CallArgs], CapturedParts],
     kind: str,
 ) -> TorchModel:
     call = at_least_two(call)
@@ -182,7 +183,7 @@ def _capture_in_parts(
         split_experts(shell)
     with running_all(shell):
         captured = capture_parts(shell, call)
-    for path, (graph, example) in captured.items():
+    for path, (graph, example) in captured.graphs.items():
         module, dropped = _canonicalize_graph(graph, path)
         parts[path] = Part(module, module, example)
         warnings += dropped
@@ -190,6 +191,7 @@ def _capture_in_parts(
         f"{type(source).__name__} is converted {kind} by {kind} ({_listed(parts, kind)}); ops "
         f"between these {kind}s are not converted"
     )
+    warnings += captured.warnings
     exceeded = exceeded_limits(shell, call)
     if exceeded:  # and yet the model runs, as with rotary positions
         warnings.append(f"the model was not trained for inputs of this length: {exceeded}")
@@ -298,7 +300,7 @@ def _assemble_model(
 
 def _from_program(program: ExportedProgram, example: object) -> TorchModel:
     call = storage.example_of(program)
-    module = graph_capture.graph_of(program)
+    module = graph_capture.graph_of_given(program)
     signature = call_signature(module)
     if example is not None:
         signature.check(signature.call(example, like=call), call)

@@ -18,10 +18,14 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.naming import reserve_name
-from neural_mp.adaptors.pytorch.capture.graph_capture import export, quiet_export
+from neural_mp.adaptors.pytorch.capture.graph_capture import (
+    limited_export,
+    quiet_export,
+    use_export,
+)
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, Sizes
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import Sizes
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.util.optional_packages import install_command
@@ -104,19 +108,14 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
     table = _qdq_translations()
     names = output_names(model.portable)
     try:
-        with quiet_export():
-            module = translatable(model.portable)
-            program = torch.onnx.export(
-                decomposed_if_needed(export(module, model.example, module.meta[SIZES])),
-                dynamo=True,
-                custom_translation_table=table,
-                opset_version=OPSET,
-                output_names=names,
-                verbose=False,
-            )
-        assert program is not None
+        module = translatable(model.portable)
+        program, sizes = use_export(
+            module,
+            model.example,
+            lambda exported, sizes: (_translate(exported, table, names), sizes),
+        )
         name_nodes(program.model, module)
-        name_axes(program.model, module.meta[SIZES])
+        name_axes(program.model, sizes)
         program.model.metadata_props.update(metadata)
         program.save(str(path))
     except Exception as error:
@@ -126,6 +125,24 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
         raise ConversionError(
             f"the model cannot be written as {str(path)!r}: {type(error).__name__}: {lines[0]}"
         ) from error
+
+
+def _translate(
+    exported: ExportedProgram,
+    table: dict[Callable[..., Any], Callable[..., Any]],
+    names: Sequence[str],
+) -> torch.onnx.ONNXProgram:
+    with quiet_export():
+        program = torch.onnx.export(
+            decomposed_if_needed(exported),
+            dynamo=True,
+            custom_translation_table=table,
+            opset_version=OPSET,
+            output_names=names,
+            verbose=False,
+        )
+    assert program is not None
+    return program
 
 
 def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
@@ -308,7 +325,8 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
         modules = program.graph_module.modules()
         graphs = (module.graph for module in modules if isinstance(module, GraphModule))
         if not table or any(_is_decomposed(n, table) for graph in graphs for n in graph.nodes):
-            return decompose(decomp_table, *more, **options)
+            with limited_export(program.graph_module):
+                return decompose(decomp_table, *more, **options)
         return program
 
     vars(program)["run_decompositions"] = run_decompositions

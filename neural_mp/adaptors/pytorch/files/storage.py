@@ -26,13 +26,13 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
 from neural_mp.adaptors.pytorch.capture.canonicalize import views_to_reshapes
-from neural_mp.adaptors.pytorch.capture.graph_capture import export, quiet_export
+from neural_mp.adaptors.pytorch.capture.graph_capture import quiet_export, use_export
 from neural_mp.adaptors.pytorch.converted_module import standalone_form
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import plain_config, stored_config
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, from_plain, to_plain, watch_sizes
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import Sizes, from_plain, to_plain, watch_sizes
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.output_classes import (
     absent_names,
@@ -80,7 +80,7 @@ def save(model: TorchModel, folder: Path) -> None:
         )
     try:
         plain, named = with_plain_outputs(with_storable_sizes(model.portable))
-        program = export(plain, _zero_tensors(model.example), plain.meta[SIZES])
+        program, sizes = use_export(plain, _zero_tensors(model.example), _unchanged)
         # One stored value for each input: a batch can be larger than the weights.
         program.example_inputs = pytree.tree_map_only(
             torch.Tensor,
@@ -96,7 +96,7 @@ def save(model: TorchModel, folder: Path) -> None:
         "parameters": model.signature.parameters,
         "named_outputs": named,
         "absent_outputs": absent_names(model.portable) if named else [],
-        "sizes": to_plain(model.portable.meta[SIZES]),
+        "sizes": to_plain(sizes),
         "dtype": str(model.signature.dtype).removeprefix("torch."),
         "compiles": model.compiles,
         "kernels": marked_kernels(model.portable),
@@ -122,11 +122,15 @@ def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> Non
         )
     module, _ = with_plain_outputs(with_storable_sizes(standalone_form(model.portable)))
     try:
-        program = export(module, _zero_tensors(model.example), module.meta[SIZES])
+        program, _ = use_export(module, _zero_tensors(model.example), _unchanged)
         with quiet_export():
             torch.export.save(program, path, extra_files=dict(metadata))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
+
+
+def _unchanged(program: ExportedProgram, sizes: Sizes) -> tuple[ExportedProgram, Sizes]:
+    return program, sizes
 
 
 def _write_compressed(program: ExportedProgram, path: Path) -> None:

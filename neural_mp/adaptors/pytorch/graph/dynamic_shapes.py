@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
 from neural_mp.adaptors.pytorch.versions import child_specs, is_being_traced
-from neural_mp.errors import DataError
+from neural_mp.errors import CaptureError, DataError
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     boolean,
@@ -47,8 +48,9 @@ _VALUE = "value"
 _UNASKED = 2
 #: Functions of torch.export for sizes that were rounded to a Python number.
 _ROUNDED = frozenset({"TruncToInt", "CeilToInt", "FloorToInt", "RoundToInt"})
-#: Number of sizes tried below and above the traced size.
-_MAX_SCANNED = 4096
+#: Number of sizes tried below and above the traced size, and CPU seconds for both: a long equation
+#: takes long to evaluate, and without a try of every size, the bounds are narrower, but hold.
+_MAX_SCANNED, MAX_SCAN_SECONDS = 4096, 2.0
 
 
 @dataclass(frozen=True)
@@ -168,11 +170,15 @@ def _range_of_number(size: torch.SymInt) -> tuple[int, int | None]:
 
     if not equations or hint is None or not is_as_traced(hint):
         return 0, None
+    end = time.thread_time() + MAX_SCAN_SECONDS
     lowest = highest = hint
-    while lowest > 0 and hint - lowest < _MAX_SCANNED and is_as_traced(lowest - 1):
-        lowest -= 1
-    while highest - hint < _MAX_SCANNED and is_as_traced(highest + 1):
-        highest += 1
+    for distance in range(1, _MAX_SCANNED + 1):
+        reaches_down = lowest == hint - distance + 1 and lowest > 0
+        reaches_up = highest == hint + distance - 1
+        if time.thread_time() > end or not (reaches_down or reaches_up):
+            break
+        lowest -= reaches_down and is_as_traced(lowest - 1)
+        highest += reaches_up and is_as_traced(highest + 1)
     return lowest, highest
 
 
@@ -293,6 +299,21 @@ def fixed_axes(
     }
 
 
+def with_fixed_axes(sizes: Sizes, leaves: Sequence[Any], first: int) -> Sizes:
+    """Return sizes with the axes from `first` on fixed to those of inputs, by `flat_inputs`."""
+    return tuple(
+        tuple(
+            replace(axis, least=leaf.shape[number], largest=leaf.shape[number])
+            if number >= first
+            else axis
+            for number, axis in enumerate(axes)
+        )
+        if isinstance(axes, tuple)
+        else axes
+        for leaf, axes in zip(leaves, sizes, strict=True)
+    )
+
+
 def to_plain(sizes: Sizes) -> list[Any]:
     """Convert to nested lists and dicts for JSON."""
     plain: list[Any] = []
@@ -358,6 +379,9 @@ _OPERATORS = {
     **{"Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<="},
     **{"StrictGreaterThan": ">", "GreaterThan": ">="},
 }
+#: Numbers, sizes and operators of a condition, counted where they are written: sizes computed from
+#: each other share parts, so that a condition may be exponentially longer than its computation.
+MAX_CONDITION_PARTS = 1000
 #: Largest exponent that is written as a product.
 _MAX_EXPONENT = 8
 #: Folder of torch, the folder of its tracer of Python code, and that of this package.
@@ -370,14 +394,42 @@ def conditions_of(shape_env: Any) -> list[Expression]:
     """Return the conditions that the model's own code puts on sizes.
 
     Conditions of torch's ops are left out: most only distinguish memory layouts.
+
+    Raises:
+        CaptureError: a condition is too long or too deep for a check before every run.
     """
     conditions: list[Expression] = []
     for guard in shape_env.guards:
         if _is_of_model(guard):
-            condition = _convert_expression(shape_env.replace(guard.expr))
+            condition = _convert_short(shape_env.replace(guard.expr))
             if isinstance(condition, tuple) and condition not in conditions:
                 conditions.append(condition)
     return conditions
+
+
+def _convert_short(symbolic: Any) -> Expression | None:
+    """Convert a condition as `_convert_expression`.
+
+    Raises:
+        CaptureError: the condition is too long or too deep.
+    """
+    parts = [symbolic]
+    for part in parts:
+        if len(parts) <= MAX_CONDITION_PARTS:
+            parts += part.args
+    if len(parts) <= MAX_CONDITION_PARTS:
+        condition = _convert_expression(symbolic)
+        if _depth_of(condition) <= _MAX_DEPTH:
+            return condition
+    raise CaptureError(
+        f"a condition of the model's code on sizes must have at most {MAX_CONDITION_PARTS} parts "
+        f"and {_MAX_DEPTH} levels, got more; give inputs of fixed sizes, or export the program "
+        f"with fewer dynamic axes"
+    )
+
+
+def _depth_of(expression: Expression | None) -> int:
+    return 1 + max(map(_depth_of, expression[1:])) if isinstance(expression, tuple) else 0
 
 
 def _is_of_model(guard: Any) -> bool:
