@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch.capture import graph_capture, module_capture
+from neural_mp.adaptors.pytorch.capture import graph_capture, module_capture, taken_paths
 from neural_mp.adaptors.pytorch.graph import dynamic_shapes
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, fixed_axes
@@ -252,3 +252,30 @@ def test_a_condition_that_is_too_long_leaves_its_sizes_fixed(monkeypatch):
     monkeypatch.setattr(dynamic_shapes, "MAX_CONDITION_PARTS", 4)
     axis = graph_capture.capture(Doubled(1), call).meta[SIZES][0][1]
     assert (axis.least, axis.largest) == (50, 50)
+
+
+class Padded(nn.Module):
+    """Needless conditions: a padding that is left out where it would be empty."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rests = [x.shape[1] % divisor for divisor in (2, 3, 5)]
+        return sum((functional.pad(x, (0, n)) if n else x).sum(1) for n in rests)
+
+
+def test_conditions_that_remain_after_some_runs_stay(monkeypatch):
+    runs: list[nn.Module] = []
+    run_once = taken_paths.run_once
+
+    def count_runs(module, call):
+        runs.append(module)
+        return run_once(module, call)
+
+    monkeypatch.setattr(taken_paths, "run_once", count_runs)
+    found = {}
+    for most in (0, 1, 2, taken_paths.MAX_RUNS):
+        runs.clear()
+        monkeypatch.setattr(taken_paths, "MAX_RUNS", most)
+        graph = graph_capture.capture(Padded(), CallArgs((torch.randn(2, 17),)))
+        found[most] = set(graph.meta[SIZES][0][1].conditions)
+        assert len(runs) <= most
+    assert found[0] == found[1] > found[taken_paths.MAX_RUNS]

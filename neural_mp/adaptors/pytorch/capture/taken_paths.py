@@ -35,6 +35,8 @@ _MAX_STEP = 256
 #: Number of calls with other sizes for one condition, per size in it, below and above the captured
 #: size: some may take the captured path by a second condition.
 _MAX_TRIALS = 4
+#: Runs of the model for all conditions together: a model may have a condition in each block.
+MAX_RUNS = 64
 #: torch.export specializes smaller sizes.
 _LEAST_SIZE = 2
 
@@ -43,15 +45,17 @@ def require_needed_conditions(graph: GraphModule, original: nn.Module, call: Cal
     """Make a graph check only those conditions on sizes without which its results are wrong.
 
     A model may pad only if the padding is not empty, where a graph that always pads computes the
-    same. A condition is dropped if the graph agrees with the model on sizes that violate it.
+    same. A condition is dropped if the graph agrees with the model on sizes that violate it; those
+    that remain after `MAX_RUNS` of the model stay.
     """
     sizes: Sizes = graph.meta[SIZES]
     tensors = (axes for axes in sizes if isinstance(axes, tuple))
-    conditions = {c for axes in tensors for axis in axes for c in axis.conditions}
+    conditions = dict.fromkeys(c for axes in tensors for axis in axes for c in axis.conditions)
     if not conditions:
         return
     watch_sizes(graph, _filter_conditions(sizes, set()))
-    needed = {c for c in conditions if not _is_needless_condition(c, graph, original, call)}
+    runs = iter(range(MAX_RUNS))
+    needed = {c for c in conditions if not _is_needless_condition(c, graph, original, call, runs)}
     watch_sizes(graph, _filter_conditions(sizes, needed))
 
 
@@ -63,11 +67,20 @@ def _filter_conditions(sizes: Sizes, conditions: set[Expression]) -> Sizes:
 
 
 def _is_needless_condition(
-    condition: Expression, graph: GraphModule, original: nn.Module, call: CallArgs
+    condition: Expression,
+    graph: GraphModule,
+    original: nn.Module,
+    call: CallArgs,
+    runs: Iterator[int],
 ) -> bool:
-    """Whether the graph agrees with the model on sizes that violate a condition."""
+    """Whether the graph agrees with the model on sizes that violate a condition.
+
+    Each comparison takes one of the remaining `runs`; without any, the model is not asked.
+    """
     compared = 0
     for candidate in _violating_calls(condition, graph, call):
+        if next(runs, None) is None:
+            return False
         expected = _expected_outputs(original, candidate)
         if expected is None:
             continue
