@@ -41,9 +41,9 @@ def _compare_ops_without_a_child(patch: pytest.MonkeyPatch) -> None:
     run = runtime_probe._run_probe
     modules = [f"neural_mp.adaptors.{name}.kernel_check_probe" for name in ("onnxrt", "openvino")]
 
-    def run_here(module: str, environment: dict[str, str], *arguments: str) -> Any:
+    def run_here(module: str, environment: dict[str, str], seconds: float, *arguments: str) -> Any:
         if module not in modules:
-            return run(module, environment, *arguments)
+            return run(module, environment, seconds, *arguments)
         probe = importlib.import_module(module)
         cases = list(Path(arguments[0]).iterdir())
         deviations = {f"{case.name} {probe.find_deviation(case)}" for case in cases}

@@ -33,10 +33,10 @@ STARTS, FOUND = "starts: ", "found: "
 ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
 #: Environment variables that affect the available kernels.
 _SETTINGS = ("TF_ENABLE_ONEDNN_OPTS", "DNNL_MAX_CPU_ISA", ONEDNN_LIMIT)
-#: Seconds until the first child has to end, which has all cases. Each child after one that did not
-#: end has half of the seconds of that one: all together take at most twice as long, whatever the
-#: number of cases that do not end.
-_LIMIT_SECONDS = 300.0
+#: Seconds until the first child has to end, and more for each case of a model, which take less.
+#: Each child after one that did not end has half of the seconds of that one: all together take at
+#: most twice as long, whatever the number of cases that do not end.
+_LIMIT_SECONDS, _LIMIT_SECONDS_PER_CASE = 300.0, 2.0
 #: Maximum number of cached cases of a module; the oldest are dropped.
 _MAX_CASES = 5000
 _CRASHES = "ends the process or does not end"
@@ -88,7 +88,7 @@ def probe_results(module: str, version: str, onednn_limit: str | None = None) ->
     _, cached = cache.get(module, list_of(string))
     if cached is not None:
         return frozenset(cached)
-    results, _ = _run_probe(module, environment)
+    results, _ = _run_probe(module, environment, _LIMIT_SECONDS)
     if results:
         cache.put(module, sorted(results))
     return frozenset(results)
@@ -115,7 +115,8 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
             with tempfile.TemporaryDirectory() as folder:
                 for case in unknown:
                     (Path(folder) / case).write_bytes(cases[case])
-                lines, started = _run_probe(module, dict(os.environ), folder)
+                limit = _LIMIT_SECONDS + _LIMIT_SECONDS_PER_CASE * len(unknown)
+                lines, started = _run_probe(module, dict(os.environ), limit, folder)
             results = dict.fromkeys(started & set(unknown), _CRASHES)
             results.update(
                 {case: outcome for case, _, outcome in (f.partition(" ") for f in lines)}
@@ -150,12 +151,14 @@ def _result_cache(version: str, environment: Mapping[str, str]) -> FileCache:
 
 
 def _run_probe(
-    module: str, environment: dict[str, str], *arguments: str
+    module: str, environment: dict[str, str], seconds: float, *arguments: str
 ) -> tuple[set[str], set[str]]:
-    """Run the child, again after a crash; return the results, and the cases that were started."""
+    """Run the child, again after a crash; return the results, and the cases that were started.
+
+    `seconds` are those of the first child.
+    """
     results: set[str] = set()
     tried: set[str] = set()
-    seconds = _LIMIT_SECONDS
     while True:
         command = python_command(module, *arguments, *sorted(tried))
         begun = time.monotonic()
