@@ -41,7 +41,7 @@ from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.measurement.objectives import Measurement
-from neural_mp.tuning.measurement.other_runtimes import MIN_RUNTIME_SPEEDUP
+from neural_mp.tuning.measurement.runtime_choice import is_certain, select_runtime
 from neural_mp.util.pytree import tree_leaves
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class RuntimeChoice:
             return ChosenRuntime(self.load, self.source, _runtime_figures(candidates, own, {}))
         timed = self._time_candidates(able)
         own = timed[0]
-        winner = _select_fastest(timed)
+        winner = timed[select_runtime([candidate.best for candidate in timed])]
         reasons = {
             entry.framework: f"{latency_ratio(own.best, entry.best)} the speed of {own.framework}"
             for entry in timed
@@ -312,7 +312,8 @@ class RuntimeChoice:
 
         return with_rounds(
             self.measurement.interleaved(
-                [*models, *low.values()], lambda rounds: _is_conclusive(with_rounds(rounds))
+                [*models, *low.values()],
+                lambda rounds: is_certain([candidate.best for candidate in with_rounds(rounds)]),
             )
         )
 
@@ -333,35 +334,6 @@ class RuntimeChoice:
             # A plan of the search may work where this one does not.
             logger.debug("no INT8 in %s", model.adaptor.framework, exc_info=True)
             return None
-
-
-def _by_latency(candidates: Iterable[RuntimeCandidate]) -> list[RuntimeCandidate]:
-    return sorted(candidates, key=lambda candidate: uncontended_latency(candidate.best))
-
-
-def _is_conclusive(timed: Sequence[RuntimeCandidate]) -> bool:
-    """Whether the fastest candidate is the source, or clearly gains enough over it or not."""
-    own, fastest = timed[0], _by_latency(timed)[0]
-    if fastest is own:
-        return True
-    gain = latency_ratio(own.best, fastest.best)
-    return not gain.low < MIN_RUNTIME_SPEEDUP <= gain.high
-
-
-def _select_fastest(timed: Sequence[RuntimeCandidate]) -> RuntimeCandidate:
-    """Return the fastest candidate that gains enough over the source, else the source.
-
-    The source is the first candidate.
-    """
-    own = timed[0]
-    return next(
-        (
-            candidate
-            for candidate in _by_latency(timed)
-            if latency_ratio(own.best, candidate.best).low >= MIN_RUNTIME_SPEEDUP
-        ),
-        own,
-    )
 
 
 def _select_fp32_rivals(

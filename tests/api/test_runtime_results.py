@@ -172,6 +172,28 @@ def test_the_fastest_fp32_is_the_result_if_no_plan_meets_the_target(net, batches
 
 
 @pytest.mark.slow
+def test_rounds_of_fp32_after_the_search_are_added_until_the_choice_is_certain(
+    net, batches, times, monkeypatch
+):
+    decisions: list[tuple[bool, bool]] = []
+    time_runs = objectives.interleaved_rounds
+
+    def rounds(runs, decides=None, **options):
+        seconds = time_runs(runs, **options)
+        if decides is not None and not any(run.func.conversions.quantize for run in runs):
+            names = [run.func.adaptor.framework for run in runs]
+            unsteady = dict(zip(names, seconds, strict=True))
+            unsteady["onnxrt"] = [0.001] * 4 + [0.02] * 16
+            decisions.append((decides(seconds), decides(list(unsteady.values()))))
+        return seconds
+
+    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    result = tuned(net, batches, lambda model: 0.1 if is_low(model) else 1.0)
+    assert result.framework == "onnxrt"
+    assert decisions == [(True, False)]
+
+
+@pytest.mark.slow
 def test_fp32_elsewhere_must_meet_the_target(net, batches, times):
     result = tuned(
         net, batches, lambda model: 0.1 if is_low(model) or framework(model) == "onnxrt" else 1.0

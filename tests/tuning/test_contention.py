@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from neural_mp.api.runtimes import RuntimeCandidate, _is_conclusive, _select_fastest
 from neural_mp.profiling import cpu_share, interleaved_rounds
 from neural_mp.tuning.measurement import objectives
 from neural_mp.tuning.measurement.objectives import Contention, Measurement
@@ -101,26 +100,3 @@ def test_a_warning_follows_a_measurement_beside_other_processes(monkeypatch):
     assert contention.is_present()
     (warning,) = contention.warnings
     assert "CPU seconds of one thread" in warning
-
-
-def candidate(name, fp32, int8=()):
-    return RuntimeCandidate(name, rounds=fp32, int8_rounds=int8)
-
-
-STEADY = [1.0] * 30
-#: Fast in a few rounds, slower than the source in the others.
-UNSTEADY = [0.3] * 5 + [2.0] * 25
-
-
-def test_the_next_runtime_is_chosen_where_the_fastest_is_uncertain():
-    own, second = candidate("pytorch", STEADY), candidate("onnxrt", [2.0] * 30, [0.5] * 30)
-    unsteady = candidate("openvino", UNSTEADY)
-    assert _select_fastest([own, unsteady, second]) is second
-    assert _select_fastest([own, unsteady]) is own
-
-
-def test_rounds_are_added_until_the_choice_of_a_runtime_is_certain():
-    own = candidate("pytorch", STEADY)
-    assert not _is_conclusive([own, candidate("openvino", UNSTEADY)])
-    assert _is_conclusive([own, candidate("openvino", [0.5] * 30)])
-    assert _is_conclusive([own, candidate("openvino", [1.5] * 30)])

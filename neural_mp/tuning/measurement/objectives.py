@@ -178,14 +178,22 @@ class Measurement:
         """
         return self._time_models(models, decides=decides)
 
-    def contest(self, models: Sequence[AnyModel]) -> list[list[float]]:
+    def contest(
+        self,
+        models: Sequence[AnyModel],
+        decides: Callable[[list[list[float]]], bool] = lambda rounds: True,
+    ) -> list[list[float]]:
         """Return seconds per batch of models of any framework in every interleaved round.
 
         Rounds are added until the last model is either faster than each of the others by
-        `min_speedup` or not, beyond noise, or until the time limit.
+        `min_speedup` or not, beyond noise, and the rounds are conclusive by `decides`, or until the
+        time limit.
         """
         return self.interleaved(
-            models, lambda rounds: all(self._is_decided(r, rounds[-1]) for r in rounds[:-1])
+            models,
+            lambda rounds: (
+                all(self._is_decided(r, rounds[-1]) for r in rounds[:-1]) and decides(rounds)
+            ),
         )
 
     def _time_models(

@@ -15,9 +15,7 @@ from neural_mp.tuning.final_selection import LatencyComparison, Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.objectives import latency_figures
-
-#: Speedup over the source, at its lower bound, below which the source is kept.
-MIN_RUNTIME_SPEEDUP = 1.05
+from neural_mp.tuning.measurement.runtime_choice import is_certain, select_runtime
 
 
 @dataclass(frozen=True)
@@ -85,10 +83,11 @@ def settle_runtime(
     if not is_latency_only(job.objectives) or (is_tuned and not job.claims_speed(selection.plan)):
         return settlement
     if is_tuned:
-        beaten_by = [a for a in alternatives if result.over(a).value < job.measurement.min_speedup]
-        winner = _prefer_source(beaten_by, beaten_by) if beaten_by else None
+        rivals = _rivals_of_plan(result, alternatives, job.measurement.min_speedup)
+        winner = rivals.selected() if rivals.every else None
     else:
-        winner = _faster_runtime(fp32, alternatives)
+        winner = _Choice([fp32, *alternatives], fp32).selected()
+        winner = None if winner is fp32 else winner
     if winner is None:
         return settlement
     accuracy = None
@@ -136,28 +135,66 @@ def speeds_over_runtimes(job: TuningJob, selection: Selection, log: RunLog) -> T
 def _time_runtimes(
     job: TuningJob, selection: Selection, log: RunLog
 ) -> tuple[_Timed, _Timed, list[_Timed]]:
-    """Return the selection, FP32 in its runtime and in the others, timed in interleaved rounds."""
+    """Return the selection, FP32 in its runtime and in the others, timed in interleaved rounds.
+
+    Rounds are added until the choice of `settle_runtime`, if it has one, is certain.
+    """
     is_tuned = selection.model is not job.model
     models = [job.model, *job.alternatives, *([selection.model] if is_tuned else [])]
+
+    def is_settled(rounds: Sequence[Sequence[float]]) -> bool:
+        if not is_latency_only(job.objectives):
+            return True
+        fp32, *alternatives = map(_Timed, models, rounds)
+        if not is_tuned:
+            return _Choice([fp32, *alternatives], fp32).is_certain()
+        *alternatives, result = alternatives
+        rivals = _rivals_of_plan(result, alternatives, job.measurement.min_speedup)
+        return not rivals.every or rivals.is_certain()
+
     with log.phase("measure", "Comparing runtimes"):
-        rounds = (job.measurement.contest if is_tuned else job.measurement.interleaved)(models)
-    fp32, *alternatives = (_Timed(*pair) for pair in zip(models, rounds, strict=True))
+        measure = job.measurement.contest if is_tuned else job.measurement.interleaved
+        rounds = measure(models, is_settled)
+    fp32, *alternatives = map(_Timed, models, rounds)
     return (alternatives.pop() if is_tuned else fp32), fp32, alternatives
 
 
-def _faster_runtime(fp32: _Timed, alternatives: Sequence[_Timed]) -> _Timed | None:
-    """Return FP32 in another runtime if faster than in the searched one; None if not."""
-    best = min(alternatives, key=lambda timed: uncontended_latency(timed.rounds))
-    pool = [best] if best.over(fp32).low > 1 else [fp32]
-    winner = _prefer_source(pool, [fp32, *alternatives])
-    return None if winner is fp32 else winner
+def _rivals_of_plan(result: _Timed, alternatives: Sequence[_Timed], min_speedup: float) -> _Choice:
+    """Return the choice among FP32 in other runtimes that a plan does not gain enough over."""
+    return _Choice([a for a in alternatives if result.over(a).value < min_speedup])
 
 
-def _prefer_source(pool: Sequence[_Timed], every: Sequence[_Timed]) -> _Timed:
-    """Return the fastest, or the source if the fastest gains too little over the source."""
-    winner = min(pool, key=lambda timed: uncontended_latency(timed.rounds))
-    source = next((timed for timed in every if timed.is_source), winner)
-    return winner if winner.over(source).low >= MIN_RUNTIME_SPEEDUP else source
+@dataclass(frozen=True)
+class _Choice:
+    """A choice among models in several runtimes, by `runtime_choice`.
+
+    Attributes:
+        every: the models.
+        current: the one to keep unless another is certainly faster.
+    """
+
+    every: Sequence[_Timed]
+    current: _Timed | None = None
+
+    def selected(self) -> _Timed:
+        """Return the selected model."""
+        return self.every[select_runtime(self._rounds, self._source, self._current)]
+
+    def is_certain(self) -> bool:
+        """Whether further rounds can hardly change the choice."""
+        return is_certain(self._rounds, self._source, self._current)
+
+    @property
+    def _rounds(self) -> list[Sequence[float]]:
+        return [timed.rounds for timed in self.every]
+
+    @property
+    def _source(self) -> int | None:
+        return next((index for index, timed in enumerate(self.every) if timed.is_source), None)
+
+    @property
+    def _current(self) -> int | None:
+        return None if self.current is None else self.every.index(self.current)
 
 
 def measure_accuracy(
