@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
-from neural_mp.space import TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import TuningProblem
 from neural_mp.strategies.basic import at_precision, lowered_ops
+
+logger = logging.getLogger(__name__)
 
 #: Ops that change precision together (see `TuningSpace.decision_groups`).
 Decision = tuple[str, ...]
@@ -99,6 +102,45 @@ def plan_of(space: TuningSpace, combination: Combination) -> PrecisionPlan:
         )
         plan = at_precision(space, plan, chosen, precision)
     return plan
+
+
+#: Combinations in a row without a new plan after which an enumeration ends: each decision that has
+#: no effect of its own, as of an op with no neighbour to follow, doubles the repetitions.
+MAX_REPEATED_COMBINATIONS = 1000
+
+
+class NewPlans:
+    """The plans of combinations, each plan once, as far as some op runs in a lower precision.
+
+    Two combinations are the same plan if they differ only in ops with no neighbour to follow.
+    """
+
+    def __init__(self, space: TuningSpace) -> None:
+        self._space = space
+        self._tried: set[ResolvedPlan] = set()
+        self._repeated = 0
+
+    def new_plan(self, combination: Combination) -> PrecisionPlan | None:
+        """Return the plan of a combination; None if it is not new, or all of FP32."""
+        plan = plan_of(self._space, combination)
+        resolved = self._space.resolve(plan)
+        if resolved in self._tried or not resolved.has_low_precision:
+            self._repeated += 1
+            if self.is_exhausted:
+                logger.warning(
+                    "the search ended after %d combinations of precisions in a row without a new "
+                    "plan",
+                    self._repeated,
+                )
+            return None
+        self._tried.add(resolved)
+        self._repeated = 0
+        return plan
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether too many combinations in a row were not new."""
+        return self._repeated >= MAX_REPEATED_COMBINATIONS
 
 
 def combinations(choices: Sequence[tuple[Precision, ...]]) -> Iterator[Combination]:

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.space import ResolvedPlan, TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.decisions import combinations, levels, plan_of
+from neural_mp.strategies.decisions import NewPlans, combinations, levels
 
 #: Plans per round.
 _ROUND = 8
@@ -22,8 +22,8 @@ class Exhaustive(Strategy):
     `max_trials` cuts off the plans with the least gain.
 
     The search ends when all plans were proposed, even if one meets the target: 2ⁿ - 1 plans for n
-    decisions between INT8 and FP32. Intended for models with few decisions, or as a reference for
-    other strategies.
+    decisions between INT8 and FP32; or after 1000 combinations in a row without a new plan.
+    Intended for models with few decisions, or as a reference for other strategies.
 
     The published strategy enumerates INT8 approaches; this one enumerates precisions.
 
@@ -40,11 +40,10 @@ class Exhaustive(Strategy):
 
 
 def _all_plans(space: TuningSpace) -> Iterator[PrecisionPlan]:
-    tried: set[ResolvedPlan] = set()
+    plans = NewPlans(space)
     for combination in combinations([levels(space, ops) for ops in space.decision_groups]):
-        plan = plan_of(space, combination)
-        resolved = space.resolve(plan)
-        # Two combinations are equal if an op has no neighbour to follow.
-        if resolved not in tried and resolved.has_low_precision:
-            tried.add(resolved)
+        plan = plans.new_plan(combination)
+        if plan is not None:
             yield plan
+        elif plans.is_exhausted:
+            return

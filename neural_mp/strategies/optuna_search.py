@@ -12,9 +12,9 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError
-from neural_mp.space import ResolvedPlan, TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.decisions import Combination, combinations, levels, plan_of
+from neural_mp.strategies.decisions import Combination, NewPlans, combinations, levels
 from neural_mp.util.optional_packages import install_command
 from neural_mp.util.optuna_logging import quiet_optuna
 
@@ -40,7 +40,8 @@ class OptunaStrategy(Strategy):
     - Other plans: distance to the target; failed plans have the worst value, 2.
 
     The search continues after a plan has met the target, since a faster one may follow. It ends
-    after 20 consecutive plans without improvement, or when all plans were proposed.
+    after 20 consecutive plans without improvement, when all plans were proposed, or after 1000
+    combinations in a row without a new plan.
     """
 
     #: Plans drawn per round. Independent of the number of workers, so that a seed proposes the same
@@ -86,7 +87,7 @@ class _Study:
 
         with quiet_optuna():
             self._study = optuna.create_study(study_name="plans", sampler=sampler)
-        self._space, self._repeats = space, repeats
+        self._plans, self._repeats = NewPlans(space), repeats
         self._levels = {ops[0]: levels(space, ops) for ops in space.decision_groups}
         self._variables: dict[str, optuna.distributions.BaseDistribution] = {
             name: optuna.distributions.CategoricalDistribution([str(level) for level in choices])
@@ -94,7 +95,6 @@ class _Study:
         }
         self._in_order = combinations(list(self._levels.values()))
         self._drawn: set[Combination] = set()
-        self._tried: set[ResolvedPlan] = set()
 
     def draw(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
         """Return `count` new plans, or fewer if no more are left."""
@@ -109,7 +109,7 @@ class _Study:
         from optuna.trial import TrialState
 
         repeated = 0
-        while True:
+        while not self._plans.is_exhausted:
             if (not self._drawn or repeated >= self._repeats) and not self._enqueue_next():
                 return None
             draw = self._study.ask(self._variables)
@@ -119,6 +119,7 @@ class _Study:
             # Samplers ignore failed draws.
             self._study.tell(draw, state=TrialState.FAIL)
             repeated += 1
+        return None
 
     def _enqueue_next(self) -> bool:
         """Enqueue the next combination in order; return False if none is left."""
@@ -133,12 +134,7 @@ class _Study:
         if combination in self._drawn:
             return None
         self._drawn.add(combination)
-        plan = plan_of(self._space, combination)
-        resolved = self._space.resolve(plan)
-        if resolved in self._tried or not resolved.has_low_precision:
-            return None
-        self._tried.add(resolved)
-        return plan
+        return self._plans.new_plan(combination)
 
 
 def objective_value(problem: TuningProblem, trial: Trial) -> float:

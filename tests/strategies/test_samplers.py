@@ -23,7 +23,7 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.strategies import strategy_named
+from neural_mp.strategies import decisions, strategy_named
 from neural_mp.strategies.decisions import combinations
 from neural_mp.strategies.optuna_search import objective_value, squash_value
 
@@ -145,6 +145,24 @@ def test_exhaustive_goes_through_all_precisions_and_does_not_stop_at_the_first_t
     plans = [t.plan for t in run(space, lambda plan: 0.0, precisions=BOTH, strategy="exhaustive")]
     assert len(plans) == len(set(plans)) == 3**3 - 1
     assert [p["op0"].precision for p in plans[:3]] == ["int8", "bf16", "fp32"]
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random"])
+def test_decisions_without_an_effect_do_not_keep_a_search_from_its_end(
+    strategy, monkeypatch, caplog
+):
+    """Additions between float ops are FP32 in effect: 2³⁰ combinations are the same plan."""
+    monkeypatch.setattr(decisions, "MAX_REPEATED_COMBINATIONS", 100)
+    ops = [Op("first", "conv", ("x",)), Op("exp", "exp", ("first",))]
+    for number in range(30):
+        ops.append(Op(f"add{number}", "add", (ops[-1].name,), joins_int8=True))
+        ops.append(Op(f"exp{number}", "exp", (ops[-1].name,)))
+    configs = {op.name: (FP32,) if op.type == "exp" else (*INT8, FP32) for op in ops}
+    capabilities = {name: Capability(supported) for name, supported in configs.items()}
+    space = TuningSpace(OpGraph(ops, ["x"]), capabilities)
+    trials = run(space, lambda plan: 0.9, strategy=strategy)
+    assert len({space.resolve(trial.plan) for trial in trials}) == len(trials) == 1
+    assert "100 combinations of precisions in a row without a new plan" in caplog.text
 
 
 def test_combinations_of_many_decisions_come_one_at_a_time():
