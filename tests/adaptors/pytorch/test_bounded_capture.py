@@ -15,10 +15,12 @@ from torch.nn import functional
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch.capture import graph_capture, module_capture, taken_paths
-from neural_mp.adaptors.pytorch.graph import dynamic_shapes
+from neural_mp.adaptors.pytorch.files import onnx_export, storage
+from neural_mp.adaptors.pytorch.graph import dynamic_shapes, symbolic_time
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, fixed_axes
-from neural_mp.errors import CaptureError, DataError
+from neural_mp.adaptors.pytorch.pt2 import archive
+from neural_mp.errors import CaptureError, ConversionError, DataError, ModelLoadError
 
 WINDOWS = (5, 3, 7, 4)
 
@@ -46,8 +48,8 @@ class Windows(nn.Module):
 
 @pytest.fixture
 def limit(monkeypatch):
-    monkeypatch.setattr(graph_capture, "MAX_EXPORT_SECONDS", 0.2)
-    monkeypatch.setattr(graph_capture, "MAX_EXPORT_SECONDS_PER_LAYER", 0.0)
+    monkeypatch.setattr(symbolic_time, "MAX_EXPORT_SECONDS", 0.2)
+    monkeypatch.setattr(symbolic_time, "MAX_EXPORT_SECONDS_PER_LAYER", 0.0)
 
 
 @pytest.mark.slow
@@ -161,6 +163,49 @@ def test_files_whose_export_takes_too_long_hold_fewer_dynamic_axes(
     assert program(torch.randn(3, 5, 6)).shape == (3, 5, 4)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
+def test_decompositions_that_take_too_long_with_fixed_sizes_are_an_error(
+    sequence_result, tmp_path, monkeypatch, request
+):
+    pytest.importorskip("onnxscript")
+    request.getfixturevalue("limit")
+    monkeypatch.setattr(onnx_export, "_is_decomposed", lambda *_: True)
+    decompose = torch.export.ExportedProgram.run_decompositions
+    calls: list[object] = []
+
+    def decompose_slowly(program, table=None, **options):
+        if table:
+            calls.append(program)
+            grow_expressions()
+        return decompose(program, table, **options)
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", decompose_slowly)
+    with pytest.raises(ConversionError, match="CPU seconds"):
+        sequence_result.export_onnx(tmp_path / "model.onnx")
+    assert len(calls) == 3
+
+
+@pytest.mark.usefixtures("limit")
+@pytest.mark.parametrize("step", ["deserialize", "check_arguments"])
+def test_a_program_whose_sizes_take_too_long_is_refused(step, tmp_path, monkeypatch):
+    batch = {"input": {0: torch.export.Dim("batch")}}
+    program = torch.export.export(nn.Linear(4, 2), (torch.randn(3, 4),), dynamic_shapes=batch)
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert storage.load_program(tmp_path / "model.pt2").range_constraints
+    monkeypatch.setattr(archive, step, lambda *_: grow_expressions())
+    with pytest.raises(ModelLoadError, match=r"model\.pt2' must have sizes that are read within"):
+        storage.load_program(tmp_path / "model.pt2")
+
+
+@pytest.mark.usefixtures("limit")
+def test_a_given_program_whose_sizes_take_too_long_is_refused(monkeypatch):
+    program = torch.export.export(nn.Linear(4, 2), (torch.randn(3, 4),))
+    monkeypatch.setattr(graph_capture, "sizes_of", lambda _: grow_expressions())
+    with pytest.raises(CaptureError, match="export the program with fewer dynamic axes"):
+        MixedPrecision(model=program, precisions="int8", objective="modelsize")()
+
+
 class Branching(nn.Module):
     """Four layers, and a branch on a value, which torch.export cannot trace."""
 
@@ -203,7 +248,7 @@ def test_modules_that_remain_after_the_time_stay_as_in_the_model(monkeypatch):
 
 @pytest.mark.usefixtures("limit")
 def test_the_error_says_that_the_time_for_modules_has_passed(monkeypatch):
-    monkeypatch.setattr(graph_capture, "MAX_EXPORT_SECONDS", -1.0)
+    monkeypatch.setattr(symbolic_time, "MAX_EXPORT_SECONDS", -1.0)
     with pytest.raises(CaptureError, match="1 module from 'layers' on stayed"):
         load_in_modules(0.0, monkeypatch)
 

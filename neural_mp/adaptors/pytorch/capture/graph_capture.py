@@ -11,7 +11,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +28,7 @@ from neural_mp.adaptors.pytorch.capture.trial_run import (
     run_in_place,
     try_out,
 )
+from neural_mp.adaptors.pytorch.graph import symbolic_time
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, float_dtype, has_axes
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
     SIZES,
@@ -47,8 +48,8 @@ from neural_mp.adaptors.pytorch.versions import (
     with_code,
     without_stack_traces,
 )
-from neural_mp.errors import CaptureError, DataError
-from neural_mp.util.system.interruption import TimeLimitError, interrupted_after
+from neural_mp.errors import CaptureError, ConversionError, DataError
+from neural_mp.util.system.interruption import TimeLimitError
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
@@ -68,10 +69,6 @@ KEPT_STATE = "neural_mp_kept_state"
 #: Key of `GraphModule.meta` for warnings about the capture.
 NOTES = "neural_mp_capture_notes"
 
-#: CPU seconds of an attempt with symbolic sizes, plus seconds for each module without children, or
-#: op of a graph: sizes computed from other sizes, as in windows that are padded, may grow without
-#: bound.
-MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 6.0, 0.08
 #: Axes that took too long → the decision.
 _DECISIONS = {
     "all": "only the first axis of the inputs is dynamic, as torch.export took more than {:.0f} "
@@ -107,7 +104,7 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
                 continue
             for is_filled in (False, True)[: 1 + run.fills_caches]:
                 try:
-                    with _prepared_state(module, run, is_filled), limited_export(module, axes):
+                    with _prepared_state(module, run, is_filled), _limited(module, axes):
                         graph = graph_of(export(shown, run.call, axes, strict))
                 except TimeLimitError as error:
                     logger.debug("export (%s, strict=%s) took too long", axes, strict)
@@ -141,31 +138,9 @@ def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterat
         yield
 
 
-@contextmanager
-def limited_export(module: nn.Module, axes: str = "all") -> Iterator[None]:
-    """Limit the time of an export with symbolic sizes.
-
-    Args:
-        module: what is exported.
-        axes: the dynamic axes; without any, there is no limit.
-
-    Raises:
-        TimeLimitError: the export took too long.
-    """
-    if axes == "none":
-        yield
-        return
-    with interrupted_after(max_export_seconds(module), within="sympy"):
-        yield
-
-
-def max_export_seconds(module: nn.Module) -> float:
-    """Return the most CPU seconds of an export with symbolic sizes, of a module or a graph."""
-    if isinstance(module, GraphModule):
-        layers = len(module.graph.nodes)
-    else:
-        layers = sum(1 for part in module.modules() if not any(True for _ in part.children()))
-    return MAX_EXPORT_SECONDS + MAX_EXPORT_SECONDS_PER_LAYER * layers
+def _limited(module: nn.Module, axes: str) -> AbstractContextManager[None]:
+    """Limit the time of an export, except for the last attempt, without dynamic axes."""
+    return nullcontext() if axes == "none" else symbolic_time.limited(module)
 
 
 class Enclosed(nn.Module):
@@ -283,26 +258,27 @@ def use_export(
 ) -> _Result:
     """Export a captured graph for a file; return what `use` makes of the program and its sizes.
 
-    The sizes are those of the graph. If the export or a `limited_export` of `use` takes too long
+    The sizes are those of the graph. If the export, or a part of `use` with a limit, takes too long
     with them, all axes of the inputs but the first, then all, are fixed to the sizes of the call,
     with a warning.
+
+    Raises:
+        ConversionError: `use` takes too long also with fixed sizes.
     """
     known, leaves = graph.meta[SIZES], flat_inputs(graph, call.args, call.kwargs)
     for axes, first_fixed in (("all", None), ("first", 1), ("none", 0)):
         sizes = known if first_fixed is None else with_fixed_axes(known, leaves, first_fixed)
         try:
-            with limited_export(graph, axes):
+            with _limited(graph, axes):
                 program = export(graph, call, sizes)
             return use(program, sizes)
         except TimeLimitError as error:
-            logger.warning(
-                "the file takes inputs like %s, %s, as torch.export took more than %.0f CPU "
-                "seconds",
-                call,
-                "with any size of the first axes" if axes == "all" else "of these sizes only",
-                error.seconds,
-            )
-    raise AssertionError("without symbolic sizes, an export has no time limit")
+            seconds = f"torch.export took more than {error.seconds:.0f} CPU seconds"
+            if axes == "none":
+                raise ConversionError(f"the model cannot be written: {seconds}") from None
+            accepted = "with any size of the first axes" if axes == "all" else "of these sizes only"
+            logger.warning("the file takes inputs like %s, %s, as %s", call, accepted, seconds)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _map_leaves(change: Callable[[object], Any], value: object) -> Any:
@@ -326,7 +302,7 @@ def graph_of_given(program: ExportedProgram) -> GraphModule:
         CaptureError: the sizes of the program are too complex.
     """
     try:
-        with limited_export(program.graph_module):
+        with symbolic_time.limited(program.graph_module):
             return graph_of(program)
     except TimeLimitError as error:
         raise CaptureError(

@@ -18,13 +18,10 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.naming import reserve_name
-from neural_mp.adaptors.pytorch.capture.graph_capture import (
-    limited_export,
-    quiet_export,
-    use_export,
-)
+from neural_mp.adaptors.pytorch.capture.graph_capture import quiet_export, use_export
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph import symbolic_time
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import Sizes
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.errors import ConversionError, MissingFrameworkError
@@ -325,7 +322,7 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
         modules = program.graph_module.modules()
         graphs = (module.graph for module in modules if isinstance(module, GraphModule))
         if not table or any(_is_decomposed(n, table) for graph in graphs for n in graph.nodes):
-            with limited_export(program.graph_module):
+            with symbolic_time.limited(program.graph_module):
                 return decompose(decomp_table, *more, **options)
         return program
 

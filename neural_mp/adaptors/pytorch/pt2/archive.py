@@ -20,6 +20,7 @@ from torch._export.serde.serialize import SerializedArtifact, deserialize
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.graph import symbolic_time
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import ForbiddenOpError
 from neural_mp.adaptors.pytorch.pt2.program_checks import check_arguments
 from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads, checked_program
@@ -32,8 +33,11 @@ from neural_mp.adaptors.pytorch.pt2.safe_unpickler import (
 )
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.zip_archive import checked_archive
+from neural_mp.util.system.interruption import TimeLimitError
 from neural_mp.util.validators import InvalidValueError, located
 
+#: Key of an op in the text of a program.
+_OP_KEY = b'"target"'
 #: Default program name of `torch.export.save`.
 _MODEL = "model"
 #: Members of an archive of torch ≥ 2.8, below its only folder.
@@ -83,11 +87,17 @@ def read_program(path: Path) -> ExportedProgram:
                 f"{str(path)!r} is not a program of torch.export.save, or is damaged: "
                 f"{located(error)}"
             ) from error
-    program = deserialize(artifact)
     try:
-        check_arguments(program, _checked_tensors(program))
+        with symbolic_time.limited(artifact.exported_program.count(_OP_KEY)):
+            program = deserialize(artifact)
+            check_arguments(program, _checked_tensors(program))
     except ValueError as error:
         raise ModelLoadError(f"{str(path)!r} is refused: {error}") from error
+    except TimeLimitError as error:
+        raise ModelLoadError(
+            f"{str(path)!r} must have sizes that are read within {error.seconds:.0f} CPU seconds; "
+            f"export the program with fewer dynamic axes"
+        ) from None
     return program
 
 

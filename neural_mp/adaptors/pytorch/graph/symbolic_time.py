@@ -1,0 +1,32 @@
+"""Limit of the time of computations with symbolic sizes: exports, and reading of programs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from torch import nn
+from torch.fx import GraphModule
+
+from neural_mp.util.system.interruption import interrupted_after
+
+#: CPU seconds of an export with symbolic sizes, plus seconds for each module without children, or
+#: op of a graph: sizes computed from other sizes, as in windows that are padded, may grow without
+#: bound.
+MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 6.0, 0.08
+
+
+def max_seconds(layers: nn.Module | int) -> float:
+    """Return the most CPU seconds of an export of a module or graph, or of so many ops."""
+    if isinstance(layers, GraphModule):
+        layers = len(layers.graph.nodes)
+    elif isinstance(layers, nn.Module):
+        layers = sum(1 for part in layers.modules() if not any(True for _ in part.children()))
+    return MAX_EXPORT_SECONDS + MAX_EXPORT_SECONDS_PER_LAYER * layers
+
+
+def limited(layers: nn.Module | int) -> AbstractContextManager[None]:
+    """Return a context of at most `max_seconds`, which raises `TimeLimitError` after these.
+
+    Code is interrupted in the package of symbolic expressions only: without any, there is no limit.
+    """
+    return interrupted_after(max_seconds(layers), within="sympy")
