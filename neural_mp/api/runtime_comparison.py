@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from neural_mp.profiling import latency_ratio, uncontended_latency
 from neural_mp.runs.report import RuntimeHint
 from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.tuning.measurement.sqnr import decibels, mean_nsr
+from neural_mp.util.batch_cache import bytes_of, copy_batch
 from neural_mp.util.json_fields import to_plain
 from neural_mp.util.pytree import as_numpy, structure_of, tree_leaves
 from neural_mp.util.system.environment import versions_of
@@ -42,20 +44,76 @@ _CACHED = record({"hint": optional(RuntimeHint.from_dict)})
 MIN_RUNTIME_SQNR_DB = 90.0
 #: Largest fraction of integers or booleans that may differ, where rounding decides a near tie.
 _MAX_DIFFERENT = 1e-3
+#: Maximum bytes of the batches whose outputs are kept for further runtimes.
+MAX_REFERENCE_BYTES = 256 << 20
+
+
+@dataclass
+class ReferenceOutputs:
+    """Batches on which runtimes must agree, each with the outputs of the source.
+
+    The source runs once on a batch, whatever the number of runtimes, unless the batches before and
+    their outputs exceed `limit`. Runtimes differ in what ops make of NaN, so batches are without
+    damaged samples.
+
+    Attributes:
+        source: the model in its own framework.
+        batches: returns the inputs of batches that the source accepts.
+        optional: returns further inputs, left out if the source does not run on them.
+        limit: maximum bytes that are kept.
+    """
+
+    source: AnyModel
+    batches: Callable[[], Iterable[Any]]
+    optional: Callable[[], Iterable[Any]] = tuple
+    limit: int = MAX_REFERENCE_BYTES
+    _kept: list[tuple[Any, Any]] = field(default_factory=list)
+    _bytes: int = 0
+    _is_complete: bool = False
+    #: Optional inputs with their outputs, which are not computed again.
+    _tried: tuple[Any, Any] = (None, None)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        yield from tuple(self._kept)
+        if self._is_complete:
+            return
+        for inputs in islice(self.source.undamaged(self._read()), len(self._kept), None):
+            tried, outputs = self._tried
+            if inputs is not tried:
+                inputs = copy_batch(inputs)
+                outputs = self.source(inputs)
+            self._keep(inputs, outputs)
+            yield inputs, outputs
+        self._is_complete = self._bytes <= self.limit
+
+    def _read(self) -> Iterator[Any]:
+        yield from self.batches()
+        for inputs in self.optional():
+            try:
+                self._tried = inputs, self.source(inputs)
+            except Exception:
+                # A model of a fixed batch size may fail in any way.
+                logger.debug("another batch size does not run", exc_info=True)
+                continue
+            yield inputs
+
+    def _keep(self, inputs: object, outputs: object) -> None:
+        self._bytes += bytes_of(inputs) + bytes_of(outputs)
+        if self._bytes <= self.limit:
+            self._kept.append((inputs, outputs))
 
 
 def compare_outputs(
-    source: AnyModel, candidate: AnyModel, batches: Iterable[Any]
+    reference: Iterable[tuple[Any, Any]], candidate: AnyModel
 ) -> tuple[float | None, str]:
-    """Compare outputs with those of the source.
+    """Compare outputs with those of the source: `reference` has inputs and outputs of batches.
 
     Returns:
         The lowest SQNR over all batches in dB, None without float outputs; and the reason why the
         candidate is ruled out, or an empty text.
     """
     lowest: float | None = None
-    for inputs in batches:
-        expected = source(inputs)
+    for inputs, expected in reference:
         try:
             actual = candidate(inputs)
         except (NeuralMPError, RuntimeError, ValueError) as error:
@@ -156,7 +214,8 @@ class HintSearch:
 
     def _measure_hint(self, names: list[str]) -> RuntimeHint | None:
         file = transfer_file(self.source)
-        candidates = [self._verified_transfer(name, file) for name in names]
+        reference = [(self.measurement.inputs, self.source(self.measurement.inputs))]
+        candidates = [self._verified_transfer(name, file, reference) for name in names]
         models = [model for model in candidates if model is not None]
         if not models:
             return None
@@ -170,11 +229,13 @@ class HintSearch:
             return None
         return RuntimeHint(best.adaptor.framework, gain.value, gain.low, gain.high)
 
-    def _verified_transfer(self, name: str, file: TransferFile) -> AnyModel | None:
+    def _verified_transfer(
+        self, name: str, file: TransferFile, reference: Iterable[tuple[Any, Any]]
+    ) -> AnyModel | None:
         """Return the model in another runtime; None if that computes other outputs, or fails."""
         try:
             model = transfer_model(self.source, name, file).for_streams(self.measurement.streams)
-            _, reason = compare_outputs(self.source, model, iter([self.measurement.inputs]))
+            _, reason = compare_outputs(reference, model)
         except Exception:
             # Of any type; another runtime may run the model.
             logger.debug("no hint at %s", name, exc_info=True)

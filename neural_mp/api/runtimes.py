@@ -22,7 +22,7 @@ from neural_mp.adaptors.transfer import (
 )
 from neural_mp.amp import AmpSettings
 from neural_mp.api.constraints import Limits, SourceConstraints, apply_constraints, names_ops
-from neural_mp.api.runtime_comparison import compare_outputs
+from neural_mp.api.runtime_comparison import ReferenceOutputs, compare_outputs
 from neural_mp.config import Settings
 from neural_mp.core.enums import AUTO_RUNTIME, COMPILED_RUNTIME, SOURCE_RUNTIME
 from neural_mp.core.hardware import Hardware
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 #: Batches of data that outputs are compared on, and that INT8 is calibrated on for its latency.
 _COMPARED, _CALIBRATED = 4, 2
+#: Sizes of further batches that are compared if the source runs on them.
+_OTHER_SIZES = (1, 3)
 #: Runtimes that are also timed in INT8, and rounds that select these.
 _TIMED_IN_INT8, _FIRST_ROUNDS = 2, 5
 
@@ -164,7 +166,7 @@ class RuntimeChoice:
         except Exception as error:
             # Runtimes raise errors of any type for models that they do not support.
             raise _unusable_runtime_error(runtime, one_line(error)) from error
-        sqnr_db, reason = compare_outputs(self.source, model, self._batches())
+        sqnr_db, reason = compare_outputs(self._reference, model)
         if reason:
             raise _unusable_runtime_error(runtime, reason)
         logger.info("%s runs the model of %s with an SQNR of %s dB", runtime, own, sqnr_db)
@@ -265,26 +267,24 @@ class RuntimeChoice:
     def _constrained_space(self, model: AnyModel) -> TuningSpace:
         return self.constrained(model, model.adaptor.space(model.held, self.hardware))
 
-    def _batches(self) -> Iterable[Any]:
-        """Return the inputs of batches of at least two sizes, on which runtimes must agree.
+    @cached_property
+    def _reference(self) -> ReferenceOutputs:
+        """The outputs of the source on batches of at least two sizes."""
+        return ReferenceOutputs(
+            self.source,
+            self._required_batches,
+            lambda: (self.source.example_inputs(size) for size in _OTHER_SIZES),
+        )
 
-        Runtimes differ in what ops make of NaN in damaged samples.
-        """
-        return self.source.undamaged(self._given_batches())
-
-    def _given_batches(self) -> Iterator[Any]:
+    def _required_batches(self) -> Iterator[Any]:
         data = [] if self.calibration is None else self.calibration.batches.inputs()
         yield from islice(data, _COMPARED)
         yield self.source.example_inputs()
-        for size in (1, 3):
-            inputs = self.source.example_inputs(size)
-            if _can_run_inputs(self.source, inputs):
-                yield inputs
 
     def _verified_candidate(self, runtime: str) -> RuntimeCandidate:
         try:
             model = self._transfer_model(runtime)
-            sqnr_db, reason = compare_outputs(self.source, model, self._batches())
+            sqnr_db, reason = compare_outputs(self._reference, model)
         except Exception as error:
             # Exporters and runtimes raise errors of any type, and none may end the run.
             logger.debug("no model in %s", runtime, exc_info=True)
@@ -372,16 +372,6 @@ def _runtime_figures(
         return reasons.get(name, "") or "not faster than the chosen runtime"
 
     return tuple(c.figures(c is winner, reason_of(c)) for c in candidates)
-
-
-def _can_run_inputs(model: AnyModel, inputs: object) -> bool:
-    try:
-        model(inputs)
-    except Exception:
-        # A model of a fixed batch size may fail in any way.
-        logger.debug("another batch size does not run", exc_info=True)
-        return False
-    return True
 
 
 def _unusable_runtime_error(runtime: str, reason: str) -> ConfigurationError:

@@ -86,7 +86,7 @@ class BatchCache:
             self._raised = error
             self._kept.clear()
             raise
-        self._kept.append(_copy_batch(batch))
+        self._kept.append(copy_batch(batch))
         return batch
 
 
@@ -109,9 +109,7 @@ class _MemoryBudget:
         self._limit, self._taken, self._count = free_memory() * _MAX_MEMORY_FRACTION, 0, 0
 
     def take(self, value: object) -> None:
-        self._taken += sum(
-            int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in tree_leaves(value)
-        )
+        self._taken += bytes_of(value)
         self._count += 1
         if self._taken > self._limit:
             raise DataError(
@@ -121,12 +119,19 @@ class _MemoryBudget:
             )
 
 
-def _copy_batch(value: Any) -> Any:
+def bytes_of(value: object) -> int:
+    """Return the bytes of the arrays and other leaves of a batch."""
+    return sum(
+        int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in tree_leaves(value)
+    )
+
+
+def copy_batch(value: Any) -> Any:
     """Copy a batch, since loaders may reuse its memory for the next."""
     if type(value) in (tuple, list):
-        return type(value)(_copy_batch(item) for item in value)
+        return type(value)(copy_batch(item) for item in value)
     if type(value) is dict:
-        return {key: _copy_batch(item) for key, item in value.items()}
+        return {key: copy_batch(item) for key, item in value.items()}
     if type(value) is np.ndarray:
         return value.copy()
     return value.clone() if hasattr(value, "detach") else value

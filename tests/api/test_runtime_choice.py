@@ -1,0 +1,157 @@
+"""Cost of the choice of a runtime: runs of the source, and of the models that are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.transfer import runtimes_of
+from neural_mp.api.runtime_comparison import ReferenceOutputs, compare_outputs
+from neural_mp.api.runtimes import RuntimeChoice
+from neural_mp.core import hardware
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.calibration_batches import Calibration
+from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning.measurement.objectives import Measurement
+from neural_mp.util.pytree import batch_size_of
+
+BATCHES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Counted(LoadedModel[Any]):
+    """A model that records the sizes of the batches that it runs on."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def __call__(self, inputs: Any) -> Any:
+        self.sizes.append(batch_size_of(inputs))
+        return super().__call__(inputs)
+
+
+def arrays(count: int = BATCHES) -> list[torch.Tensor]:
+    return list(torch.rand(count, 8, 4, generator=torch.Generator().manual_seed(0)))
+
+
+def counted(module: nn.Module | None = None) -> Counted:
+    torch.manual_seed(0)
+    adaptor, net = adaptor_named("pytorch"), module or nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+    return Counted(adaptor, adaptor.load(net.eval(), example=arrays()[0]))
+
+
+def shifted(by: float) -> Counted:
+    """Return the net of `counted` with another bias."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias += by
+    return counted(net)
+
+
+@pytest.mark.slow
+def test_the_source_runs_once_on_each_compared_batch(monkeypatch):
+    """However many runtimes are compared with it: three batches, an example, and sizes 1 and 3."""
+
+    def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
+        return [[0.001] * 20 for _ in runs]
+
+    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    source = counted()
+    assert len(list(runtimes_of(source))) == 2
+    calibration = Calibration(Batches(arrays(), "calib_dataloader"), 100)
+    measurement = Measurement(arrays()[0])
+    choice = RuntimeChoice(
+        lambda: source, source, calibration, measurement, hardware.detect(), int8=False
+    )
+    figures = choice.fastest().figures
+    verified = [entry for entry in figures if entry.sqnr_db is not None]
+    assert {entry.framework for entry in verified} == {"onnxrt", "openvino"}
+    example = batch_size_of(source.example_inputs())
+    assert source.sizes == [8] * BATCHES + [example, 1, 3]
+
+
+def read_by(batches: Sequence[torch.Tensor]) -> Callable[[], Iterator[torch.Tensor]]:
+    """Return a loader that writes every batch to the same memory."""
+    memory = torch.empty_like(batches[0])
+
+    def read() -> Iterator[torch.Tensor]:
+        for batch in batches:
+            memory.copy_(batch)
+            yield memory
+
+    return read
+
+
+def test_kept_outputs_belong_to_their_batches():
+    source = counted()
+    reference = ReferenceOutputs(source, read_by(arrays()))
+    for _ in range(2):
+        pairs = [(inputs.clone(), outputs.clone()) for inputs, outputs in reference]
+        for (inputs, outputs), expected in zip(pairs, arrays(), strict=True):
+            assert torch.equal(inputs, expected)
+            assert torch.equal(outputs, source.native(expected))
+    assert source.sizes == [8] * BATCHES
+
+
+def test_a_runtime_that_fails_early_leaves_the_other_batches_to_the_next():
+    source = counted()
+    reference = ReferenceOutputs(source, arrays)
+    other = shifted(0.5)
+    assert [len(compare_outputs(reference, other)[1]) > 0, len(other.sizes)] == [True, BATCHES]
+    first = next(iter(ReferenceOutputs(source, arrays)))
+    assert torch.equal(first[0], arrays()[0])
+
+    source = counted()
+    reference = ReferenceOutputs(source, arrays)
+    next(iter(reference))
+    assert source.sizes == [8]
+    assert compare_outputs(reference, counted())[1] == ""
+    assert source.sizes == [8] * BATCHES
+
+
+def test_outputs_beyond_the_limit_are_computed_again():
+    source = counted()
+    pair = 8 * 4 * 4 + 8 * 6 * 4  # bytes of a batch and its outputs
+    reference = ReferenceOutputs(source, arrays, limit=pair + 1)
+    for _ in range(2):
+        assert compare_outputs(reference, counted())[1] == ""
+    assert len(source.sizes) == 1 + 2 * (BATCHES - 1)
+
+
+def test_sizes_that_the_source_rejects_are_not_compared():
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return x.reshape(8, 2, 2) * 2
+
+    source = counted(Fixed())
+    reference = ReferenceOutputs(
+        source, arrays, lambda: (source.example_inputs(size) for size in (1, 3))
+    )
+    for _ in range(2):
+        assert [batch_size_of(inputs) for inputs, _ in reference] == [8] * BATCHES
+
+
+def test_a_batch_that_the_source_rejects_is_an_error_for_every_runtime():
+    reference = ReferenceOutputs(counted(), lambda: [arrays()[0], torch.rand(8, 5)])
+    for _ in range(2):
+        with pytest.raises(Exception, match="5"):
+            compare_outputs(reference, counted())
+
+
+def test_runtimes_are_compared_without_damaged_samples():
+    damaged = arrays()[0].clone()
+    damaged[2, 1] = np.nan
+    for _ in range(2):
+        reference = ReferenceOutputs(counted(), lambda: [damaged])
+        ((inputs, outputs),) = reference
+        assert not torch.isnan(inputs).any()
+        assert not torch.isnan(outputs).any()
