@@ -314,6 +314,7 @@ class RuntimeChoice:
             self.measurement.interleaved(
                 [*models, *low.values()],
                 lambda rounds: is_certain([candidate.best for candidate in with_rounds(rounds)]),
+                is_warm=True,  # FP32 ran when verified, and INT8 when converted
             )
         )
 

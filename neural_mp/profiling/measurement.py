@@ -35,7 +35,7 @@ _LONG_BLOCKS = 8
 _NEXT_LOOK = 1.5
 #: Minimum number of rounds, regardless of the time limit.
 _LEAST_ROUNDS = 3
-#: Seconds of a round from which the second warm-up round is the last.
+#: Seconds of a round from which the second run of each model is the last that warms it up.
 _LONG_ROUND = 0.25
 #: Maximum number of runs per block.
 _MAX_RUNS = 1000
@@ -162,6 +162,7 @@ def interleaved_rounds(
     *,
     in_cpu_seconds: bool = False,
     warmup: int = 3,
+    is_warm: bool = False,
     iterations: int = 30,
     least_seconds: float = 0.0,
     time_limit: float = float("inf"),
@@ -180,6 +181,9 @@ def interleaved_rounds(
         in_cpu_seconds: whether to count CPU seconds of this process. For runs of one thread, these
             leave out the seconds in which other processes had the CPU.
         warmup: maximum number of warm-up rounds; two of long runs suffice.
+        is_warm: whether each run was made just before: one warm-up round of long runs suffices
+            then. Rounds of other runs alone do not count as rounds: only in one measurement do all
+            runs share the states of the machine.
         iterations: minimum number of measured rounds.
         least_seconds: minimum duration in seconds: short runs need more rounds.
         time_limit: seconds after which no round starts, except for the first three.
@@ -201,7 +205,7 @@ def interleaved_rounds(
         for number in range(warmup):
             seconds = [_mean_run_seconds(run, 1, clock) for run in runs]
             lengths = [min(_MAX_RUNS, max(1, round(block_seconds / max(d, 1e-9)))) for d in seconds]
-            if number and sum(seconds) > _LONG_ROUND:
+            if (number or is_warm) and sum(seconds) > _LONG_ROUND:
                 break
     spent, started, look = sum(map(sum, rounds)), time.perf_counter(), 0.0
     for iteration in itertools.count(len(rounds[0])):

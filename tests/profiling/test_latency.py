@@ -156,6 +156,13 @@ def test_two_warm_up_rounds_of_long_runs_suffice(clock):
     assert (long.count, short.count) == (2 + 1, 5 + 1)
 
 
+def test_one_warm_up_round_of_long_runs_made_just_before_suffices(clock):
+    short, long = clock.taking(0.01), clock.taking(0.5)
+    interleaved_rounds([long], warmup=5, is_warm=True, iterations=1)
+    interleaved_rounds([short], warmup=5, is_warm=True, iterations=1)
+    assert (long.count, short.count) == (1 + 1, 5 + 1)
+
+
 def test_no_round_follows_rounds_that_suffice(clock):
     run = clock.taking(0.5)
     (rounds,) = interleaved_rounds([run], earlier=[[0.5] * 4], suffices=lambda _: True)

@@ -171,12 +171,14 @@ class Measurement:
         self,
         models: Sequence[AnyModel],
         decides: Callable[[list[list[float]]], bool] | None = None,
+        is_warm: bool = False,
     ) -> list[list[float]]:
         """Return seconds per batch of models of any framework in every interleaved round.
 
-        Rounds are added until they are conclusive by `decides`, or until the time limit.
+        Rounds are added until they are conclusive by `decides`, or until the time limit. Models
+        that all ran just before, as `is_warm` says, are warmed up less if they are slow.
         """
-        return self._time_models(models, decides=decides)
+        return self._time_models(models, decides=decides, is_warm=is_warm)
 
     def contest(
         self,
@@ -202,6 +204,7 @@ class Measurement:
         longer: int = 1,
         decides: Callable[[list[list[float]]], bool] | None = None,
         earlier: Sequence[Sequence[float]] = (),
+        is_warm: bool = False,
     ) -> list[list[float]]:
         if self.workload is not None:
             return self._timed_per_token(models, longer, self.workload)
@@ -221,6 +224,7 @@ class Measurement:
                 runs,
                 in_cpu_seconds=in_cpu_seconds,
                 warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
+                is_warm=is_warm,
                 iterations=iterations,
                 least_seconds=_LEAST_SECONDS * longer,
                 time_limit=self.time_limit * longer,
