@@ -31,6 +31,7 @@ from neural_mp.config import Options, Settings
 from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTIONS
 from neural_mp.core import hardware as machine
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy, is_throughput, parse_objectives
+from neural_mp.core.effort import EFFORT_LIMITS, Effort, EffortLimits
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import Precision
@@ -128,6 +129,13 @@ def streams_of(settings: Settings, objective: str | Mapping[str, float]) -> int 
     return performance.streams or performance.cores_per_instance or machine.detect().cores
 
 
+def limits_of(options: Options) -> EffortLimits:
+    """Return the limits of the effort; a time limit replaces that of an effort that is not set."""
+    limits = EFFORT_LIMITS[Effort(options.effort)]
+    is_replaced = options.exit_policy.timeout and not options.is_set("effort")
+    return limits.without_bound() if is_replaced else limits
+
+
 def measurement_of(
     settings: Settings,
     objective: str | Mapping[str, float],
@@ -206,7 +214,7 @@ class JobBuilder:
             data, goals = evaluation or calibration, (options.objective, options.min_speedup)
             workload = Workload.parse(options.workload)
             measurement = measurement_of(self.settings, *goals, model, data, workload)
-            return replace(measurement, contention=contention)
+            return replace(measurement, contention=contention, limits=limits_of(options))
 
         evaluator = self._build_evaluator(evaluation, metrics)
         fingerprint = partial(

@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 _COMPARED, _CALIBRATED = 4, 2
 #: Sizes of further batches that are compared if the source runs on them.
 _OTHER_SIZES = (1, 3)
-#: Runtimes that are also timed in INT8, and rounds that select these.
-_TIMED_IN_INT8, _FIRST_ROUNDS = 2, 5
+#: Rounds that select the runtimes that are also timed in INT8.
+_FIRST_ROUNDS = 5
 
 Load = Callable[[], AnyModel]
 
@@ -295,12 +295,11 @@ class RuntimeChoice:
         """Return candidates with their latencies, the source first."""
         models = [candidate.model for candidate in candidates if candidate.model is not None]
         low = {}
-        if self.int8 and self.calibration is not None:
+        count = self.measurement.limits.int8_runtimes
+        if self.int8 and self.calibration is not None and count:
             first = self.measurement.fastest_of(models, _FIRST_ROUNDS)
             order = sorted(range(len(models)), key=first.__getitem__)
-            converted = {
-                index: self._convert_to_int8(models[index]) for index in order[:_TIMED_IN_INT8]
-            }
+            converted = {index: self._convert_to_int8(models[index]) for index in order[:count]}
             low = {index: model for index, model in converted.items() if model is not None}
 
         def with_rounds(rounds: Sequence[Sequence[float]]) -> list[RuntimeCandidate]:

@@ -23,6 +23,7 @@ from neural_mp.core.criterion import (
     check_min_speedup,
     parse_objectives,
 )
+from neural_mp.core.effort import Effort
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Dialect, Objective
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import Precision, Precisions, parse_precisions
@@ -298,6 +299,16 @@ class Options:
         parse=_parse_exit_policy,
         shown=True,
         default_words="100 trials",
+    )
+    effort: str = declare(
+        Effort.NORMAL,
+        "seconds that a run may spend on a faster result: `quick`, `normal` or `thorough`; see "
+        "[effort](guide.md#effort)",
+        "tuning.effort",
+        rule=lambda value: Effort.parse(value, "effort"),
+        choices=tuple(effort.value for effort in Effort),
+        flag="Time for a faster result: quick, normal or thorough; default: normal.",
+        shown=True,
     )
     approach: str | None = declare(
         None,

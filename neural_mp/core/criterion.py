@@ -197,15 +197,36 @@ class DeadlineExceededError(Exception):
 
 @dataclass
 class Deadline:
-    """A time limit, checked after each batch."""
+    """A time limit, checked after each batch.
+
+    Attributes:
+        seconds: duration of the limit; 0 sets no limit.
+        started: its start on the monotonic clock.
+        cause: what sets the limit, for messages; empty for `exit_policy.timeout`.
+        remedy: what the user can do for more time.
+    """
 
     seconds: float = 0.0
     started: float = field(default_factory=time.monotonic)
+    cause: str = ""
+    remedy: str = "set a longer timeout"
+
+    def __str__(self) -> str:
+        return f"the time limit of {self.seconds:g} s{f' of {self.cause}' if self.cause else ''}"
 
     def check(self) -> None:
         """Raise `DeadlineExceededError` if the time limit passed; zero seconds set no limit."""
-        if self.seconds and time.monotonic() - self.started > self.seconds:
+        if self.has_passed:
             raise DeadlineExceededError
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the time limit passed."""
+        return self.seconds > 0 and time.monotonic() - self.started > self.seconds
+
+    def or_earlier(self, other: Deadline) -> Deadline:
+        """Return the other deadline if it ends before this one, else this one."""
+        return other if other.end < self.end else self
 
     @property
     def end(self) -> float:

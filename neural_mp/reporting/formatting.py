@@ -30,6 +30,13 @@ def seconds(value: float | None) -> str:
     return f"{rounded / 1e-9:.3g} ns" if rounded else "0 s"
 
 
+def effort_suffix(report: Report) -> str:
+    """Return the end of a sentence, the limit that the effort set to a run; empty without one."""
+    if report.effort_seconds is None:
+        return ""
+    return f"; by the effort, at most {seconds(report.effort_seconds)} after calibration"
+
+
 def size(value: float | None) -> str:
     """Format a number of bytes with a suitable unit; a dash for None."""
     if value is None:

@@ -27,7 +27,7 @@ from neural_mp.reporting import formatting
 from neural_mp.reporting.console import SafeConsole, error_console
 from neural_mp.reporting.tables import result_tables, trial_table
 from neural_mp.runs.report import Report
-from neural_mp.tuning.listener import Listener, target_words
+from neural_mp.tuning.listener import Listener, limit_words, target_words
 
 #: Minimum seconds between two updates, to limit the load of the browser.
 _BETWEEN = 0.25
@@ -102,7 +102,7 @@ class LiveListener(Listener):
         self._summary = summary
         self.console = console or error_console()
         self._rows: list[tuple[Trial, float | None]] = []
-        self._baseline, self._each, self._metric = "", "", ("", "")
+        self._baseline, self._each, self._metric, self._limit = "", "", ("", ""), ""
         self._source = Precision.FP32.name
         self._progress = Progress(
             SpinnerColumn(),
@@ -155,6 +155,13 @@ class LiveListener(Listener):
             self.console.print(self._baseline)
         self._update_display()
 
+    def limit(self, seconds: float, effort: str) -> None:
+        """Show the limit of the rest of the run."""
+        self._limit = limit_words(seconds, effort)
+        if self._prints_lines:
+            self.console.print(self._limit)
+        self._update_display()
+
     def trial(self, trial: Trial, speedup: float | None) -> None:
         """Add a row."""
         self._rows.append((trial, speedup))
@@ -192,7 +199,8 @@ class LiveListener(Listener):
     def rendered(self) -> Group:
         """Return the current display: the latest trials and the progress bar."""
         table = trial_table(self._rows[-_SHOWN:]) if self._rows else Text("")
-        return Group(Text(self._baseline), table, self._progress)
+        lines = [Text(line) for line in (self._baseline, self._limit) if line]
+        return Group(*lines, table, self._progress)
 
     @property
     def _prints_lines(self) -> bool:

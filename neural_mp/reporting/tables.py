@@ -191,7 +191,8 @@ def report_tables(report: Report, title: str) -> RenderableType:
             f"{counted(conversions.casts, 'cast')}, {conversions.quantize} quantize and "
             f"{counted(conversions.dequantize, 'dequantize op')} per inference; "
             f"{counted(report.evaluations, 'evaluation')}; "
-            + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items()),
+            + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
+            + formatting.effort_suffix(report),
             style="dim",
         )
     )

@@ -156,6 +156,8 @@ class Report(Printed, JsonFields):
             plus peak activations, derived from the graph; None if not recorded.
         evaluations: full passes over the evaluation data, including the FP32 baseline.
         seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → duration.
+        effort_seconds: limit that the option `effort` sets to the seconds after calibration; None
+            without one, and if `exit_policy.timeout` ends earlier.
         source_precisions: the precisions in which the given model computes, the one with most
             weights first; `("fp32",)` except for models in half precision.
         op_counts: op type → precision → number of ops executed in the precision.
@@ -193,6 +195,7 @@ class Report(Printed, JsonFields):
     footprint: Count | None = None
     evaluations: Count = 0
     seconds: Mapping[str, NonNegative] = field(default_factory=dict)
+    effort_seconds: NonNegative | None = None
     source_precisions: tuple[str, ...] = (Precision.FP32.value,)
     op_counts: Mapping[str, Mapping[str, Count]] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
+from neural_mp.core.criterion import AccuracyCriterion, Deadline, ExitPolicy
 from neural_mp.core.enums import Objective
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
@@ -23,6 +23,7 @@ from neural_mp.strategies.base import Probe, Strategy, TuningProblem
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.tuning.executors.contract import Workers
+from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.objectives import (
     Footprints,
     Measurement,
@@ -126,6 +127,18 @@ class TuningJob:
     def objectives(self) -> Mapping[Objective, float]:
         """Objective to minimize → its weight."""
         return self.measurement.objectives
+
+    def limited(self, deadline: Deadline, fp32_seconds: float, log: RunLog) -> Deadline:
+        """Return the deadline after calibration: the given one, or that of the effort if earlier.
+
+        `fp32_seconds` are those of an evaluation of FP32, or of loading if none is evaluated.
+        """
+        limits = self.measurement.limits
+        known = log.seconds.get("calibrate", 0.0) + fp32_seconds
+        earliest = deadline.or_earlier(limits.deadline(known))
+        if earliest is not deadline:
+            log.limit(earliest.seconds, limits.effort)
+        return earliest
 
     @property
     def source_name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report, StageNoise
 from neural_mp.util.user_calls import call_user
+
+logger = logging.getLogger(__name__)
 
 
 class Listener:
@@ -40,6 +43,12 @@ class Listener:
         Called before `baseline`, which receives the aggregated score.
         """
 
+    def limit(self, seconds: float, effort: str) -> None:
+        """Handle the limit that the effort sets to the rest of the run; called after calibration.
+
+        Not called if there is none, or if `exit_policy.timeout` ends earlier.
+        """
+
     def trial(self, trial: Trial, speedup: float | None) -> None:
         """Handle a finished trial."""
 
@@ -59,6 +68,11 @@ def target_words(name: str, source: str, accuracy: float, target: float, toleran
     return f"{f'{name}: ' if name else ''}{values}{f' ({tolerance})' if tolerance else ''}"
 
 
+def limit_words(seconds: float, effort: str) -> str:
+    """Return the limit of the rest of a run in one line."""
+    return f"effort {effort}: at most {seconds:g} s from here"
+
+
 class RunLog:
     """Warnings, phase durations and listener of a run.
 
@@ -70,6 +84,7 @@ class RunLog:
     Attributes:
         cache_hits: measurements taken from an earlier run.
         stage_noise: noise of a plan before and after its weights recovered accuracy; or None.
+        effort_seconds: limit that the effort sets to the run after calibration; None without one.
     """
 
     def __init__(
@@ -83,6 +98,7 @@ class RunLog:
         self.seconds = dict(seconds or {})
         self.cache_hits: list[str] = []
         self.stage_noise: StageNoise | None = None
+        self.effort_seconds: float | None = None
 
     def cache_hit(self, measurement: str) -> None:
         """Record a measurement as taken from an earlier run."""
@@ -96,6 +112,12 @@ class RunLog:
             UserCodeError: the listener raised; not attributed to a plan or batch.
         """
         call_user(self.listener.step)
+
+    def limit(self, seconds: float, effort: str) -> None:
+        """Record the limit that the effort sets to the rest of the run, and announce it."""
+        self.effort_seconds = seconds
+        logger.info("%s", limit_words(seconds, effort))
+        self.listener.limit(seconds, effort)
 
     def warn(self, message: str) -> None:
         """Store a warning for the report."""

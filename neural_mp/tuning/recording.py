@@ -234,6 +234,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         footprint=job.footprints(selection.model, selection.plan),
         evaluations=job.evaluator.evaluations,
         seconds=dict(log.seconds),
+        effort_seconds=log.effort_seconds,
         source_precisions=tuple(p.value for p in job.space.graph.source_precisions),
         op_counts=count_ops(job.space.graph, effective),
         emulated=tuple(p.value for p in Precision if p in emulated),

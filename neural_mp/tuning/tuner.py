@@ -77,6 +77,7 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
         with log.phase("measure"):
             selection = select_fp32(job)
         return _checked_result(job, log, history, Settlement(job, selection), baseline, resumed)
+    timeout, deadline = deadline, job.limited(deadline, baseline.seconds, log)
     if model.space is not job.space:
         job = job.in_space(model.space)
         history.begin(setup_in_space(setup, model.space))
@@ -88,7 +89,10 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
     with log.phase("search"), learning.until(deadline.end - baseline.reserve):
         search.drive(job.strategy.search(problem_of(job, model, probe)))
     if learning.ended_work:
-        log.warn(LEARNING_ENDED)
+        log.warn(
+            f"the learning of weights ended at {deadline}; other layers are rounded to nearest, "
+            f"{deadline.remedy}"
+        )
     log.seconds["probe"] = probe.seconds
     _record_layer_errors(model, history, log)
     if probe.has_cache_hits:
@@ -98,8 +102,9 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
     selection, trials = _select_result(job, model, search.trials, search.measured_alone, log)
     replacement, trained = None, None
     if selection.trial is None:
+        # Training has a limit of its own, `exit_policy.train_seconds`.
         replacement, trained = trained_selection(
-            job, model, trials, baseline, history, log, deadline
+            job, model, trials, baseline, history, log, timeout
         )
         trials += [] if trained is None else [trained]
     if replacement is not None:
@@ -145,13 +150,6 @@ def allowance(job: TuningJob, baseline: Baseline | None) -> float:
     return max(LEAST_ALLOWANCE * threads, 0.0 if baseline is None else baseline.cpu_seconds)
 
 
-#: Warning of a time limit that ended reconstruction.
-LEARNING_ENDED = (
-    "the learning of weights ended at the time limit; other layers are rounded to nearest, set a "
-    "longer timeout"
-)
-
-
 class _TrialSearch:
     """The search phase of a run; its list of trials grows."""
 
@@ -176,6 +174,7 @@ class _TrialSearch:
             baseline.reserve,
         )
         self.job, self.log, self.trials = job, log, list(trials)
+        self._deadline = deadline
         sharding = ShardingPolicy(job.evaluator, baseline.seconds, baseline.cpu_seconds, log.warn)
         self._runner = TrialRunner(job, history, log, deadline, plan_evaluator, sharding)
 
@@ -186,13 +185,12 @@ class _TrialSearch:
 
     def drive(self, search: Search) -> None:
         """Run until the strategy ends, a limit is reached or the user interrupts."""
-        exits = self.job.settings.exit_policy
         try:
-            self._feed_search(search, exits.max_trials)
+            self._feed_search(search, self.job.settings.exit_policy.max_trials)
         except StopIteration:
             return
         except DeadlineExceededError:
-            self.log.warn(f"the search stopped at the time limit of {exits.timeout:g} s")
+            self.log.warn(f"the search stopped at {self._deadline}; {self._deadline.remedy}")
         except TuningError as error:
             if not any(trial.met for trial in self.trials):
                 raise

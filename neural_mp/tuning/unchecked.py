@@ -106,6 +106,7 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         return _unchecked_result(
             job, setup, selection, report, Observations(), selection, job.model
         )
+    deadline = job.limited(deadline, log.seconds.get("load", 0.0), log)
     if model.space is not job.space:
         job, setup = job.in_space(model.space), setup_in_space(setup, model.space)
     chosen = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from neural_mp.adaptors.transfer import runtimes_of
 from neural_mp.api.runtime_comparison import ReferenceOutputs, compare_outputs
 from neural_mp.api.runtimes import RuntimeChoice
 from neural_mp.core import hardware
+from neural_mp.core.effort import EFFORT_LIMITS, Effort
+from neural_mp.profiling import measurement as timing
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.measurement import objectives
@@ -57,26 +61,69 @@ def shifted(by: float) -> Counted:
     return counted(net)
 
 
-@pytest.mark.slow
-def test_the_source_runs_once_on_each_compared_batch(monkeypatch):
-    """However many runtimes are compared with it: three batches, an example, and sizes 1 and 3."""
+@pytest.fixture
+def timed(monkeypatch) -> list[Sequence[partial[Any]]]:
+    """The runs of each measurement, none of which is made."""
+    measured: list[Sequence[partial[Any]]] = []
 
     def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
+        measured.append(runs)
         return [[0.001] * 20 for _ in runs]
 
     monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
-    source = counted()
+    return measured
+
+
+def choice_of(source: Counted, effort: Effort, int8: bool = True) -> RuntimeChoice:
     assert len(list(runtimes_of(source))) == 2
     calibration = Calibration(Batches(arrays(), "calib_dataloader"), 100)
-    measurement = Measurement(arrays()[0])
-    choice = RuntimeChoice(
-        lambda: source, source, calibration, measurement, hardware.detect(), int8=False
+    measurement = Measurement(arrays()[0], limits=EFFORT_LIMITS[effort])
+    return RuntimeChoice(
+        lambda: source, source, calibration, measurement, hardware.detect(), int8=int8
     )
-    figures = choice.fastest().figures
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("timed")
+def test_the_source_runs_once_on_each_compared_batch():
+    """However many runtimes are compared with it: three batches, an example, and sizes 1 and 3."""
+    source = counted()
+    figures = choice_of(source, Effort.NORMAL, int8=False).fastest().figures
     verified = [entry for entry in figures if entry.sqnr_db is not None]
     assert {entry.framework for entry in verified} == {"onnxrt", "openvino"}
     example = batch_size_of(source.example_inputs())
     assert source.sizes == [8] * BATCHES + [example, 1, 3]
+
+
+@pytest.mark.slow
+def test_slow_models_that_just_ran_are_warmed_up_once(monkeypatch):
+    """By a clock on which each run of a model takes a second: INT8 runs when it is converted."""
+    called: list[LoadedModel[Any]] = []
+    call = LoadedModel.__call__
+
+    def recorded(self: LoadedModel[Any], inputs: Any) -> Any:
+        called.append(self)
+        return call(self, inputs)
+
+    clock = SimpleNamespace(perf_counter=lambda: float(len(called)))
+    monkeypatch.setattr(LoadedModel, "__call__", recorded)
+    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(objectives, "interleaved_rounds", timing.interleaved_rounds)
+    choice_of(counted(), Effort.NORMAL).fastest()
+    runs = Counter(id(model) for model in called if model.conversions.quantize)
+    converted, warm_up, rounds = 1, 1, 3  # as few rounds as there may be
+    assert sorted(runs.values()) == [converted + warm_up + rounds] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("effort", "converted"), [(Effort.QUICK, 0), (Effort.NORMAL, 2), (Effort.THOROUGH, 2)]
+)
+def test_the_effort_decides_how_many_runtimes_are_timed_in_int8(effort, converted, timed):
+    figures = choice_of(counted(), effort).fastest().figures
+    assert sum(entry.int8_latency is not None for entry in figures) == converted
+    assert sum(entry.latency is not None for entry in figures) == 3
+    assert [len(models) for models in timed] == ([3] if not converted else [3, 3 + converted])
 
 
 def read_by(batches: Sequence[torch.Tensor]) -> Callable[[], Iterator[torch.Tensor]]:

@@ -96,6 +96,7 @@ def _draw_phases(view: View) -> list[Element]:
     whole = f"{formatting.seconds(sum(duration for _, duration in spent))} in total"
     if seconds.get(_PROBE):
         whole += f"; the search includes {formatting.seconds(seconds[_PROBE])} of op measurements"
+    whole += formatting.effort_suffix(view.report)
     return [
         element("p", f"{whole}.", class_="lead"),
         *draw_for_screens(lambda narrow: stacked_bar(parts, narrow)),

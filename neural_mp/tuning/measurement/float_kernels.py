@@ -41,6 +41,10 @@ def with_faster_kernels(
     """
     if not is_latency_only(job.objectives) or job.measurement.streams is not None:
         return selection
+    if deadline.has_passed:
+        if _ops_with_kernels(job, selection.plan):
+            log.warn(f"FP32 kernels were not timed: {deadline} passed; {deadline.remedy}")
+        return selection
     with log.phase("kernels", "Timing FP32 kernels"), job.measurement.limited([job.model]):
         plan = _plan_kernels(job, model, selection.plan)
         candidate = None if plan is None else _convert_and_run(job, model, plan)
@@ -77,16 +81,21 @@ def _plan_kernels(
     job: TuningJob, model: AnyTunableModel, selected: ResolvedPlan
 ) -> ResolvedPlan | None:
     """Return the plan with faster kernels for its FP32 ops; None if there are none."""
-    ops = [
-        op
-        for op, precision in selected.effective.items()
-        if precision is Precision.FP32 and job.space.capabilities[op].kernels
-    ]
+    ops = _ops_with_kernels(job, selected)
     kernels = model.faster_kernels(job.measurement.inputs, ops) if ops else {}
     if not kernels:
         return None
     forms = {op: OpConfig(Precision.FP32, kernel=kernel) for op, kernel in kernels.items()}
     return job.space.resolve(selected.plan.replacing(forms))
+
+
+def _ops_with_kernels(job: TuningJob, selected: ResolvedPlan) -> list[str]:
+    """Return the FP32 ops of a plan that can run in other kernels."""
+    return [
+        op
+        for op, precision in selected.effective.items()
+        if precision is Precision.FP32 and job.space.capabilities[op].kernels
+    ]
 
 
 def _convert_and_run(job: TuningJob, model: AnyTunableModel, plan: ResolvedPlan) -> AnyModel | None:

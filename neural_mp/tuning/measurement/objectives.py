@@ -11,6 +11,7 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.criterion import MIN_SPEEDUP
+from neural_mp.core.effort import NORMAL_LIMITS, EffortLimits
 from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.op_timings import Workload
@@ -36,8 +37,6 @@ _TIE_RATIO = 1.005
 _LEAST_SECONDS = 0.2
 #: Shorter runs are timed in blocks, to reduce the effect of the previous run.
 _BLOCK_SECONDS = 0.002
-#: Maximum multiple of the time limit spent on deciding whether a plan is fast enough.
-_PATIENCE = 6.0
 #: With fewer rounds, a decision must be unanimous.
 _FEW_ROUNDS = 20
 #: Seconds of runs from which a ratio beyond the required one by this factor is clear.
@@ -97,6 +96,7 @@ class Measurement:
         min_speedup: minimum speed-up over FP32 beyond noise, if latency is the only objective.
         workload: shares of decode and prefill of a decoder; seconds are then those of a mean token,
             from calls with one token and with a prompt. None for seconds of the batch.
+        limits: the duration and the patience of the measurement, by the effort of the run.
         contention: other processes on the CPUs. Runs of one thread are then timed in CPU seconds;
             several threads wait for each other, and use up CPU seconds meanwhile.
     """
@@ -112,6 +112,7 @@ class Measurement:
     min_speedup: float = MIN_SPEEDUP
     streams: int | None = None
     workload: Workload | None = None
+    limits: EffortLimits = NORMAL_LIMITS
     contention: Contention = field(default_factory=Contention, compare=False)
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
@@ -210,7 +211,8 @@ class Measurement:
             return self._timed_per_token(models, longer, self.workload)
         runs: Sequence[Callable[[], Any]] = [partial(model, self.inputs) for model in models]
         calls = 1 if self.streams is None else self.streams * CALLS_PER_CALLER
-        iterations = self.iterations * longer
+        duration = longer * self.limits.duration
+        iterations = round(self.iterations * max(longer, duration))
         if calls != 1:
             iterations = max(min(iterations, _LEAST_BURSTS), iterations // calls)
         in_cpu_seconds = self.uses_cpu_seconds
@@ -226,11 +228,11 @@ class Measurement:
                 warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
                 is_warm=is_warm,
                 iterations=iterations,
-                least_seconds=_LEAST_SECONDS * longer,
-                time_limit=self.time_limit * longer,
+                least_seconds=_LEAST_SECONDS * duration,
+                time_limit=self.time_limit * duration,
                 block_seconds=_BLOCK_SECONDS,
                 decides=decides,
-                patience=_PATIENCE,
+                patience=self.limits.patience,
                 earlier=earlier,
                 suffices=self.is_clear if earlier else None,
             )

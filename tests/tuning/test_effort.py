@@ -1,0 +1,222 @@
+"""The promise of each effort: seconds after calibration, and those of measurements."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.api import job_builder
+from neural_mp.config import settings_from
+from neural_mp.core.effort import EFFORT_LIMITS, Effort
+from neural_mp.errors import ConfigurationError
+from neural_mp.profiling import measurement as timing
+from neural_mp.reporting import LiveListener
+from neural_mp.reporting.tables import result_tables
+from neural_mp.testing import Accuracy
+from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning.measurement.objectives import Measurement
+
+BATCH_SECONDS = 0.05
+
+
+class SlowAccuracy(Accuracy):
+    """A metric that takes long, and records when each batch began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[float] = []
+
+    def update(self, preds, labels) -> None:
+        self.begun.append(time.monotonic())
+        time.sleep(BATCH_SECONDS)
+        super().update(preds, labels)
+
+
+class Announcements(Listener):
+    """Limits that were announced, with the time of each."""
+
+    def __init__(self) -> None:
+        self.limits: list[tuple[float, str, float]] = []
+
+    def limit(self, seconds: float, effort: str) -> None:
+        self.limits.append((seconds, effort, time.monotonic()))
+
+
+@pytest.fixture
+def converter(hostile_net, digits):
+    tuner = MixedPrecision()
+    tuner.model = hostile_net
+    tuner.precisions = "int8"
+    tuner.strategy = "basic"  # whose trials on this net are many
+    tuner.objective = "modelsize"
+    tuner.metric = SlowAccuracy()
+    tuner.eval_dataloader = digits[1].loader(100)
+    tuner.cache = False
+    tuner.listener = Announcements()
+    return tuner
+
+
+@pytest.fixture
+def without_extra_seconds(monkeypatch):
+    """The ten seconds that every quick run may take would be most of a test."""
+    limits = dict(EFFORT_LIMITS)
+    for effort in (Effort.QUICK, Effort.NORMAL):
+        limits[effort] = replace(limits[effort], extra_seconds=0.0)
+    monkeypatch.setattr(job_builder, "EFFORT_LIMITS", limits)
+
+
+@pytest.mark.parametrize(
+    ("effort", "seconds"),
+    [(Effort.QUICK, 3 * 2 + 10), (Effort.NORMAL, 30 * 2 + 300), (Effort.THOROUGH, 0)],
+)
+def test_the_limit_follows_from_the_seconds_of_calibration_and_evaluation(effort, seconds):
+    deadline = EFFORT_LIMITS[effort].deadline(2.0)
+    assert deadline.seconds == seconds
+    assert math.isinf(deadline.end) == (effort is Effort.THOROUGH)
+
+
+@pytest.mark.slow
+def test_a_quick_search_ends_at_its_limit_within_a_batch(converter, without_extra_seconds):
+    converter.effort = "quick"
+    result = converter()
+    report, ((seconds, effort, announced),) = result.report, converter.listener.limits
+    known = report.seconds["calibrate"] + report.seconds["baseline"]
+    assert seconds == report.effort_seconds == pytest.approx(3 * known, abs=0.1)
+    assert effort == "quick"
+    begun = converter.metric.begun
+    assert sum(start > announced + seconds for start in begun) <= 1
+    assert begun[-1] > announced
+    (warning,) = (text for text in report.warnings if "the search stopped" in text)
+    assert f"{seconds:g} s of effort 'quick'; set effort to 'normal'" in warning
+    assert result(converter.eval_dataloader.dataset[0][0][None]).shape == (1, 10)
+
+
+@pytest.mark.slow
+def test_the_best_plan_so_far_is_the_result(converter, without_extra_seconds):
+    converter.effort = "quick"
+    converter.accuracy_criterion = {"absolute": 0.9, "any_tolerance": True}
+    report = converter().report
+    assert report.effort_seconds is not None
+    assert report.size < report.baseline_size
+
+
+@pytest.mark.slow
+def test_a_thorough_search_has_no_limit(converter, without_extra_seconds):
+    converter.effort, converter.exit_policy = "thorough", ExitPolicy(max_trials=1)
+    report = converter().report
+    assert converter.listener.limits == []
+    assert report.effort_seconds is None
+
+
+@pytest.mark.slow
+def test_a_smaller_timeout_ends_the_run_earlier(converter):
+    converter.effort, converter.exit_policy = "quick", ExitPolicy(timeout=1.5)
+    report = converter().report
+    assert converter.listener.limits == []
+    assert report.effort_seconds is None
+    assert any("the time limit of 1.5 s; set a longer timeout" in text for text in report.warnings)
+
+
+def test_a_timeout_replaces_the_limit_of_an_effort_that_is_not_set():
+    def multiple(**options) -> float:
+        return job_builder.limits_of(MixedPrecision(**options)).multiple
+
+    assert multiple() == multiple(effort="normal") == 30
+    assert math.isinf(multiple(exit_policy={"timeout": 7200}))
+    assert multiple(exit_policy={"timeout": 7200}, effort="normal") == 30
+    assert multiple(exit_policy={"timeout": 7200}, effort="quick") == 3
+
+
+def test_without_a_metric_the_seconds_of_loading_count(net, digits):
+    converter = MixedPrecision(model=net, calib_dataloader=digits[0].loader(), effort="quick")
+    converter.precisions, converter.cache = "int8", False
+    report = converter().report
+    known = report.seconds["calibrate"] + report.seconds["load"]
+    assert report.effort_seconds == pytest.approx(3 * known + 10, abs=0.1)
+
+
+class Slow:
+    """A model of whole seconds by a clock of its own."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.runs, self.now = seconds, 0, 0.0
+        self.adaptor = SimpleNamespace(
+            framework="slow", threads=lambda count: nullcontext(), offers=lambda method: False
+        )
+
+    def __call__(self, inputs: object) -> None:
+        self.runs += 1
+        self.now += self.seconds
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def runs_of(monkeypatch):
+    """Function: the measured runs of a model of so many seconds, decided never, by an effort."""
+
+    def count(effort: Effort, seconds: float, decides=None) -> int:
+        model = Slow(seconds)
+        monkeypatch.setattr(timing, "time", model)
+        monkeypatch.setattr(objectives, "interleaved_rounds", timing.interleaved_rounds)
+        measurement = Measurement(np.zeros((2, 1)), warmup=0, limits=EFFORT_LIMITS[effort])
+        (rounds,) = measurement.interleaved([model], decides)
+        assert len(rounds) == model.runs
+        return model.runs
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("effort", "limit"), [(Effort.QUICK, 1.25), (Effort.NORMAL, 5), (Effort.THOROUGH, 10)]
+)
+def test_the_time_limit_of_measurements(runs_of, effort, limit):
+    assert runs_of(effort, 0.25) == pytest.approx(limit / 0.25, abs=1)
+
+
+def test_thorough_measurements_of_fast_models_are_twice_as_long(runs_of):
+    assert runs_of(Effort.THOROUGH, 0.01) == 2 * runs_of(Effort.NORMAL, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("effort", "limit"), [(Effort.QUICK, 1.25), (Effort.NORMAL, 6 * 5), (Effort.THOROUGH, 6 * 10)]
+)
+def test_the_patience_of_a_measurement_that_never_decides(runs_of, effort, limit):
+    runs = runs_of(effort, 0.25, lambda rounds: False)
+    assert runs == pytest.approx(limit / 0.25, abs=1)
+
+
+def test_the_limit_is_printed_before_the_search():
+    screen = io.StringIO()
+    LiveListener(Console(file=screen, width=100)).limit(38.2, "quick")
+    assert screen.getvalue().strip() == "effort quick: at most 38.2 s from here"
+
+
+@pytest.mark.slow
+def test_the_limit_stands_in_the_report(converter):
+    converter.exit_policy = ExitPolicy(max_trials=1)
+    result = converter()
+    seconds = result.report.effort_seconds
+    assert seconds > 300
+    screen = io.StringIO()
+    Console(file=screen, width=400).print(result_tables(result.report, result.met))
+    assert f"by the effort, at most {seconds:.3g} s after calibration" in screen.getvalue()
+    assert type(result.report).from_dict(result.report.to_dict()).effort_seconds == seconds
+
+
+def test_an_unknown_effort_is_an_error(net, digits):
+    with pytest.raises(ConfigurationError, match="effort cannot be 'quik'.*'quick'"):
+        MixedPrecision(model=net, eval_dataloader=digits[1].loader(), effort="quik")()
+    with pytest.raises(ConfigurationError, match=r"tuning\.effort"):
+        settings_from({"tuning": {"effort": "quik"}})
