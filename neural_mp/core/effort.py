@@ -50,11 +50,11 @@ class EffortLimits:
         """Return the deadline of a run from now on, by its seconds so far."""
         if math.isinf(self.multiple):
             return Deadline()
-        seconds = self.multiple * known_seconds + self.extra_seconds
+        seconds = math.ceil(self.multiple * known_seconds + self.extra_seconds)
         efforts = list(Effort)
         higher = efforts[efforts.index(self.effort) + 1]
         return Deadline(
-            round(seconds, 1), cause=f"effort '{self.effort}'", remedy=f"set effort to '{higher}'"
+            seconds, cause=f"effort '{self.effort}'", remedy=f"set effort to '{higher}'"
         )
 
 

@@ -96,7 +96,7 @@ def settle_runtime(
         accuracy = measure_accuracy(job, winner.model, log, deadline, "baseline", title)
         criterion = job.settings.criterion
         if accuracy is None or not job.evaluator.spread.met(criterion, baseline, accuracy):
-            reason = "the time limit passed" if accuracy is None else f"got accuracy {accuracy:.6g}"
+            reason = f"{deadline} passed" if accuracy is None else f"got accuracy {accuracy:.6g}"
             log.warn(
                 f"FP32 in {winner.framework} is faster than the result, and must meet the accuracy "
                 f"target to replace the result; {reason}"
