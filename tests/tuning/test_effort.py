@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.api import job_builder
 from neural_mp.config import settings_from
 from neural_mp.core.effort import EFFORT_LIMITS, Effort
@@ -22,11 +23,13 @@ from neural_mp.profiling import measurement as timing
 from neural_mp.reporting import LiveListener
 from neural_mp.reporting.tables import result_tables
 from neural_mp.testing import Accuracy
+from neural_mp.tuning import unchecked
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.measurement import objectives
 from neural_mp.tuning.measurement.objectives import Measurement
 
 BATCH_SECONDS = 0.05
+DECIDES = unchecked.decides_by_time
 
 
 class SlowAccuracy(Accuracy):
@@ -144,6 +147,34 @@ def test_without_a_metric_the_seconds_of_loading_count(net, digits):
     report = converter().report
     known = report.seconds["calibrate"] + report.seconds["load"]
     assert 3 * known + 10 - 0.1 < report.effort_seconds < 3 * known + 11
+
+
+@pytest.mark.slow
+def test_a_slow_model_without_a_metric_gets_no_optional_measurements(
+    net, digits, without_extra_seconds, monkeypatch
+):
+    """INT8 gains nothing here; FP32 in other kernels might, but the limit passed."""
+    call = LoadedModel.__call__
+
+    def slow(self: LoadedModel, inputs: object) -> object:
+        time.sleep(0.3)
+        return call(self, inputs)
+
+    def rounds(runs, **_: object) -> list[list[float]]:
+        return [[1.0 + (run.func.conversions.quantize > 0)] * 20 for run in runs]
+
+    monkeypatch.setattr(unchecked, "decides_by_time", DECIDES)
+    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    monkeypatch.setattr(LoadedModel, "__call__", slow)
+    limits = job_builder.EFFORT_LIMITS[Effort.QUICK]
+    job_builder.EFFORT_LIMITS[Effort.QUICK] = replace(limits, multiple=0.0, extra_seconds=0.5)
+    converter = MixedPrecision(model=net, calib_dataloader=digits[0].loader(50), effort="quick")
+    converter.precisions, converter.cache = "int8", False
+    report = converter().report
+    assert report.effort_seconds == 1
+    assert "kernels" not in report.seconds
+    (warning,) = (text for text in report.warnings if "FP32 kernels were not timed" in text)
+    assert "the time limit of 1 s of effort 'quick' passed; set effort to 'normal'" in warning
 
 
 class Slow:
