@@ -34,7 +34,7 @@ from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy, is_throughpu
 from neural_mp.core.effort import EFFORT_LIMITS, Effort, EffortLimits
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
 from neural_mp.core.op_timings import Workload
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, WEIGHTS_FOLDER, FileCache
@@ -247,7 +247,7 @@ class JobBuilder:
             precisions, notes = without_int8_if_no_data(precisions, calibration)
             log.warnings += notes
         space, precisions = self._build_tuning_space(runtime, loaded, hardware, precisions, amp)
-        slow_here = {precision for precision in Precision if not host.support(precision).native}
+        slow_here = {precision for precision in CPU_PRECISIONS if not host.support(precision).native}
         job = TuningJob(
             model=loaded.in_space(
                 space, None if sampled is None else sampled.inputs, correction_options(options)

@@ -21,7 +21,7 @@ from neural_mp.config import load_settings
 from neural_mp.config.options import DEFAULT_PRECISIONS, criterion_in
 from neural_mp.core import hardware
 from neural_mp.core.criterion import AccuracyCriterion
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.text import DEFAULT_LENGTH, context_length
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
@@ -209,7 +209,7 @@ def tuning_template(
     dataset = {"numpy": {"path": _DATA, "inputs_key": "inputs", "labels_key": "labels"}}
     if data is not None:
         dataset = dataset_of(data, label)
-    floats_or_bytes = [p for p in Precision if p is not Precision.FP32 and not p.is_low_bit]
+    floats_or_bytes = [p for p in CPU_PRECISIONS if p is not Precision.FP32 and not p.is_low_bit]
     usable = [p.value for p in floats_or_bytes if _has_unemulated_op(space, p)]
     contractions = [op.name for op in space.contractions]
     ((kind, options),) = dataset.items()
@@ -247,7 +247,7 @@ def _summarize_model(
             and precision not in space.capabilities[op.name].emulated
             for op in space.contractions
         )
-        for precision in Precision
+        for precision in CPU_PRECISIONS
         if precision is not Precision.FP32
     }
     of_all = f"of {len(space.contractions)} convolutions and matrix products"

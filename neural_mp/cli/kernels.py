@@ -198,7 +198,7 @@ def hardware(*, out: Output) -> None:
     """Show the precisions that run natively, and whether INT8 kernels are exact."""
     from neural_mp.adaptors.registry import installed_accumulation
     from neural_mp.core import hardware as machine
-    from neural_mp.core.precision import Precision
+    from neural_mp.core.precision import CPU_PRECISIONS
     from neural_mp.reporting import hardware_table
 
     host = machine.detect()
@@ -206,6 +206,6 @@ def hardware(*, out: Output) -> None:
         products = installed_accumulation(host)
     out.show(hardware_table(host, products))
     if out.as_json:
-        supports = {p.value: vars(host.support(p)) for p in Precision}
+        supports = {p.value: vars(host.support(p)) for p in CPU_PRECISIONS}
         described = {"name": host.name, "cores": host.cores, "cpu": supports}
         out.document({**described, "int8_accumulation": products})

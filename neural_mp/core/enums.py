@@ -12,6 +12,8 @@ class QuantDType(StringEnum):
 
     INT8 = "int8"
     UINT8 = "uint8"
+    INT16 = "int16"
+    UINT16 = "uint16"
     INT4 = "int4"
     UINT4 = "uint4"
     INT3 = "int3"

@@ -104,6 +104,8 @@ class Hardware(Displayed):
         """Return the support of `precision` on `device` (`"cpu"` or `"gpu"`)."""
         if precision is Precision.FP32:
             return Support(True, True, "always")
+        if precision is Precision.INT16:
+            return Support(False, False, "only accelerators compute in integers of 16 bits")
         if precision.is_low_bit:
             return Support(True, True, f"{precision.bits}-bit weights are expanded to floats")
         native, reason = self._native_support(precision, device)

@@ -16,13 +16,14 @@ class Precision(StringEnum):
     """Precision of an op; equal to its name: `plan[op].precision == "int8"`.
 
     The precision that an op computes in; INT2 to INT4 are the storage of a weight, which the op
-    expands to floats.
+    expands to floats. INT16, with weights of 8 or 16 bits, is for accelerators only.
     """
 
     INT2 = "int2"
     INT3 = "int3"
     INT4 = "int4"
     INT8 = "int8"
+    INT16 = "int16"
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
@@ -35,12 +36,12 @@ class Precision(StringEnum):
     @property
     def is_16_bit(self) -> bool:
         """Whether the precision is BF16 or FP16."""
-        return self.bits == 16
+        return self.bits == 16 and not self.is_integer
 
     @property
     def is_integer(self) -> bool:
-        """Whether the precision is INT8 or of fewer bits."""
-        return self.bits <= 8
+        """Whether the precision is INT16 or of fewer bits."""
+        return self.value.startswith("int")
 
     @property
     def is_low_bit(self) -> bool:
@@ -119,8 +120,10 @@ _DTYPES = {
     "qint4": "int4",
 }
 
-#: Bits of a weight → the precision of its op.
-INTEGERS = {precision.bits: precision for precision in Precision if precision.is_integer}
+#: Precisions with kernels on CPUs.
+CPU_PRECISIONS = tuple(p for p in Precision if p is not Precision.INT16)
+#: Bits of a weight → the precision of its op on CPUs.
+INTEGERS = {precision.bits: precision for precision in CPU_PRECISIONS if precision.is_integer}
 #: Precisions of weights below 8 bits.
 LOW_BITS = tuple(precision for precision in Precision if precision.is_low_bit)
 #: Corrections of an INT8 layer, alternatives to its fallback; each changes weights before rounding
@@ -147,9 +150,9 @@ class OpConfig:
 
     Attributes:
         precision: compute precision.
-        weight: for INT2 to INT8, quantization of the weight.
-        activation: for INT8, quantization of the inputs; None with a `weight` leaves the inputs in
-            float. INT8 with neither selects the op's best configuration.
+        weight: for INT2 to INT16, quantization of the weight.
+        activation: for INT8 and INT16, quantization of the inputs; None with a `weight` leaves the
+            inputs in float. INT8 with neither selects the op's best configuration.
         corrections: for INT8, names in `CORRECTIONS`, in their order.
         kernel: for FP32, a name in `FLOAT_KERNELS`; empty for the framework's own kernel.
     """
@@ -201,13 +204,18 @@ class OpConfig:
 
     def _check_bits(self) -> None:
         bits = self.weight.dtype.bits if self.weight is not None else self.precision.bits
-        if self.precision.is_integer and bits != self.precision.bits:
+        allowed = (8, 16) if self.precision is Precision.INT16 else (self.precision.bits,)
+        if self.precision.is_integer and bits not in allowed:
             raise PlanError(
-                f"the weight of an op in {self.precision} must have {self.precision.bits} bits, "
-                f"got {bits}"
+                f"the weight of an op in {self.precision} must have "
+                f"{' or '.join(map(str, allowed))} bits, got {bits}"
             )
-        if self.activation is not None and self.activation.dtype.bits != 8:
-            raise PlanError(f"an activation must have 8 bits, got {self.activation.dtype}")
+        width = 16 if self.precision is Precision.INT16 else 8
+        if self.activation is not None and self.activation.dtype.bits != width:
+            raise PlanError(
+                f"an activation of an op in {self.precision} must have {width} bits, got "
+                f"{self.activation.dtype}"
+            )
         if self.activation is not None and self.activation.group_size is not None:
             raise PlanError("per_group is for weights only; set the activation to per_tensor")
         if self.precision.is_low_bit and self.activation is not None:
@@ -246,7 +254,7 @@ class OpConfig:
         """Approach to quantization; None for floats."""
         if self.precision.is_low_bit:
             return Approach.WEIGHT_ONLY
-        if self.precision is not Precision.INT8:
+        if self.precision not in (Precision.INT8, Precision.INT16):
             return None
         if self.activation is not None:
             dynamic = self.activation.algorithm is CalibrationAlgorithm.DYNAMIC

@@ -62,7 +62,8 @@ class QuantSpec:
     """Quantization of one tensor.
 
     Attributes:
-        dtype: `int8` or `uint8`; for a weight also of 2 to 4 bits, e.g. `uint4`.
+        dtype: `int8` or `uint8`; for accelerators, also of 16 bits; for a weight, also of 2 to 4
+            bits, e.g. `uint4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
         granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 to 4
             bits require.

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.core.graph import Op
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.reporting import formatting
 from neural_mp.space import Reason, TuningSpace, counted_reasons
 from neural_mp.util.text import counted
@@ -194,7 +194,7 @@ class CapabilitySummary:
         return {
             "ops": sum(self.types.values()),
             "types": {
-                kind: {"ops": count, **{p.value: self.able[kind][p] for p in Precision}}
+                kind: {"ops": count, **{p.value: self.able[kind][p] for p in CPU_PRECISIONS}}
                 for kind, count in self.types.items()
             },
             "reasons": [reason.to_dict() for reason in self.reasons],
@@ -207,8 +207,8 @@ def summary_table(summary: CapabilitySummary) -> RenderableType:
     Precisions below 8 bits have a column only if an op supports them.
     """
     total = sum(summary.types.values())
-    able = {p: sum(by[p] for by in summary.able.values()) for p in Precision}
-    shown = [p for p in Precision if able[p] or not p.is_low_bit]
+    able = {p: sum(by[p] for by in summary.able.values()) for p in CPU_PRECISIONS}
+    shown = [p for p in CPU_PRECISIONS if able[p] or not p.is_low_bit]
     title, figures = f"Supported precisions of {counted(total, 'op')}", ("ops", *map(str, shown))
     table = formatting.table(title, "op type", *figures, right=figures)
     for kind, count in summary.types.items():

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import CPU_PRECISIONS
 from neural_mp.core.trial import Trials
 from neural_mp.errors import NeuralMPError
 from neural_mp.profiling.audit import Audit
@@ -98,7 +98,7 @@ def _machine_html(machine: Hardware) -> str:
             support.reason,
         )
         for device in (("cpu", "gpu") if machine.gpus else ("cpu",))
-        for precision in Precision
+        for precision in CPU_PRECISIONS
         for support in [machine.support(precision, device)]
     ]
     caption = f"{machine.name}, {counted(machine.cores, 'core')}"

@@ -15,7 +15,7 @@ from neural_mp.core.graph import Op
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import KernelChange, KernelKey, KernelLog, Ratio, RowPair
 from neural_mp.profiling.audit import BROKEN, Audit, AuditedOp, Verdict
@@ -46,7 +46,7 @@ def hardware_table(
     title = f"{hardware.name}, {counted(hardware.cores, 'core')}"
     table = formatting.table(title, "device", "precision", "support", "reason")
     for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
-        for precision in Precision:
+        for precision in CPU_PRECISIONS:
             support = hardware.support(precision, device)
             style = {"natively": "green", "emulated": "yellow", "no": "red"}[support.runs]
             table.add_row(device, precision.value, Text(support.runs, style), support.reason)

@@ -16,7 +16,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, Duration, OpTimings, ProfileRuns
-from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.precision import CPU_PRECISIONS, OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.profiling import Ratio
 from neural_mp.runs.report import (
@@ -107,7 +107,7 @@ def machine_of(hardware: Hardware) -> Machine:
         hardware.name,
         hardware.cores,
         tuple(flag for flag in native if flag in hardware.flags),
-        {p.value: (s.runs, s.reason) for p in Precision for s in [hardware.support(p)]},
+        {p.value: (s.runs, s.reason) for p in CPU_PRECISIONS for s in [hardware.support(p)]},
         f"{platform.system()} {platform.release()}, {platform.machine()}",
     )
 
