@@ -247,7 +247,9 @@ class JobBuilder:
             precisions, notes = without_int8_if_no_data(precisions, calibration)
             log.warnings += notes
         space, precisions = self._build_tuning_space(runtime, loaded, hardware, precisions, amp)
-        slow_here = {precision for precision in CPU_PRECISIONS if not host.support(precision).native}
+        slow_here = {
+            precision for precision in CPU_PRECISIONS if not host.support(precision).native
+        }
         job = TuningJob(
             model=loaded.in_space(
                 space, None if sampled is None else sampled.inputs, correction_options(options)

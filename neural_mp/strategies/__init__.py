@@ -24,6 +24,7 @@ def _built_in() -> dict[str, type[Strategy]]:
     from neural_mp.strategies.mincut import MinimumCut
     from neural_mp.strategies.mse import Mse, MseV2
     from neural_mp.strategies.optuna_search import Bayesian, RandomSearch, Tpe
+    from neural_mp.strategies.widening import Widening
 
     own: tuple[type[Strategy], ...] = (
         Basic,
@@ -38,6 +39,7 @@ def _built_in() -> dict[str, type[Strategy]]:
         Tpe,
         Bayesian,
         BitAllocation,
+        Widening,
     )
     return {strategy.name: strategy for strategy in own}
 

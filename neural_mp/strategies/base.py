@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from neural_mp.core.enums import Objective
 from neural_mp.core.observations import Observations
@@ -13,7 +13,11 @@ from neural_mp.core.op_timings import FormTimes, OpTimings, Workload
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
+from neural_mp.core.width_figures import WidthFigures
 from neural_mp.space import TuningSpace
+
+if TYPE_CHECKING:
+    from neural_mp.targets.profile import TargetProfile
 
 #: Generator of `Strategy.search`: yields rounds of independent plans and receives their trials.
 Search = Generator[list[PrecisionPlan], list[Trial], None]
@@ -78,6 +82,10 @@ class Probe:
         """
         return {}
 
+    def width_figures(self) -> WidthFigures | None:
+        """Return the noise of tensors and weights by width, for a target; None if not measured."""
+        return None
+
     def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
         """Return op → form → rows per call → seconds; empty if not measured."""
         return {}
@@ -97,6 +105,7 @@ class TuningProblem:
         tolerance: tolerated loss, in the unit of the losses of trials; None if unknown.
         workload: shares of decode and prefill that `performance` counts; None counts the time of a
             batch.
+        target: the accelerator whose estimated cost counts; None for this machine's times.
     """
 
     space: TuningSpace
@@ -109,6 +118,7 @@ class TuningProblem:
     probe: Probe = field(default_factory=Probe)
     tolerance: float | None = None
     workload: Workload | None = None
+    target: TargetProfile | None = None
 
 
 class Strategy(ABC):

@@ -146,9 +146,11 @@ def observe(
     batches: Iterable[Any],
     space: TuningSpace,
     retained: KeptOutputs | None = None,
+    ranged: frozenset[str] | None = None,
 ) -> Observations:
     """Observe every tensor that may be quantized in one pass over calibration inputs.
 
+    These are the `ranged` tensors, by default those that INT8 kernels of the space read or write.
     Tensors without calibrated ranges, which only dynamic INT8 quantizes, are checked for NaN and
     Inf. The outputs are `retained` if the adaptor offers it.
 
@@ -157,7 +159,8 @@ def observe(
         DataError: NaN in every sample reaches the outputs.
     """
     inputs = CalibrationInputs(batches, partial(adaptor.predict, model))
-    ranged = observable_tensors(space.graph, space.int8_ops)
+    if ranged is None:
+        ranged = observable_tensors(space.graph, space.int8_ops)
     tensors = ranged.union(*(space.graph[op].read_in_int8 for op in space.dynamic_ops))
     observers: defaultdict[str, Observer] = defaultdict(Observer)
     if retained is None:

@@ -136,24 +136,24 @@ def opset_of(program: ir.Model) -> int:
     return imports.get("", imports.get("ai.onnx", 0))
 
 
-def raise_opset(program: ir.Model) -> None:
+def raise_opset(program: ir.Model, least: int = LEAST_OPSET) -> None:
     """Raise the opset of a graph to the minimum for conversions, in place.
 
     Raises:
         ConversionError: the converter fails.
     """
     original = opset_of(program)
-    refused = f"opset {original} cannot be raised to {LEAST_OPSET}"
+    refused = f"opset {original} cannot be raised to {least}"
     try:
         from onnxscript import version_converter  # a tenth of the imports of a process
 
         with _log_errors_only("onnxscript.version_converter"):
-            version_converter.convert_version(program, LEAST_OPSET, fallback=True)
+            version_converter.convert_version(program, least, fallback=True)
     except Exception as error:
         # The converter uses assertions, and its C++ part raises arbitrary types.
         logger.debug("the opset cannot be raised", exc_info=True)
         raise ConversionError(f"{refused}: {one_line(error)}") from error
-    if opset_of(program) != LEAST_OPSET:
+    if opset_of(program) != least:
         raise ConversionError(f"{refused}: an op has no equivalent in the newer opset")
     program.ir_version = max(program.ir_version, _LEAST_IR_VERSION)
     if original <= _UNSHIFTED:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class Runner:
         profiled: whether to time every kernel.
         lean: whether to release memory after every run instead of keeping it.
         optimized: file to write the optimized graph to; its weights go next to the file.
+        entries: further settings of the session.
 
     Raises:
         ConversionError: ONNX Runtime rejects the graph.
@@ -75,6 +77,7 @@ class Runner:
         profiled: bool = False,
         lean: bool = False,
         optimized: Path | None = None,
+        entries: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._kept = ExitStack()
         options = ort.SessionOptions()
@@ -89,6 +92,8 @@ class Runner:
             directory = self._kept.enter_context(tempfile.TemporaryDirectory())
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(directory) / "profile")
+        for name, value in entries.items():
+            options.add_session_config_entry(name, value)
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
             options.add_session_config_entry(_OPTIMIZED_WEIGHTS, f"{optimized.name}.data")

@@ -1,0 +1,110 @@
+"""The representation of a model for a target, and its ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import onnx_ir as ir
+
+from neural_mp.adaptors.onnxrt.graph.edit import constants_of, read_by, sizes_of, used_outputs
+from neural_mp.adaptors.onnxrt.graph.sessions import Runner
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import configs_of, multiplications
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.space import Capability
+from neural_mp.targets import TargetProfile
+
+#: Session setting by which ONNX Runtime computes pairs of Q/DQ ops as written: its fused integer
+#: kernels, and those with weights in integers only, would round otherwise than a target does.
+_PLAIN_QDQ = {"session.disable_quant_qdq": "1"}
+
+
+@dataclass(frozen=True, eq=False)
+class TargetModel(OnnxModel):
+    """A graph for a target, which the CPU simulates.
+
+    Attributes:
+        profile: the rules of the target.
+        plan_configs: for a converted model, op → its config in integers.
+    """
+
+    profile: TargetProfile | None = None
+    plan_configs: Mapping[str, OpConfig] = field(default_factory=dict)
+
+    def session(self, program: ir.Model, **settings: Any) -> Runner:
+        """Return a session that computes pairs of Q/DQ ops as written."""
+        return Runner(program, self.folder, self.provider, entries=_PLAIN_QDQ, **settings)
+
+    @property
+    def rules(self) -> TargetProfile:
+        """The rules of the target."""
+        assert self.profile is not None
+        return self.profile
+
+    @cached_property
+    def configs(self) -> Mapping[str, tuple[OpConfig, ...]]:
+        """Op → its configs in integers, the cheapest first; only ops that have one."""
+        configs = {name: configs_of(n, self.rules) for name, n in self.structure.nodes.items()}
+        return {name: own for name, own in configs.items() if isinstance(own, tuple) and own}
+
+    @cached_property
+    def tensor_names(self) -> Mapping[str, str]:
+        """Value of the graph → the name of its tensor."""
+        return {str(value.name): name for value, name in self.structure.names.items()}
+
+
+def capabilities_of(model: TargetModel) -> dict[str, Capability]:
+    """Return the capability of every op: its configs on the target, or why it stays in float."""
+    capabilities = dict[str, Capability]()
+    for name, node in model.structure.nodes.items():
+        own = model.configs.get(name)
+        if own is not None:
+            capabilities[name] = Capability((*own, FP32))
+            continue
+        moves = node.op_type in model.rules.same_scale
+        reason = configs_of(node, model.rules)
+        text = "it keeps the integers that it moves" if moves else str(reason)
+        capabilities[name] = Capability(reasons=dict.fromkeys(_INTEGERS, text))
+    part = "it is a further output of an op and has the precision of that op"
+    for name in model.structure.parts:
+        capabilities[name] = Capability(reasons=dict.fromkeys(_INTEGERS, part))
+    return capabilities
+
+
+_INTEGERS = (Precision.INT8, Precision.INT16)
+
+
+def build_graph(model: TargetModel) -> OpGraph:
+    """Return every node with its edges: no op is fused into another."""
+    structure = model.structure
+    ops = [
+        Op(
+            name,
+            node.op_type,
+            tuple(dict.fromkeys(structure.names[v] for v in read_by(node) if v in structure.names)),
+            weights=sum(constant.size for constant in constants_of(node)),
+            shape=sizes_of(node.outputs[0]) if node.outputs else None,
+        )
+        for name, node in structure.nodes.items()
+    ]
+    ops += (Op(part, structure.nodes[op].op_type, (op,)) for part, op in structure.parts.items())
+    outputs = {structure.names[v] for v in model.program.graph.outputs if v in structure.names}
+    step_inputs = [structure.names[value] for value in structure.given_to_bodies]
+    return OpGraph(ops, [*model.signature.input_tensors, *step_inputs], sorted(outputs))
+
+
+def work_of(static: ir.Model, samples: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return op → multiplications, and op → written elements, per sample of a static graph."""
+    macs, elements = dict[str, float](), dict[str, float]()
+    for node in static.graph:
+        name = str(node.name)
+        macs[name] = multiplications(node) / samples
+        shapes = (value.shape for value in used_outputs(node))
+        sizes = (s.numpy() for s in shapes if s is not None and s.is_static())
+        elements[name] = sum(map(math.prod, sizes)) / samples
+    return macs, elements

@@ -1,0 +1,314 @@
+"""Graphs with QuantizeLinear and DequantizeLinear, which compilers of targets turn into integers.
+
+A tensor is stored once, in the width of the op that computes it. An op of another width reads a
+conversion: DequantizeLinear, QuantizeLinear, DequantizeLinear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_float32, known_array, used_outputs
+from neural_mp.adaptors.onnxrt.targets.quant_grid import (
+    Grid,
+    activation_grid,
+    fixed_grid,
+    weight_grid,
+)
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
+    bias_of,
+    channel_axis,
+    is_parameter,
+    weight_of,
+    writes_float,
+)
+from neural_mp.core.enums import Granularity, QuantDType
+from neural_mp.core.observations import Range
+from neural_mp.core.precision import OpConfig
+from neural_mp.errors import ConversionError
+from neural_mp.targets import TargetProfile
+
+#: Largest integer of a bias after rounding: half of int32, for the sums that follow.
+_MAX_BIAS = 2**30
+
+
+def write_qdq(
+    program: ir.Model,
+    configs: Mapping[str, OpConfig],
+    ranges: Mapping[str, Range],
+    profile: TargetProfile,
+) -> tuple[ir.Model, ConversionCounts]:
+    """Return a copy of a graph with ops in integers, and the number of its conversions.
+
+    Args:
+        program: the float graph, with types.
+        configs: op → its config; other ops stay in float, or keep the integers that they move.
+        ranges: value → the range that its integers must cover.
+        profile: the rules of the target.
+
+    Raises:
+        ConversionError: a tensor to be quantized was not observed.
+    """
+    written = program.clone()
+    writer = _Writer(written.graph, configs, ranges, profile)
+    for node in list(written.graph):
+        writer.write(node)
+    writer.store_outputs()
+    return written, ConversionCounts(0, writer.quantized, writer.dequantized)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in integers."""
+
+    integers: ir.Value
+    grid: Grid
+
+
+@dataclass
+class _Writer:
+    graph: ir.Graph
+    configs: Mapping[str, OpConfig]
+    ranges: Mapping[str, Range]
+    profile: TargetProfile
+    quantized: int = 0
+    dequantized: int = 0
+    _stored: dict[ir.Value, _Stored] = field(default_factory=dict)
+    #: Value and storage type (None: the type of its producer) → the float that ops read.
+    _read: dict[tuple[ir.Value, QuantDType | None], tuple[ir.Value, Grid]] = field(
+        default_factory=dict
+    )
+    _constants: dict[tuple[ir.Value, str], tuple[ir.Value, Grid]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._names = GraphNames(self.graph)
+
+    def write(self, node: ir.Node) -> None:
+        """Rewrite one node of the float graph."""
+        config = self.configs.get(str(node.name))
+        source = node.inputs[0] if node.inputs else None
+        if source is not None and source in self._stored and self._keeps_scale(node):
+            self._move(node, source)
+        elif config is not None and config.activation is not None:
+            self._compute(node, config, config.activation.dtype)
+        else:
+            self._read_floats(node)
+
+    def _keeps_scale(self, node: ir.Node) -> bool:
+        types = self.profile.same_scale
+        return not node.domain and node.op_type in types and writes_float(node)
+
+    def _move(self, node: ir.Node, source: ir.Value) -> None:
+        stored = self._stored[source]
+        node.replace_input_with(0, self._float_of(source, node))
+        for result in used_outputs(node):
+            self._store(node, result, stored.grid)
+
+    def _read_floats(self, node: ir.Node) -> None:
+        for position, value in enumerate(node.inputs):
+            if value is not None and value in self._stored:
+                node.replace_input_with(position, self._float_of(value, node))
+
+    def _compute(self, node: ir.Node, config: OpConfig, dtype: QuantDType) -> None:
+        weight, bias = weight_of(node), bias_of(node)
+        grids: dict[int, Grid] = {}
+        for position, value in enumerate(node.inputs):
+            if value is None or value is weight or value is bias or not is_float32(value):
+                continue
+            if is_parameter(node, position):
+                continue
+            if value.const_value is None:
+                operand, grids[position] = self._operand(value, dtype, node)
+            else:
+                operand, grids[position] = self._constant_operand(value, dtype, node)
+            node.replace_input_with(position, operand)
+        if weight is not None and config.weight is not None:
+            scale = float(grids[0].scale)
+            grid = self._replace_weight(node, weight, config, scale)
+            if bias is not None:
+                self._replace_bias(node, bias, scale * grid.scale.astype(np.float64))
+        if self.profile.placement.outputs == "always":
+            for result in used_outputs(node):
+                self._store(node, result, self._output_grid(node, result, dtype))
+
+    # Activations
+
+    def _range_of(self, value: ir.Value) -> Range:
+        try:
+            return self.ranges[str(value.name)]
+        except KeyError:
+            raise ConversionError(
+                f"tensor {value.name!r} must be quantized, which requires an observed range; "
+                f"calibrate first, or give a plan file with observations"
+            ) from None
+
+    def _grid(self, value: ir.Value, dtype: QuantDType) -> Grid:
+        rules = self.profile.activation
+        is_power = rules.scale == "power_of_two"
+        return activation_grid(*self._range_of(value), dtype, rules.scheme, is_power)
+
+    def _output_grid(self, node: ir.Node, value: ir.Value, dtype: QuantDType) -> Grid:
+        fixed = self.profile.fixed.get(node.op_type, {}).get(dtype)
+        return self._grid(value, dtype) if fixed is None else fixed_grid(*fixed, dtype)
+
+    def _operand(self, value: ir.Value, dtype: QuantDType, node: ir.Node) -> tuple[ir.Value, Grid]:
+        """Return the dequantized form of a computed value in a storage type, and its grid."""
+        stored = self._stored.get(value)
+        if stored is not None and stored.grid.dtype is dtype:
+            return self._float_of(value, node), stored.grid
+        key = (value, dtype)
+        if key not in self._read:
+            source = value if stored is None else self._float_of(value, node)
+            grid = self._grid(value, dtype)
+            integers = self._quantize(source, grid, f"{value.name}/{dtype}", node)
+            self._read[key] = self._dequantize(integers, grid, f"{value.name}/{dtype}", node), grid
+        return self._read[key]
+
+    def _float_of(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        key = (value, None)
+        if key not in self._read:
+            stored = self._stored[value]
+            name = f"{value.name}/{stored.grid.dtype}"
+            plain = self._dequantize(stored.integers, stored.grid, name, node)
+            self._read[key] = plain, stored.grid
+        return self._read[key][0]
+
+    def _store(self, node: ir.Node, value: ir.Value, grid: Grid) -> None:
+        name = f"{value.name}/{grid.dtype}"
+        integers = self._quantize(value, grid, name, node, after=True)
+        self._stored[value] = _Stored(integers, grid)
+
+    def store_outputs(self) -> None:
+        """Return the stored outputs of the graph from their integers, by their names."""
+        for position, value in enumerate(self.graph.outputs):
+            stored = self._stored.get(value)
+            if stored is None:
+                continue
+            name, shape, kind = value.name, value.shape, value.type
+            value.name = self._names.new(f"{name}/float")
+            scale, zero = self._parameters(stored.grid, f"{name}/{stored.grid.dtype}")
+            result = ir.val(name, shape=shape, type=kind)
+            self.graph.append(
+                ir.node(
+                    "DequantizeLinear",
+                    [stored.integers, scale, zero],
+                    outputs=[result],
+                    name=self._names.new(f"{name}/output"),
+                )
+            )
+            self.dequantized += 1
+            self.graph.outputs[position] = result
+
+    # Constants
+
+    def _replace_weight(
+        self, node: ir.Node, weight: ir.Value, config: OpConfig, data_scale: float
+    ) -> Grid:
+        assert config.weight is not None
+        spec, values = config.weight, known_array(weight)
+        by_channel = spec.granularity is Granularity.PER_CHANNEL
+        axis = channel_axis(node) if by_channel else None
+        least = self._least_weight_scale(node, axis, data_scale)
+        is_power = self.profile.weight.scale == "power_of_two"
+        grid = weight_grid(values, spec.dtype, axis, is_power, least)
+        position = list(node.inputs).index(weight)
+        name = f"{node.name}/{weight.name}/{spec.dtype}"
+        if self.profile.placement.weights == "qdq":
+            integers = self._quantize(weight, grid, name, node)
+        else:
+            integers = self._names.constant(name, grid.quantize(values))
+        node.replace_input_with(position, self._dequantize(integers, grid, name, node))
+        return grid
+
+    def _least_weight_scale(
+        self, node: ir.Node, axis: int | None, data_scale: float
+    ) -> np.ndarray | float:
+        """Return the least scales with which the bias fits its integers.
+
+        Activations of 16 bits and a channel of tiny weights would exceed int32.
+        """
+        bias = bias_of(node)
+        if bias is None or self.profile.bias != "int32":
+            return 0.0
+        least = np.abs(known_array(bias).astype(np.float64)) / (data_scale * _MAX_BIAS)
+        return least.ravel() if axis is not None else float(least.max(initial=0.0))
+
+    def _replace_bias(self, node: ir.Node, bias: ir.Value, product: np.ndarray) -> None:
+        """Replace a bias by integers, in units of the `product` of the scales."""
+        if self.profile.bias == "float":
+            return
+        values, name = known_array(bias), f"{node.name}/{bias.name}"
+        if self.profile.bias == "int32":
+            info = np.iinfo(np.int32)
+            steps = np.clip(np.rint(values / product), info.min, info.max).astype(np.int32)
+            scale = product.astype(np.float32)
+            zero, axis = np.zeros(scale.shape, np.int32), 0 if scale.ndim else None
+            integers = self._names.constant(f"{name}/int32", steps)
+            parts = [
+                self._names.constant(f"{name}/int32/scale", scale),
+                self._names.constant(f"{name}/int32/zero", zero),
+            ]
+            plain = self._dequantize_by(integers, parts, axis, f"{name}/int32", node)
+        else:
+            is_power = self.profile.weight.scale == "power_of_two"
+            grid = weight_grid(values, QuantDType.INT8, None, is_power)
+            integers = self._names.constant(f"{name}/int8", grid.quantize(values))
+            plain = self._dequantize(integers, grid, f"{name}/int8", node)
+        node.replace_input_with(list(node.inputs).index(bias), plain)
+
+    def _constant_operand(
+        self, value: ir.Value, dtype: QuantDType, node: ir.Node
+    ) -> tuple[ir.Value, Grid]:
+        """Return a constant in the storage type of the activations, once for each op type."""
+        values, rules = known_array(value), self.profile.activation
+        low, high = float(values.min(initial=0)), float(values.max(initial=0))
+        grid = activation_grid(low, high, dtype, rules.scheme, rules.scale == "power_of_two")
+        name = f"{node.name}/{value.name}/{dtype}"
+        integers = self._names.constant(name, grid.quantize(values))
+        return self._dequantize(integers, grid, name, node), grid
+
+    # Nodes
+
+    def _parameters(self, grid: Grid, name: str) -> tuple[ir.Value, ir.Value]:
+        scale = self._names.constant(f"{name}/scale", grid.scale)
+        return scale, self._names.constant(f"{name}/zero", grid.zero_point)
+
+    def _quantize(
+        self, value: ir.Value, grid: Grid, name: str, node: ir.Node, after: bool = False
+    ) -> ir.Value:
+        parts = self._parameters(grid, name)
+        added = self._node("QuantizeLinear", [value, *parts], grid.axis, name)
+        if after:
+            self.graph.insert_after(node, added)
+        else:
+            self.graph.insert_before(node, added)
+        self.quantized += 1
+        return added.outputs[0]
+
+    def _dequantize(self, integers: ir.Value, grid: Grid, name: str, node: ir.Node) -> ir.Value:
+        return self._dequantize_by(integers, self._parameters(grid, name), grid.axis, name, node)
+
+    def _dequantize_by(
+        self,
+        integers: ir.Value,
+        parts: tuple[ir.Value, ir.Value] | list[ir.Value],
+        axis: int | None,
+        name: str,
+        node: ir.Node,
+    ) -> ir.Value:
+        added = self._node("DequantizeLinear", [integers, *parts], axis, name)
+        self.graph.insert_before(node, added)
+        self.dequantized += 1
+        return added.outputs[0]
+
+    def _node(self, op_type: str, inputs: list[ir.Value], axis: int | None, name: str) -> ir.Node:
+        attributes = {} if axis is None else {"axis": axis}
+        ending = "quantized" if op_type == "QuantizeLinear" else "float"
+        result = ir.val(self._names.new(f"{name}/{ending}"))
+        node_name = self._names.new(f"{name}/{op_type}")
+        return ir.node(op_type, inputs, attributes, outputs=[result], name=node_name)

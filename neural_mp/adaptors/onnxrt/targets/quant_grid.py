@@ -1,0 +1,113 @@
+"""Integer grids of activations and weights by the rules of a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.signatures.signature import Array
+from neural_mp.core.enums import QuantDType, Scheme
+
+#: Storage type → element type of ONNX.
+ELEMENT_TYPES = {
+    QuantDType.INT8: ir.DataType.INT8,
+    QuantDType.UINT8: ir.DataType.UINT8,
+    QuantDType.INT16: ir.DataType.INT16,
+    QuantDType.UINT16: ir.DataType.UINT16,
+}
+#: Narrowest range of an activation: ONNX Runtime's preset for QNN, `MinimumRealRange`.
+MIN_RANGE_WIDTH = 1e-4
+#: Smallest scale of a weight: float32 cannot divide by far smaller ones.
+_MIN_WEIGHT_SCALE = 1e-12
+
+
+def limits_of(dtype: QuantDType) -> tuple[int, int]:
+    """Return the least and the largest integer of a storage type."""
+    info = np.iinfo(ELEMENT_TYPES[dtype].numpy())
+    return int(info.min), int(info.max)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Quantization parameters of a tensor: float = scale · (integer - zero point).
+
+    Attributes:
+        scale: one number, or one for each index of `axis`; float32.
+        zero_point: the integer at 0, of the same shape.
+        axis: the axis of the channels; None for one scale.
+    """
+
+    dtype: QuantDType
+    scale: Array
+    zero_point: Array
+    axis: int | None = None
+
+    def quantize(self, values: Array) -> Array:
+        """Return the nearest integers, ties to even, clipped to the storage type."""
+        shape = [1] * values.ndim
+        if self.axis is not None:
+            shape[self.axis] = -1
+        scale, zero = (part.reshape(shape) for part in (self.scale, self.zero_point))
+        low, high = limits_of(self.dtype)
+        steps = np.rint(values / scale) + zero.astype(np.float64)
+        return np.clip(steps, low, high).astype(ELEMENT_TYPES[self.dtype].numpy())
+
+    def dequantize(self, integers: Array) -> Array:
+        """Return the floats of integers, float32."""
+        shape = [1] * integers.ndim
+        if self.axis is not None:
+            shape[self.axis] = -1
+        scale, zero = (part.reshape(shape) for part in (self.scale, self.zero_point))
+        return ((integers.astype(np.float64) - zero) * scale).astype(np.float32)
+
+
+def activation_grid(
+    low: float, high: float, dtype: QuantDType, scheme: Scheme, power_of_two: bool
+) -> Grid:
+    """Return the grid that covers a range, with an exact zero.
+
+    The zero point of a symmetric grid is 0, or the middle of an unsigned type.
+    """
+    least, largest = limits_of(dtype)
+    low, high = min(low, 0.0), max(high, 0.0)
+    high = max(high, low + MIN_RANGE_WIDTH)
+    if scheme is Scheme.SYMMETRIC:
+        scale, zero = max(-low, high) / ((largest - least) // 2), (least + largest + 1) // 2
+    else:
+        scale = (high - low) / (largest - least)
+        zero = round(least - low / scale)
+    if power_of_two:
+        scale = 2.0 ** float(np.ceil(np.log2(scale)))
+        zero = zero if scheme is Scheme.SYMMETRIC else round(least - low / scale)
+    return fixed_grid(scale, int(np.clip(zero, least, largest)), dtype)
+
+
+def fixed_grid(scale: float, zero_point: int, dtype: QuantDType) -> Grid:
+    """Return the grid of one scale and zero point."""
+    zero = np.asarray(zero_point, ELEMENT_TYPES[dtype].numpy())
+    return Grid(dtype, np.asarray(scale, np.float32), zero)
+
+
+def weight_grid(
+    weight: Array,
+    dtype: QuantDType,
+    axis: int | None,
+    power_of_two: bool,
+    least_scale: Array | float = 0.0,
+) -> Grid:
+    """Return the grid of a weight: symmetric for a signed type, asymmetric for an unsigned one.
+
+    `least_scale` is the smallest scale of each channel, or of the whole weight.
+    """
+    if dtype in (QuantDType.UINT8, QuantDType.UINT16):
+        low, high = float(weight.min(initial=0)), float(weight.max(initial=0))
+        return activation_grid(low, high, dtype, Scheme.ASYMMETRIC, power_of_two)
+    axes = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    magnitude = np.abs(weight).max(axis=axes, initial=0)
+    scale = np.maximum(magnitude / limits_of(dtype)[1], np.maximum(least_scale, _MIN_WEIGHT_SCALE))
+    if power_of_two:
+        scale = np.exp2(np.ceil(np.log2(scale)))
+    scale = scale.astype(np.float32)
+    return Grid(dtype, scale, np.zeros_like(scale, ELEMENT_TYPES[dtype].numpy()), axis)

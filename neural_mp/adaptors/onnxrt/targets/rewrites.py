@@ -1,0 +1,218 @@
+"""Rewriting of graphs for targets, before planning and before writing.
+
+Numerically equal, except for the clipping of masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_mp.adaptors.common.signatures.signature import Array
+from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
+from neural_mp.adaptors.onnxrt.constant_folding import fold_constants
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    GraphNames,
+    array_of,
+    is_float32,
+    known_array,
+)
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of, raise_opset
+from neural_mp.targets import TargetProfile
+
+#: Constants of masks below this value are clipped to `MASK_VALUE`: exp(−100) is 0 in float32, and
+#: integers that cover −3.4e38 have no other value.
+LEAST_MASK_VALUE, MASK_VALUE = -1e4, -100.0
+#: First opset with Gelu.
+_GELU_OPSET = 20
+#: Relative tolerance of the constants of a pattern.
+_TOLERANCE = 1e-3
+#: Ops between a mask and the Softmax that keep a large negative number large.
+_PASSING_MASKS = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Where", "Min", "Max", "Softmax", "Cast", "Expand", "Unsqueeze"),
+        *("Squeeze", "Reshape", "Slice", "Concat", "Transpose", "Identity", "Gather", "Tile"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class RewrittenGraph:
+    """A graph for planning, and notes on rewriting that changes numbers."""
+
+    program: ir.Model
+    notes: tuple[str, ...]
+
+
+def rewrite_for(program: ir.Model, profile: TargetProfile) -> RewrittenGraph:
+    """Return a copy of a canonicalized graph, rewritten by the rules of a target.
+
+    Raises:
+        ConversionError: the opset cannot be raised to the target's.
+    """
+    rewritten, notes = program.clone(), []
+    if opset_of(rewritten) < profile.opset[0]:
+        raise_opset(rewritten, profile.opset[0])
+    common.NameFixPass()(rewritten)
+    names = GraphNames(rewritten.graph)
+    if "erf_to_gelu" in profile.rewrites and opset_of(rewritten) >= _GELU_OPSET:
+        for node in list(rewritten.graph):
+            if node.op_type == "Erf" and not node.domain:
+                _replace_by_gelu(node, names)
+    if "mask_clip" in profile.rewrites:
+        masks = list(_masks(rewritten))
+        for value in masks:
+            _clip_mask(value)
+        if masks:
+            notes.append(
+                f"masks were clipped at {MASK_VALUE:g}, since integers cannot hold their values: "
+                f"{', '.join(sorted(str(value.name) for value in masks))}"
+            )
+    common.RemoveUnusedNodesPass()(rewritten)
+    infer_shapes(rewritten)
+    return RewrittenGraph(rewritten, tuple(notes))
+
+
+def with_static_shapes(program: ir.Model, example: Mapping[str, Array]) -> ir.Model:
+    """Return a copy of a graph with the sizes of the example, and constants folded."""
+    static = program.clone()
+    for value in static.graph.inputs:
+        array = example.get(str(value.name))
+        if array is not None:
+            value.shape = ir.Shape(array.shape)
+    for node in static.graph:
+        for result in node.outputs:
+            result.shape = None
+    infer_shapes(static)
+    fold_constants(static, GraphNames(static.graph), None)
+    common.RemoveUnusedNodesPass()(static)
+    infer_shapes(static)
+    return static
+
+
+# Gelu: x · ½ · (1 + erf(x / √2)), whose factors exporters write in any order.
+
+
+def _replace_by_gelu(erf: ir.Node, names: GraphNames) -> None:
+    data = _scaled_by(erf.inputs[0], 1 / math.sqrt(2))
+    added = _only_reader(erf)
+    if data is None or added is None or added.op_type != "Add" or not _has_constant(added, 1.0):
+        return
+    last, factors = _product_of(added)
+    constants = [factor for factor in factors if isinstance(factor, float)]
+    others = [factor for factor in factors if not isinstance(factor, float)]
+    if (
+        last is None
+        or others != [data]
+        or not math.isclose(math.prod(constants), 0.5, rel_tol=1e-3)
+    ):
+        return
+    result = ir.val(names.new(f"{last.name}/gelu"), ir.DataType.FLOAT, last.outputs[0].shape)
+    gelu = ir.node("Gelu", [data], outputs=[result], name=names.new(f"{erf.name}/Gelu"))
+    assert last.graph is not None
+    last.graph.insert_after(last, gelu)
+    replaced = last.outputs[0]
+    name, replaced.name = replaced.name, names.new(f"{replaced.name}/before_gelu")
+    replaced.replace_all_uses_with(result, replace_graph_outputs=True)
+    result.name = name
+
+
+def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
+    """Return the tensor that a value is a multiple of, by a factor; None for another value."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type not in ("Mul", "Div") or node.domain:
+        return None
+    for position, operand in enumerate(node.inputs):
+        number = _number(operand)
+        if number is None or (node.op_type == "Div" and position == 0):
+            continue
+        own = number if node.op_type == "Mul" else 1 / number
+        if math.isclose(own, factor, rel_tol=_TOLERANCE):
+            return node.inputs[1 - position]
+    return None
+
+
+def _product_of(node: ir.Node) -> tuple[ir.Node | None, list[ir.Value | float]]:
+    """Return the last of the products that follow a node, and their factors besides the node.
+
+    A factor that is itself a multiple by a constant counts as two factors.
+    """
+    factors: list[ir.Value | float] = []
+    last: ir.Node | None = None
+    current = node
+    while True:
+        reader = _only_reader(current)
+        if reader is None or reader.op_type not in ("Mul", "Div") or reader.domain:
+            return last, factors
+        position = list(reader.inputs).index(current.outputs[0])
+        operand = reader.inputs[1 - position]
+        number = _number(operand)
+        if number is not None and (reader.op_type == "Mul" or position == 0):
+            factors.append(number if reader.op_type == "Mul" else 1 / number)
+        elif operand is not None and reader.op_type == "Mul":
+            halved = _scaled_by(operand, 0.5)
+            factors += [operand] if halved is None else [halved, 0.5]
+        else:
+            return last, factors
+        last, current = reader, reader
+        if len(factors) == _GELU_FACTORS:
+            return last, factors
+
+
+#: Factors of Gelu besides 1 + erf: the tensor and ½.
+_GELU_FACTORS = 2
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    uses = node.outputs[0].uses()
+    if len(uses) != 1 or node.outputs[0].is_graph_output():
+        return None
+    return uses[0].node
+
+
+def _has_constant(node: ir.Node, value: float) -> bool:
+    numbers = (_number(operand) for operand in node.inputs)
+    return any(n is not None and math.isclose(n, value, rel_tol=_TOLERANCE) for n in numbers)
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """Return a constant of one element as a number; None for other values."""
+    array = array_of(value)
+    return float(array.ravel()[0]) if array is not None and array.size == 1 else None
+
+
+# Masks
+
+
+def _masks(program: ir.Model) -> Iterator[ir.Value]:
+    """Yield the constants with large negative numbers that are added before a Softmax."""
+    for value in program.graph.initializers.values():
+        if not is_float32(value) or value.const_value is None or not value.const_value.size:
+            continue
+        if float(known_array(value).min()) < LEAST_MASK_VALUE and _reaches_softmax(value):
+            yield value
+
+
+def _reaches_softmax(value: ir.Value) -> bool:
+    waiting, seen = [value], set[ir.Value]()
+    while waiting:
+        current = waiting.pop()
+        for use in current.uses():
+            if use.node.domain or use.node.op_type not in _PASSING_MASKS:
+                continue
+            if use.node.op_type == "Softmax":
+                return True
+            new = [result for result in use.node.outputs if result not in seen]
+            seen.update(new)
+            waiting += new
+    return False
+
+
+def _clip_mask(value: ir.Value) -> None:
+    clipped = np.maximum(known_array(value), np.float32(MASK_VALUE))
+    value.const_value = ir.tensor(clipped, name=value.name)

@@ -1,0 +1,59 @@
+"""Noise of single tensors and weights by width, and work of ops, for plans of accelerators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from neural_mp.util.json_fields import JsonFields, NonNegative
+from neural_mp.util.validators import mapping_of, non_negative_float
+
+#: Bits, as text → NSR at the outputs.
+NoiseByBits = Annotated[Mapping[str, float], mapping_of(non_negative_float)]
+
+
+@dataclass(frozen=True)
+class TensorNoise(JsonFields):
+    """Noise of one tensor in integers, whatever ops only move its values.
+
+    Attributes:
+        tensor: the op or graph input that computes the tensor.
+        ops: the ops that a plan decides on, and that write or read the tensor.
+        noise: bits → NSR at the outputs if this tensor alone is in integers.
+    """
+
+    refuses_unknown_keys: ClassVar[bool] = True
+
+    tensor: str
+    ops: tuple[str, ...]
+    noise: NoiseByBits
+
+    def at(self, bits: int) -> float:
+        """Return the noise in a number of bits; 0 in float."""
+        return self.noise.get(str(bits), 0.0)
+
+
+@dataclass(frozen=True)
+class WidthFigures(JsonFields):
+    """Measured noise and computed work of the ops of a model.
+
+    Attributes:
+        tensors: the noise of every tensor that a plan may store in integers.
+        weights: op → bits → NSR at the outputs if the weight of this op alone is in integers.
+        macs: op → multiplications with one sample.
+        elements: op → elements that the op writes with one sample.
+    """
+
+    refuses_unknown_keys: ClassVar[bool] = True
+
+    tensors: tuple[TensorNoise, ...] = ()
+    weights: Annotated[
+        Mapping[str, Mapping[str, float]], mapping_of(mapping_of(non_negative_float))
+    ] = field(default_factory=dict)
+    macs: Mapping[str, NonNegative] = field(default_factory=dict)
+    elements: Mapping[str, NonNegative] = field(default_factory=dict)
+
+    def weight_noise(self, op: str, bits: int | None) -> float:
+        """Return the noise of an op's weight in a number of bits; 0 in float."""
+        return 0.0 if bits is None else self.weights.get(op, {}).get(str(bits), 0.0)

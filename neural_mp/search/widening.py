@@ -1,0 +1,183 @@
+"""Path of plans from the narrowest widths to wider ones, most noise removed per cost first.
+
+The noise of a plan is the sum of the noises of its tensors and weights, measured alone: rounding
+errors are nearly independent. A tensor is as noisy as the narrowest op that writes or reads it, so
+that one step widens all of these ops. Steps for activations and for weights compete by the same
+ratio: one multiplier between noise and cost, as in a knapsack (`search.knapsack`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from neural_mp.core.precision import OpConfig
+from neural_mp.core.width_figures import TensorNoise, WidthFigures
+
+#: Cost of an op in a config.
+CostOf = Callable[[str, OpConfig], float]
+
+
+@dataclass(frozen=True)
+class WidthPlan:
+    """A point of the path.
+
+    Attributes:
+        configs: op → its config.
+        noise: predicted NSR at the outputs.
+        cost: estimated cost.
+    """
+
+    configs: Mapping[str, OpConfig]
+    noise: float
+    cost: float
+
+
+def widening_path(
+    choices: Mapping[str, Sequence[OpConfig]], figures: WidthFigures, cost_of: CostOf
+) -> list[WidthPlan]:
+    """Return the plans from the narrowest to the widest, in strictly rising cost.
+
+    Args:
+        choices: op → its configs, the narrowest first, the float config last.
+        figures: noise of tensors and weights.
+        cost_of: the estimated cost of an op in a config.
+    """
+    search = _Widening(choices, figures, cost_of)
+    return list(search.plans())
+
+
+@dataclass
+class _Widening:
+    choices: Mapping[str, Sequence[OpConfig]]
+    figures: WidthFigures
+    cost_of: CostOf
+    level: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.level = dict.fromkeys(self.choices, 0)
+        self.touched: dict[str, list[TensorNoise]] = defaultdict(list)
+        for tensor in self.figures.tensors:
+            for op in tensor.ops:
+                self.touched[op].append(tensor)
+
+    def plans(self) -> Iterator[WidthPlan]:
+        """Yield the plans of the path."""
+        noise = sum(map(self._tensor_noise, self.figures.tensors))
+        noise += sum(self._weight_noise(op, 0) for op in self.choices)
+        cost = sum(self._cost(op, 0) for op in self.choices)
+        yield WidthPlan(self._configs(), noise, cost)
+        waiting = [step for step in self._steps() if step[0] < 0]
+        heapq.heapify(waiting)
+        while waiting:
+            _, name, is_weight = heapq.heappop(waiting)
+            raised = self._raised(name, is_weight)
+            gain, price = self._effect(raised)
+            if gain <= 0 or not raised:
+                continue
+            current = -gain / max(price, 1e-30)
+            if waiting and current > waiting[0][0]:  # other steps have changed its effect
+                heapq.heappush(waiting, (current, name, is_weight))
+                continue
+            self.level.update(raised)
+            noise, cost = noise - gain, cost + price
+            yield WidthPlan(self._configs(), max(noise, 0.0), cost)
+            following = self._ratio(name, is_weight)
+            if following < 0:
+                heapq.heappush(waiting, (following, name, is_weight))
+
+    def _configs(self) -> dict[str, OpConfig]:
+        return {op: self.choices[op][level] for op, level in self.level.items()}
+
+    def _steps(self) -> Iterator[tuple[float, str, bool]]:
+        """Yield the ratio and name of each step: of a tensor, or of the weight of an op."""
+        for index in range(len(self.figures.tensors)):
+            yield self._ratio(str(index), False), str(index), False
+        for op in self.choices:
+            if self.figures.weights.get(op):
+                yield self._ratio(op, True), op, True
+
+    def _ratio(self, name: str, is_weight: bool) -> float:
+        """Return the negative noise removed per cost of a step; 0 for none."""
+        raised = self._raised(name, is_weight)
+        if not raised:
+            return 0.0
+        gain, price = self._effect(raised)
+        return -gain / max(price, 1e-30) if gain > 0 else 0.0
+
+    def _raised(self, name: str, is_weight: bool) -> dict[str, int]:
+        """Return op → level after a step."""
+        if is_weight:
+            bits = _weight_bits(self.choices[name][self.level[name]])
+            level = self._first_level(name, lambda c: bits is not None and _wider_weight(c, bits))
+            return {} if level is None else {name: level}
+        tensor = self.figures.tensors[int(name)]
+        narrowest = self._narrowest(tensor.ops)
+        if narrowest is None:
+            return {}
+        raised: dict[str, int] = {}
+        for op in tensor.ops:
+            if _activation_bits(self.choices[op][self.level[op]]) == narrowest:
+                level = self._first_level(op, lambda c: _wider_activation(c, narrowest))
+                if level is None:
+                    return {}
+                raised[op] = level
+        return raised
+
+    def _first_level(self, op: str, wider: Callable[[OpConfig], bool]) -> int | None:
+        levels = range(self.level[op] + 1, len(self.choices[op]))
+        return next((level for level in levels if wider(self.choices[op][level])), None)
+
+    def _effect(self, raised: Mapping[str, int]) -> tuple[float, float]:
+        """Return the noise removed by a step, and the cost added."""
+        near = {id(t): t for op in raised for t in self.touched[op]}.values()
+        before = self._noise_of(raised, near)
+        price = -sum(self._cost(op, self.level[op]) for op in raised)
+        previous = {op: self.level[op] for op in raised}
+        self.level.update(raised)
+        after = self._noise_of(raised, near)
+        price += sum(self._cost(op, self.level[op]) for op in raised)
+        self.level.update(previous)
+        return before - after, price
+
+    def _noise_of(self, ops: Iterable[str], tensors: Iterable[TensorNoise]) -> float:
+        return sum(map(self._tensor_noise, tensors)) + sum(
+            self._weight_noise(op, self.level[op]) for op in ops
+        )
+
+    def _tensor_noise(self, tensor: TensorNoise) -> float:
+        narrowest = self._narrowest(tensor.ops)
+        return 0.0 if narrowest is None else tensor.at(narrowest)
+
+    def _narrowest(self, ops: Iterable[str]) -> int | None:
+        """Return the fewest bits in which ops write or read a tensor; None if all are in float."""
+        bits = (_activation_bits(self.choices[op][self.level[op]]) for op in ops)
+        return min((b for b in bits if b is not None), default=None)
+
+    def _weight_noise(self, op: str, level: int) -> float:
+        return self.figures.weight_noise(op, _weight_bits(self.choices[op][level]))
+
+    def _cost(self, op: str, level: int) -> float:
+        return self.cost_of(op, self.choices[op][level])
+
+
+def _activation_bits(config: OpConfig) -> int | None:
+    return None if config.activation is None else config.activation.dtype.bits
+
+
+def _weight_bits(config: OpConfig) -> int | None:
+    return None if config.weight is None else config.weight.dtype.bits
+
+
+def _wider_weight(config: OpConfig, bits: int) -> bool:
+    """Whether the weight of a config has more bits, or is float."""
+    own = _weight_bits(config)
+    return own is None or own > bits
+
+
+def _wider_activation(config: OpConfig, bits: int) -> bool:
+    """Whether the activations of a config have more bits, or are float."""
+    own = _activation_bits(config)
+    return own is None or own > bits

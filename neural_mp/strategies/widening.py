@@ -1,0 +1,92 @@
+"""`widening`: widths of each op for an accelerator, by measured noise and estimated cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+from neural_mp.core.precision import OpConfig
+from neural_mp.core.width_figures import WidthFigures
+from neural_mp.search.widening import WidthPlan, widening_path
+from neural_mp.strategies.base import Search, Strategy, TuningProblem
+from neural_mp.targets import Widths
+from neural_mp.targets.profile import TargetProfile
+
+#: Maximum number of trials.
+MAX_TRIALS = 6
+#: Fraction of the tolerated loss that a plan is chosen for: the compiler of the target rounds
+#: slightly otherwise than the simulation.
+_AIM_RATIO = 0.7
+#: Floor of noises and losses, against the logarithm of 0.
+_FLOOR = 1e-12
+
+
+class Widening(Strategy):
+    """Search for the cheapest widths that meet the target.
+
+    1. One run per tensor and weight, with the quantization of that tensor alone, gives its noise at
+       the outputs in each width.
+    2. From the narrowest widths on, steps that widen the ops around a tensor, or a weight, form a
+       path of plans, most noise removed per estimated cost first.
+    3. The narrowest plan is tried, then plans of the path between those that missed and those that
+       met: the loss is taken to be proportional to the noise. At most six trials.
+    """
+
+    name = "widening"
+
+    def search(self, problem: TuningProblem) -> Search:
+        """Search as described in the class."""
+        figures, target = problem.probe.width_figures(), problem.target
+        space = problem.space
+        choices = {op: space.choices(op) for op in space.tunable_ops}
+        if figures is None or target is None or not choices:
+            return
+        path = widening_path(choices, figures, lambda op, c: op_cost(target, figures, op, c))
+        yield from _try_path(path, problem)
+
+
+def op_cost(target: TargetProfile, figures: WidthFigures, op: str, config: OpConfig) -> float:
+    """Return the estimated cost of an op in a config: of its multiplications and its elements."""
+    widths, cost = Widths.of(config), target.cost
+    macs, elements = figures.macs.get(op, 0.0), figures.elements.get(op, 0.0)
+    wide = 1.0 if widths is None else widths.activation_bits / 8
+    per_mac = cost.float_mac if widths is None else cost.macs.get(widths, wide)
+    bytes_moved = elements * cost.element * (4.0 if widths is None else wide)
+    return macs * per_mac + bytes_moved
+
+
+def _try_path(path: Sequence[WidthPlan], problem: TuningProblem) -> Search:
+    """Try the narrowest plan, then plans between the last that missed and the first that met."""
+    missed, met, index = -1, len(path), 0
+    loss = None
+    for _ in range(MAX_TRIALS):
+        plan = problem.space.fastest_plan().replacing(path[index].configs)
+        (trial,) = yield [plan]
+        if trial.meets_accuracy:
+            met = index
+        else:
+            missed, loss = index, trial.loss
+        if met - missed <= 1:
+            return
+        index = _next_index(path, missed, met, loss, problem.tolerance)
+
+
+def _next_index(
+    path: Sequence[WidthPlan], missed: int, met: int, loss: float | None, tolerance: float | None
+) -> int:
+    """Return the index of the next plan to try, between one that missed and one that met.
+
+    By the loss of the plan that missed, if nothing has met yet; else the middle in noise.
+    """
+    inside = range(missed + 1, met)
+    noise = max(path[missed].noise if missed >= 0 else path[0].noise, _FLOOR)
+    if met == len(path):
+        if loss and tolerance and loss > 0:
+            wanted = noise * _AIM_RATIO * tolerance / loss
+            fitting = (index for index in inside if path[index].noise <= wanted)
+            return next(fitting, inside[-1])
+        return inside[len(inside) // 2]
+    least = max(path[met].noise, _FLOOR)
+    middle = (log(noise) + log(least)) / 2
+    fitting = (index for index in inside if log(max(path[index].noise, _FLOOR)) <= middle)
+    return min(next(fitting, inside[-1]), inside[-1])
