@@ -28,6 +28,7 @@ from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import KeptOutputs, Observations
 from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan, TuningSpace, without_non_finite
 from neural_mp.util.pytree import float_arrays, tree_leaves
@@ -336,6 +337,14 @@ class TunableModel(LoadedModel[M]):
         graph = self.space.graph
         names = [*graph.inputs, *(op.name for op in graph)]
         return self.adaptor.element_counts(self.held, self._given(inputs), names)
+
+    def width_figures(self, inputs: object) -> WidthFigures:
+        """Return the noise of every tensor and weight by width; see `Adaptor.width_figures`."""
+        return self.adaptor.width_figures(self.held, self._given(inputs), self.observations)
+
+    def op_work(self, inputs: object) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Return the work of every op; see `Adaptor.op_work`."""
+        return self.adaptor.op_work(self.held, self._given(inputs))
 
     def weight_sensitivity(self, batches: Iterable[Any]) -> dict[str, float]:
         """Return op with an INT8 weight → sensitivity, from second derivatives.

@@ -71,7 +71,19 @@ def transfer_model(
     """
     if runtime not in runtimes_of(source):
         raise ConversionError(f"{runtime} does not read models of {source.adaptor.framework}")
-    adaptor = adaptor_named(runtime)
+    return load_transferred(source, adaptor_named(runtime), file, batch_size)
+
+
+def load_transferred(
+    source: AnyModel,
+    adaptor: AnyAdaptor,
+    file: TransferFile | None = None,
+    batch_size: int | None = None,
+) -> AnyModel:
+    """Return a model as an adaptor reads its file, called as in its source framework.
+
+    Errors as for `transfer_model`.
+    """
     file = file or transfer_file(source)
     boundary = file.boundary
     example = _example_inputs(boundary, source, batch_size)

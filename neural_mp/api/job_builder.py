@@ -18,6 +18,12 @@ from neural_mp.api.loading import for_all_sizes, load_source, without_int8_if_no
 from neural_mp.api.portability import hardware_for, idle_precisions, without_kernels
 from neural_mp.api.runtime_comparison import HintSearch
 from neural_mp.api.runtimes import RuntimeOptions
+from neural_mp.api.targets import (
+    TargetLoader,
+    integer_precisions,
+    model_for_target,
+    profile_of,
+)
 from neural_mp.api.user_metrics import (
     MetricSet,
     build_aggregation,
@@ -32,7 +38,7 @@ from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTI
 from neural_mp.core import hardware as machine
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy, is_throughput, parse_objectives
 from neural_mp.core.effort import EFFORT_LIMITS, Effort, EffortLimits
-from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
+from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Objective, is_latency_only
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.errors import ConfigurationError
@@ -43,6 +49,9 @@ from neural_mp.runs.history import History, compared_runtimes, storage_url
 from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
+from neural_mp.strategies.base import Strategy
+from neural_mp.strategies.widening import Widening
+from neural_mp.targets.profile import TargetProfile
 from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
 from neural_mp.tuning.evaluation.calibration_batches import Calibration, sample_words
 from neural_mp.tuning.evaluation.evaluator import Evaluator
@@ -196,11 +205,16 @@ class JobBuilder:
         """Return the tuning job, and the folder for log files if one is set."""
         options, log = self.options, self.log
         check_options(options)
-        strategy = config_objects.strategy(self.settings, options.strategy)
+        target = profile_of(options.target)
+        cpu = options.target if target is None else machine.HOST_TARGET
+        strategy = config_objects.strategy(self.settings, self._strategy_name(target))
         host = options.hardware or machine.detect()
         amp = gather_amp(options.amp, self.settings.amp)
         log_folder = writable_folder(amp.log_path)
-        precisions = self._usable_precisions(host.for_target(options.target), amp)
+        if target is None:
+            precisions = self._usable_precisions(host.for_target(cpu), amp)
+        else:
+            precisions = integer_precisions(self.explicit)
         evaluation, calibration = self._select_batches()
         metrics = gather_metrics(options.metric, self.settings, evaluation, options.eval_func)
         criterion = self._directed_criterion(metrics)
@@ -214,6 +228,8 @@ class JobBuilder:
             data, goals = evaluation or calibration, (options.objective, options.min_speedup)
             workload = Workload.parse(options.workload)
             measurement = measurement_of(self.settings, *goals, model, data, workload)
+            if target is not None:
+                measurement = replace(measurement, objectives={Objective.TARGET: 1.0})
             return replace(measurement, contention=contention, limits=limits_of(options))
 
         evaluator = self._build_evaluator(evaluation, metrics)
@@ -222,13 +238,13 @@ class JobBuilder:
         )
         url = partial(storage_url, options.workspace, options.storage)
         runtime = RuntimeOptions(
-            options.runtime,
+            options.runtime if target is None else SOURCE_RUNTIME,
             load,
             loaded,
             self.settings,
             options,
             precisions,
-            host.for_target(options.target),
+            host.for_target(cpu),
             amp,
             strategy,
         )
@@ -240,7 +256,10 @@ class JobBuilder:
         )
         hint = self._build_hint_search(loaded, build_measurement)
         load, loaded = chosen.load, chosen.model
-        hardware, notes = hardware_for(options.target, host, loaded.adaptor)
+        if target is not None:
+            loaded = model_for_target(loaded, target)
+            load = TargetLoader(load, options.target)
+        hardware, notes = hardware_for(cpu, host, loaded.adaptor)
         notes = (*notes, *(() if calibration is None else calibration.assumed))
         log.warnings += dict.fromkeys((*noted, *loaded.warnings, *chosen.warnings, *notes))
         if options.approach in (None, Approach.STATIC):
@@ -279,9 +298,15 @@ class JobBuilder:
             ),
             runtimes=chosen.figures,
             alternatives=chosen.alternatives,
-            hint=hint,
+            hint=hint if target is None else None,
+            target=target,
         )
         return job, log_folder
+
+    def _strategy_name(self, target: TargetProfile | None) -> str | Strategy:
+        """Return the strategy of the options; by default, the one that suits the target."""
+        is_set = target is None or self.options.is_set("strategy")
+        return self.options.strategy if is_set else Widening.name
 
     def _build_evaluator(self, evaluation: Batches | None, metrics: MetricSet) -> Evaluator:
         eval_func = self.options.eval_func

@@ -358,11 +358,13 @@ class Options:
     target: str = declare(
         machine.HOST_TARGET,
         "CPU to convert for: `this` machine, `portable`, `avx2`, `avx512`, `vnni`, `amx` or "
-        "`arm-dotprod`; see [another machine](guide.md#another-machine)",
+        "`arm-dotprod`; see [another machine](guide.md#another-machine). Or an accelerator: `qnn`, "
+        "`tensorrt`, `vitisai`, `openvino-npu`, `qdq`, or the path of [a profile](targets.md)",
         "target",
         rule=string,
-        choices=tuple(machine.TARGETS),
-        flag="Target CPU: portable, avx2, avx512, vnni, amx, arm-dotprod; default: this one.",
+        in_file=values.TEXT,
+        flag="Target: a CPU (portable, avx2, avx512, vnni, amx, arm-dotprod) or an accelerator "
+        "(qnn, tensorrt, vitisai, openvino-npu, qdq, or a profile's file); default: this CPU.",
         shown=True,
     )
     runtime: str = declare(

@@ -127,6 +127,7 @@ class Objective(StringEnum):
     PERFORMANCE = "performance"
     FOOTPRINT = "footprint"
     MODELSIZE = "modelsize"
+    TARGET = "target"  #: estimated cost on an accelerator
 
 
 class ObjectiveName(StringEnum):

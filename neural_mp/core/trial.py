@@ -20,6 +20,7 @@ RELATIVE_FIGURES: Mapping[Objective, str] = {
     Objective.PERFORMANCE: "relative_latency",
     Objective.FOOTPRINT: "relative_footprint",
     Objective.MODELSIZE: "relative_modelsize",
+    Objective.TARGET: "relative_target",
 }
 
 
@@ -50,7 +51,8 @@ class Trial(JsonFields):
             criterion, an amount for an absolute one); negative if better than FP32.
         objectives: objective → value, smaller is better: `performance` in seconds per batch,
             `footprint` and `modelsize` in bytes; `relative_latency`, `relative_footprint` and
-            `relative_modelsize` as fractions of FP32's.
+            `relative_modelsize` as fractions of FP32's; for an accelerator, the estimated costs
+            `target` and `relative_target`, and no latency.
         seconds: duration of conversion and evaluation.
         error: error of a failed trial; if the model produced NaN or Inf, the op of origin.
         number: index in the run's history, from 0.

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 
-from neural_mp.core.precision import OpConfig
-from neural_mp.core.width_figures import WidthFigures
 from neural_mp.search.widening import WidthPlan, widening_path
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.targets import Widths
-from neural_mp.targets.profile import TargetProfile
+from neural_mp.targets.cost import TargetCosts
 
 #: Maximum number of trials.
 MAX_TRIALS = 6
@@ -41,18 +38,8 @@ class Widening(Strategy):
         choices = {op: space.choices(op) for op in space.tunable_ops}
         if figures is None or target is None or not choices:
             return
-        path = widening_path(choices, figures, lambda op, c: op_cost(target, figures, op, c))
-        yield from _try_path(path, problem)
-
-
-def op_cost(target: TargetProfile, figures: WidthFigures, op: str, config: OpConfig) -> float:
-    """Return the estimated cost of an op in a config: of its multiplications and its elements."""
-    widths, cost = Widths.of(config), target.cost
-    macs, elements = figures.macs.get(op, 0.0), figures.elements.get(op, 0.0)
-    wide = 1.0 if widths is None else widths.activation_bits / 8
-    per_mac = cost.float_mac if widths is None else cost.macs.get(widths, wide)
-    bytes_moved = elements * cost.element * (4.0 if widths is None else wide)
-    return macs * per_mac + bytes_moved
+        costs = TargetCosts(target, figures.macs, figures.elements)
+        yield from _try_path(widening_path(choices, figures, costs.of_op), problem)
 
 
 def _try_path(path: Sequence[WidthPlan], problem: TuningProblem) -> Search:

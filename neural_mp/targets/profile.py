@@ -7,23 +7,33 @@ path. Schema and sources of each field: `docs/targets.md`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from typing import Annotated
 
 from neural_mp.core.enums import Granularity, QuantDType, Scheme
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.io.readers import read_yaml
 from neural_mp.targets.widths import Widths
+from neural_mp.util.json_fields import JsonFields
+from neural_mp.util.validators import (
+    integer,
+    invalid,
+    list_of,
+    one_of,
+    positive_float,
+    short_string,
+)
 
 #: Version of the schema.
 SCHEMA = 1
 #: Suffixes of the files of users' own profiles.
 SUFFIXES = (".yaml", ".yml")
+#: Other names of shipped profiles.
+ALIASES: Mapping[str, str] = {"vitisai": "vitisai-xint8"}
 #: Rewrites of a graph before planning, in the order of application.
 REWRITES = (
     "static_shapes",
@@ -35,17 +45,44 @@ REWRITES = (
     "name_nodes",
 )
 
-_Dtype = Annotated[QuantDType, BeforeValidator(QuantDType)]
-_Widths = Annotated[Widths, BeforeValidator(Widths)]
-_Scheme = Annotated[Scheme, BeforeValidator(Scheme)]
-_Granularity = Annotated[Granularity, BeforeValidator(Granularity)]
-_Precision = Annotated[Precision, BeforeValidator(Precision)]
+_DOCS = "docs/targets.md"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+def _op_types(value: object) -> frozenset[str]:
+    return frozenset(list_of(short_string, "a list of op types")(value))
 
 
+def _schema(value: object) -> int:
+    if integer(value) != SCHEMA:
+        raise invalid(f"{SCHEMA}, the version that this release reads", value)
+    return SCHEMA
+
+
+def _opsets(value: object) -> tuple[int, int]:
+    bounds = list_of(integer, "the least and the newest opset")(value)
+    if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+        raise invalid("the least and the newest opset, e.g. [13, 21]", value)
+    return bounds[0], bounds[1]
+
+
+def _granularity(value: object) -> Granularity:
+    allowed = (Granularity.PER_CHANNEL.value, Granularity.PER_TENSOR.value)
+    return Granularity(one_of(allowed)(value))
+
+
+_OpTypes = Annotated[frozenset[str], _op_types]
+_Name = Annotated[str, short_string]
+_Factor = Annotated[float, positive_float]
+_ScaleRule = Annotated[str, one_of(("any", "power_of_two"))]
+
+
+class _Part(JsonFields):
+    """A part of a profile: a misspelt key is an error, not a rule without effect."""
+
+    refuses_unknown_keys = True
+
+
+@dataclass(frozen=True)
 class Activations(_Part):
     """Quantization of activations.
 
@@ -55,15 +92,16 @@ class Activations(_Part):
         scale: `any`, or `power_of_two`.
     """
 
-    types: tuple[_Dtype, ...]
-    scheme: _Scheme
-    scale: Literal["any", "power_of_two"] = "any"
+    types: tuple[QuantDType, ...]
+    scheme: Scheme
+    scale: _ScaleRule = "any"
 
     def of_bits(self, bits: int) -> QuantDType | None:
         """Return the storage type of a width; None if the target has none."""
         return next((dtype for dtype in self.types if dtype.bits == bits), None)
 
 
+@dataclass(frozen=True)
 class Weights(_Part):
     """Quantization of weights.
 
@@ -75,11 +113,11 @@ class Weights(_Part):
         by_op: op type → the storage type of its weight, if not one of `types`.
     """
 
-    types: tuple[_Dtype, ...]
-    granularity: _Granularity
-    per_tensor: frozenset[str] = frozenset()
-    scale: Literal["any", "power_of_two"] = "any"
-    by_op: Mapping[str, _Dtype] = Field(default_factory=dict)
+    types: tuple[QuantDType, ...]
+    granularity: Annotated[Granularity, _granularity]
+    per_tensor: _OpTypes = frozenset()
+    scale: _ScaleRule = "any"
+    by_op: Mapping[_Name, QuantDType] = field(default_factory=dict)
 
     def of_bits(self, op_type: str, bits: int) -> QuantDType | None:
         """Return the storage type of an op type's weight; None if the target has none."""
@@ -93,6 +131,7 @@ class Weights(_Part):
         return Granularity.PER_TENSOR if op_type in self.per_tensor else self.granularity
 
 
+@dataclass(frozen=True)
 class Placement(_Part):
     """Places of QuantizeLinear and DequantizeLinear.
 
@@ -103,19 +142,42 @@ class Placement(_Part):
         io: `float` or `quantized` graph inputs and outputs.
     """
 
-    inputs: Literal["all", "weighted"] = "all"
-    outputs: Literal["always", "between"] = "always"
-    weights: Literal["dq", "qdq"] = "dq"
-    io: Literal["float", "quantized"] = "float"
+    inputs: Annotated[str, one_of(("all", "weighted"))] = "all"
+    outputs: Annotated[str, one_of(("always", "between"))] = "always"
+    weights: Annotated[str, one_of(("dq", "qdq"))] = "dq"
+    io: Annotated[str, one_of(("float", "quantized"))] = "float"
 
 
+@dataclass(frozen=True)
 class Group(_Part):
-    """Op types that the target computes in the same widths."""
+    """Op types without a weight that the target computes in the same widths.
 
-    types: frozenset[str]
-    widths: tuple[_Widths, ...]
+    Attributes:
+        types: the op types.
+        widths: the widths, the cheapest first.
+    """
+
+    types: _OpTypes
+    widths: tuple[Widths, ...]
 
 
+@dataclass(frozen=True)
+class Shifts(_Part):
+    """Limits of the shifts of integer units whose scales are powers of two.
+
+    The position of a scale is -log2 of it. With the positions of input, weight, output and bias,
+    the result is shifted by `input + weight - output`, and the bias by `input + weight - bias`.
+
+    Attributes:
+        result: the least and the largest shift of the result.
+        bias: the largest shift of the bias; the least is `result shift - 16`, and 0 at most.
+    """
+
+    result: tuple[int, int]
+    bias: int
+
+
+@dataclass(frozen=True)
 class Cost(_Part):
     """Estimated cost: of a multiplication by its widths, and of an element.
 
@@ -126,59 +188,67 @@ class Cost(_Part):
         convert: cost of an element that is converted between widths or to float.
     """
 
-    macs: Mapping[_Widths, float]
-    float_mac: float
-    element: float = 0.5
-    convert: float = 0.5
+    macs: Mapping[Widths, _Factor]
+    float_mac: _Factor
+    element: _Factor = 0.5
+    convert: _Factor = 0.5
 
 
+@dataclass(frozen=True)
 class TargetProfile(_Part):
     """A target.
 
     Attributes:
-        schema_version: version of the schema, `schema` in the file.
+        schema: version of the schema.
         name: the word for `target`.
         title: the name in reports.
         evidence: `measured`, with the target's compiler, or from `documents`.
-        provider: name of the execution provider of ONNX Runtime; None if another runtime reads the
-            file.
         opset: the least and the newest opset.
         shapes: `static` or `dynamic`.
-        bias: `int32`, with the product of the scales, `int8` with a scale of its own, or `float`.
-        same_scale: op types that keep type, scale and zero point of their first input.
-        float_type: precision of ops that stay in float; None if the target has no float.
+        activation: quantization of activations.
+        weight: quantization of weights.
+        ops: op type → widths of ops with a weight, their second input, the cheapest first.
+        cost: estimated cost.
+        provider: name of the execution provider of ONNX Runtime; null if another runtime reads the
+            file.
+        bias: `int32`, with the product of the scales of input and weight, `int8` with a scale of
+            its own, or `float`.
+        shifts: limits of shifts, if scales are powers of two; null without such limits.
+        placement: places of QuantizeLinear and DequantizeLinear.
+        same_scale: op types whose result keeps type, scale and zero point of their inputs.
+        float_type: precision of ops that stay in float; null if the target has no float.
         fixed: op type → storage type → the scale and zero point of its output.
-        ops: op type → widths of ops with a weight, the cheapest first.
         others: groups of op types without weights.
         float_only: op type → the reason why an op stays in float although the compiler takes
             quantized inputs.
         refuse: op types that the compiler does not take.
-        rewrites: names in `REWRITES`.
+        rewrites: rewrites of the graph before planning.
         options: options of the execution provider.
         sources: addresses of documents and sources.
     """
 
-    schema_version: Literal[1] = Field(alias="schema")
-    name: str
-    title: str
-    evidence: Literal["measured", "documents"]
-    provider: str | None = None
-    opset: tuple[int, int]
-    shapes: Literal["static", "dynamic"]
+    schema: Annotated[int, _schema]
+    name: _Name
+    title: _Name
+    evidence: Annotated[str, one_of(("measured", "documents"))]
+    opset: Annotated[tuple[int, int], _opsets]
+    shapes: Annotated[str, one_of(("static", "dynamic"))]
     activation: Activations
     weight: Weights
-    bias: Literal["int32", "int8", "float"] = "int32"
-    placement: Placement = Placement()
-    same_scale: frozenset[str] = frozenset()
-    float_type: _Precision | None = None
-    fixed: Mapping[str, Mapping[_Dtype, tuple[float, int]]] = Field(default_factory=dict)
-    ops: Mapping[str, tuple[_Widths, ...]]
-    others: tuple[Group, ...] = ()
-    float_only: Mapping[str, str] = Field(default_factory=dict)
-    refuse: frozenset[str] = frozenset()
-    rewrites: tuple[Literal[REWRITES], ...] = ()  # type: ignore[valid-type]
+    ops: Mapping[_Name, tuple[Widths, ...]]
     cost: Cost
-    options: Mapping[str, str] = Field(default_factory=dict)
+    provider: _Name | None = None
+    bias: Annotated[str, one_of(("int32", "int8", "float"))] = "int32"
+    shifts: Shifts | None = None
+    placement: Placement = Placement()
+    same_scale: _OpTypes = frozenset()
+    float_type: Precision | None = None
+    fixed: Mapping[_Name, Mapping[QuantDType, tuple[float, int]]] = field(default_factory=dict)
+    others: tuple[Group, ...] = ()
+    float_only: Mapping[_Name, str] = field(default_factory=dict)
+    refuse: _OpTypes = frozenset()
+    rewrites: tuple[Annotated[str, one_of(REWRITES)], ...] = ()
+    options: Mapping[_Name, str] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
 
     @cached_property
@@ -197,9 +267,10 @@ class TargetProfile(_Part):
 
 
 def profile_names() -> tuple[str, ...]:
-    """Return the names of the shipped profiles."""
+    """Return the names of the shipped profiles, and their other names."""
     files = resources.files("neural_mp.targets").iterdir()
-    return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
+    stems = (f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
+    return tuple(sorted({*stems, *ALIASES}))
 
 
 def is_profile(target: str) -> bool:
@@ -215,7 +286,8 @@ def load_profile(target: str) -> TargetProfile:
     """
     names = profile_names()
     if target in names:
-        path = Path(str(resources.files("neural_mp.targets") / f"{target}.yaml"))
+        stem = ALIASES.get(target, target)
+        path = Path(str(resources.files("neural_mp.targets") / f"{stem}.yaml"))
     elif Path(target).suffix in SUFFIXES:
         path = Path(target)
     else:
@@ -223,15 +295,7 @@ def load_profile(target: str) -> TargetProfile:
             f"target must be one of {', '.join(names)}, or the path of a profile, got {target!r}"
             f"{did_you_mean(target, names)}"
         )
-    return read_yaml(path, _parse_profile, ConfigurationError)
-
-
-def _parse_profile(document: object) -> TargetProfile:
     try:
-        return TargetProfile.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the profile"
-        raise ConfigurationError(
-            f"{where} must fit the schema of target profiles: {first['msg']}; see docs/targets.md"
-        ) from None
+        return read_yaml(path, TargetProfile.from_dict, ConfigurationError)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; the keys of target profiles: {_DOCS}") from None

@@ -26,12 +26,12 @@ class LatencyComparison:
     """The last latency measurement of the result against FP32.
 
     Attributes:
-        baseline, result: seconds per batch.
+        baseline, result: seconds per batch; None for an accelerator, whose speed is not measured.
         ratio: speed-up over FP32; None for the FP32 model itself.
     """
 
-    baseline: float
-    result: float
+    baseline: float | None
+    result: float | None
     ratio: Ratio | None = None
 
     @property
@@ -43,6 +43,10 @@ class LatencyComparison:
             "speedup_low": self.ratio.low if self.ratio is not None else None,
             "speedup_high": self.ratio.high if self.ratio is not None else None,
         }
+
+
+#: The speed on an accelerator, which is not measured.
+UNMEASURED = LatencyComparison(None, None)
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,10 @@ def compare_latency(baseline: Sequence[float], result: Sequence[float]) -> Laten
 
 def select_fp32(job: TuningJob, slower: Sequence[Trial] = ()) -> Selection:
     """Return the FP32 model as the result, with the trials measured as slower."""
-    (seconds,) = job.measurement.rounds([job.model])
-    speed = LatencyComparison(uncontended_latency(seconds), uncontended_latency(seconds))
+    speed = UNMEASURED
+    if job.target is None:
+        (seconds,) = job.measurement.rounds([job.model])
+        speed = LatencyComparison(uncontended_latency(seconds), uncontended_latency(seconds))
     slow = tuple(slower)
     return Selection(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
 
@@ -102,7 +108,8 @@ def select(
         chosen = _select_finalists(job, waiting)
         waiting = [trial for trial in waiting if trial not in chosen]
         first, plan = chosen[0], plans[chosen[0].plan]
-        if len(chosen) == 1 and first.number in measured_alone and job.rated(first, plan).met:
+        is_final = job.target is not None or first.number in measured_alone
+        if len(chosen) == 1 and is_final and job.rated(first, plan).met:
             slow = tuple(slower)
             selection = with_figures(first, plan, model.converted(plan))
             return replace(selection, slower_than_fp32=slow, remeasured=(*slow, first))
@@ -160,6 +167,8 @@ def _with_latency(
 
 def with_figures(trial: Trial, plan: ResolvedPlan, converted: AnyModel) -> Selection:
     """Return the selection of a converted model with the figures of its trial."""
+    if "performance" not in trial.objectives:
+        return Selection(converted, plan, UNMEASURED, trial)
     relative, seconds = _relative_latency(trial), trial.objectives["performance"]
     speed = LatencyComparison(seconds / relative.value, seconds, relative.inverse)
     return Selection(converted, plan, speed, trial)
@@ -167,7 +176,11 @@ def with_figures(trial: Trial, plan: ResolvedPlan, converted: AnyModel) -> Selec
 
 def best_slow(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
     """Return the best trial that meets the accuracy target; None if none was measured."""
-    accurate = (trial for trial in trials if trial.meets_accuracy and trial.speedup)
+    accurate = (
+        trial
+        for trial in trials
+        if trial.meets_accuracy and (trial.speedup or Objective.TARGET in objectives)
+    )
     return min(accurate, key=lambda trial: trial.relative_cost(objectives), default=None)
 
 

@@ -20,6 +20,8 @@ from neural_mp.runs.history import History
 from neural_mp.runs.report import RuntimeFigures, RuntimeHint, Setting
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe, Strategy, TuningProblem
+from neural_mp.targets.cost import TargetCosts
+from neural_mp.targets.profile import TargetProfile
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.tuning.executors.contract import Workers
@@ -94,6 +96,7 @@ class TuningJob:
         alternatives: the verified FP32 models in other runtimes that the result is compared with.
         hint: seconds of each phase, and per batch in FP32 → another runtime that is faster in
             FP32, if any; None for no search.
+        target: the accelerator to plan for; None for this machine, or another CPU.
         train: FP32 model, plan, seconds → the converted model, trained with the rounding of the
             plan: for the most promising plan if none meets the target; None without training.
     """
@@ -113,6 +116,7 @@ class TuningJob:
     alternatives: tuple[AnyModel, ...] = ()
     hint: Callable[[Mapping[str, float], float], RuntimeHint | None] | None = None
     train: Callable[[AnyTunableModel, ResolvedPlan, float], AnyModel] | None = None
+    target: TargetProfile | None = None
 
     @property
     def space(self) -> TuningSpace:
@@ -152,7 +156,17 @@ class TuningJob:
 
     def figures(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
         """Return the objectives of a converted model, measured against FP32; smaller is better."""
-        return {**self.measurement(self.model, candidate), **self.sizes(candidate, plan)}
+        sizes = self.sizes(candidate, plan)
+        if self.target_costs is not None:
+            return {**self.target_costs.figures(plan.plan), **sizes}
+        return {**self.measurement(self.model, candidate), **sizes}
+
+    @cached_property
+    def target_costs(self) -> TargetCosts | None:
+        """The estimated costs on the target; None without an accelerator."""
+        if self.target is None:
+            return None
+        return TargetCosts(self.target, *self.model.op_work(self.measurement.inputs))
 
     def sizes(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
         """Return the size and the memory footprint of a converted model, also against FP32."""
@@ -203,6 +217,7 @@ def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningPr
         probe,
         settings.criterion.tolerance,
         job.measurement.workload,
+        job.target,
     )
 
 

@@ -22,6 +22,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.baseline import calibrate_model
 from neural_mp.tuning.evaluation.plan_evaluator import describe_error
 from neural_mp.tuning.final_selection import (
+    UNMEASURED,
     LatencyComparison,
     Selection,
     compare_latency,
@@ -243,6 +244,11 @@ def _measure_choice(
     `rounds` are the seconds of FP32 and the plan in rounds just measured, as in
     `Measurement.rounds`.
     """
+    if job.target is not None:
+        figures = job.figures(chosen.model, chosen.plan)
+        trial = job.rated(Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan)
+        slow = () if trial.met else (trial,)
+        return Selection(chosen.model, chosen.plan, UNMEASURED, slower_than_fp32=slow)
     baseline, candidate = job.measurement.rounds([job.model, chosen.model], earlier=rounds)
     sizes = job.sizes(chosen.model, chosen.plan)
     figures = {**sizes, **latency_figures(baseline, candidate)}

@@ -20,8 +20,9 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.kernel_trace import OpTrace
-from neural_mp.core.observations import KeptOutputs, Range
+from neural_mp.core.observations import KeptOutputs, Observations, Range
 from neural_mp.core.precision import Precision
+from neural_mp.core.width_figures import WidthFigures
 from neural_mp.space import ResolvedPlan
 
 M = TypeVar("M")
@@ -228,6 +229,20 @@ class Framework(ABC, Generic[M]):
         Fused ops count towards the op that they are fused into.
         """
         raise optional.not_offered(self.framework, "times of single ops")
+
+    def op_work(self, model: M, inputs: object) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Return op → multiplications, and op → elements that it writes, per sample of a batch.
+
+        For accelerators, whose cost is estimated.
+        """
+        raise optional.not_offered(self.framework, "work of single ops")
+
+    def width_figures(self, model: M, inputs: object, observations: Observations) -> WidthFigures:
+        """Return the noise of every tensor and weight by width, on one batch.
+
+        For accelerators, whose widths are planned.
+        """
+        raise optional.not_offered(self.framework, "widths of single tensors")
 
     def trace_kernels(self, model: M, inputs: object) -> Mapping[str, OpTrace]:
         """Return op → its kernels in one run, from the runtime's own trace.

@@ -27,6 +27,7 @@ from neural_mp.core.op_timings import (
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import CORRECTIONS, Precision, weight_only
 from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.report import NO_CORRECTION, OUTPUT_NSR, TIMES
@@ -50,6 +51,7 @@ from neural_mp.tuning.measurement.sqnr import MAX_NSR, TimedRun, mean_nsr
 from neural_mp.util.fingerprint import digest_of
 from neural_mp.util.validators import (
     Validator,
+    anything,
     checked,
     list_of,
     mapping_of,
@@ -66,6 +68,8 @@ T = TypeVar("T")
 LEAST_ALLOWANCE = 4.0
 #: Kind of measurement, beside `TIMES`; key of the history for the reason of missing op timings.
 _NOISE, _UNTIMED = "noise", "why ops were not timed"
+#: Key of the noise by widths.
+_WIDTHS = "noise by widths"
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,17 @@ class MeasuringProbe(Probe):
         if model is None:
             return MAX_NSR
         return mean_nsr(self._reference, model.float_outputs(inputs))
+
+    def width_figures(self) -> WidthFigures | None:
+        """See the base class."""
+        if self.job.target is None:
+            return None
+        data = self.job.calibration
+        inputs = self.job.measurement.inputs if data is None else data.batches.first_inputs
+        stored = self._whatever_the_time(
+            _WIDTHS, mapping_of(anything), lambda: self.model.width_figures(inputs).to_dict()
+        )
+        return WidthFigures.from_dict(stored)
 
     def reconstructable(self) -> frozenset[str]:
         """See the base class."""

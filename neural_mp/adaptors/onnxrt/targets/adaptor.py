@@ -133,9 +133,15 @@ class TargetAdaptor(OnnxRuntimeAdaptor):
         run = target.session(switched.program).fetching(outputs)
         feeds = target.signature.bind(inputs)
         tensors, weights = measure_noise(switched, run, [feeds])
-        static = with_static_shapes(target.program, feeds)
-        macs, elements = work_of(static, max(1, target.signature.samples(feeds)))
-        return WidthFigures(tensors, weights, macs, elements)
+        return WidthFigures(tensors, weights, *self.op_work(model, inputs))
+
+    def op_work(
+        self, model: OnnxModel, inputs: object
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the work of every op, from the sizes of one batch."""
+        feeds = model.signature.bind(inputs)
+        static = with_static_shapes(model.program, feeds)
+        return work_of(static, max(1, model.signature.samples(feeds)))
 
     def time_ops(self, model: OnnxModel, inputs: object, runs: int) -> Any:
         """Times of the simulation say nothing about the target."""

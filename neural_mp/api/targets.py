@@ -1,0 +1,80 @@
+"""Models for accelerators: the profile of a `target`, and the model as its adaptor sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.registry import require_framework
+from neural_mp.adaptors.transfer import load_transferred
+from neural_mp.core import hardware as machine
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, ConversionError, did_you_mean, one_line
+from neural_mp.targets import TargetProfile, is_profile, load_profile, profile_names
+
+
+def profile_of(target: str) -> TargetProfile | None:
+    """Return the profile of an accelerator; None for a CPU.
+
+    Raises:
+        ConfigurationError: there is no such target, or its file is invalid.
+    """
+    if target in machine.TARGETS:
+        return None
+    if not is_profile(target):
+        names = (*machine.TARGETS, *profile_names())
+        raise ConfigurationError(
+            f"target must be one of {', '.join(names)}, or the path of a profile (.yaml), got "
+            f"{target!r}{did_you_mean(target, names)}"
+        )
+    return load_profile(target)
+
+
+def integer_precisions(explicit: tuple[Precision, ...] | None) -> tuple[Precision, ...]:
+    """Return the precisions of a search for an accelerator.
+
+    Raises:
+        ConfigurationError: none of the user's precisions is an integer.
+    """
+    integers = (Precision.INT8, Precision.INT16)
+    if explicit is None:
+        return integers
+    chosen = tuple(precision for precision in integers if precision in explicit)
+    if not chosen:
+        raise ConfigurationError(
+            f"precisions for an accelerator must contain int8 or int16, got "
+            f"{', '.join(map(str, explicit))}"
+        )
+    return chosen
+
+
+def model_for_target(source: AnyModel, profile: TargetProfile) -> AnyModel:
+    """Return a model as the adaptor of a target reads its ONNX file, called as in its framework.
+
+    Raises:
+        ConfigurationError: the model cannot be written as ONNX.
+        MissingFrameworkError: ONNX Runtime is not installed.
+    """
+    require_framework("onnxrt", "models for accelerators")
+    from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
+
+    try:
+        return load_transferred(source, TargetAdaptor(profile))
+    except ConversionError as error:
+        raise ConfigurationError(
+            f"target {profile.name!r} requires a model that can be written as ONNX, got one of "
+            f"{source.adaptor.framework}: {one_line(error)}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class TargetLoader:
+    """A picklable loader of a model for an accelerator; see `model_for_target`."""
+
+    load: Callable[[], AnyModel]
+    target: str
+
+    def __call__(self) -> AnyModel:
+        """Return the model."""
+        return model_for_target(self.load(), load_profile(self.target))
