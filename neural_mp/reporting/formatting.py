@@ -75,8 +75,12 @@ def accuracy(trial: Trial, metric: str = "") -> str:
 def time_of(report: Report) -> tuple[str, str, str]:
     """Return the name of the measured time, and the figures of FP32 and of the result.
 
-    Samples per second if the throughput was measured, else seconds per batch.
+    Samples per second if the throughput was measured, else seconds per batch. For an accelerator,
+    the estimated cost instead.
     """
+    if report.accelerator is not None:
+        cost = report.accelerator.relative_cost
+        return f"estimated cost, {report.accelerator.title}", "1", f"{cost:.3g}"
     batch = f", batch of {report.batch_size}" if report.batch_size else ""
     if report.streams is None:
         return f"latency{batch}", seconds(report.baseline_latency), seconds(report.latency)
@@ -95,7 +99,12 @@ def times(value: float | None) -> str:
 
 
 def speed(report: Report) -> str:
-    """Format the speedup over FP32 with its confidence interval; a dash if not measured."""
+    """Format the speedup over FP32 with its confidence interval; a dash if not measured.
+
+    For an accelerator, the widths of its multiplications.
+    """
+    if report.accelerator is not None:
+        return report.accelerator.words
     if report.speedup is None:
         return "–"
     low, high = report.speedup_low, report.speedup_high

@@ -227,7 +227,8 @@ def verdict(report: Report, met: bool | None) -> str:
     """Return the verdict on a run in one line."""
     if report.only_slower:
         which = "No plan" if met is None else "No plan that meets the target"
-        return f"{which} is faster; the result is the {report.source_name} model"
+        better = "faster" if report.accelerator is None else "cheaper"
+        return f"{which} is {better}; the result is the {report.source_name} model"
     return {
         True: "The accuracy target is met",
         False: f"The accuracy target is NOT met; the result is the {report.source_name} model",

@@ -94,6 +94,33 @@ class RuntimeHint(JsonFields):
         )
 
 
+@dataclass(frozen=True)
+class AcceleratorFigures(JsonFields):
+    """Estimates for a plan on an accelerator, whose speed is not measured.
+
+    Attributes:
+        name: the word for `target`.
+        title: its name.
+        evidence: whether its rules were `measured` with its compiler, or are from `documents`.
+        relative_cost: estimated cost of the result, relative to all ops in float.
+        shares: widths, e.g. `w8a16`, or a float precision → fraction of the multiplications.
+        refused: op type that the compiler does not take → number of ops.
+    """
+
+    name: str
+    title: str
+    evidence: str
+    relative_cost: NonNegative
+    shares: Mapping[str, NonNegative] = field(default_factory=dict)
+    refused: Mapping[str, Count] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """The shares of the multiplications, largest first, as text."""
+        ordered = sorted(self.shares.items(), key=lambda item: -item[1])
+        return ", ".join(f"{share:.0%} of MACs in {word}" for word, share in ordered) or "no MACs"
+
+
 class Stage(StringEnum):
     """Origin of the weights of a plan."""
 
@@ -172,6 +199,7 @@ class Report(Printed, JsonFields):
         stage_noise: noise of each op of the plan that was trained, or of the result if its weights
             were reconstructed, at each stage; None otherwise.
         runtimes: figures of the compared runtimes, the source first; empty without a comparison.
+        accelerator: estimates for the accelerator that the plan is for; None for CPUs.
         hint: a faster runtime for a run with `runtime="source"`; None if none is known.
         record: the stored record of the run; None if there is none.
     """
@@ -207,6 +235,7 @@ class Report(Printed, JsonFields):
     cache_hits: tuple[str, ...] = ()
     stage_noise: StageNoise | None = None
     runtimes: tuple[RuntimeFigures, ...] = ()
+    accelerator: AcceleratorFigures | None = None
     hint: RuntimeHint | None = None
     record: RunRecord | None = field(default=None, compare=False, repr=False, metadata=NOT_STORED)
 

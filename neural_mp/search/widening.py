@@ -38,7 +38,9 @@ class WidthPlan:
 def widening_path(
     choices: Mapping[str, Sequence[OpConfig]], figures: WidthFigures, cost_of: CostOf
 ) -> list[WidthPlan]:
-    """Return the plans from the narrowest to the widest, in strictly rising cost.
+    """Return the plans from the narrowest to all-float ones, in strictly rising cost.
+
+    Ops go to float only when all are in their widest integers: islands of float cost conversions.
 
     Args:
         choices: op → its configs, the narrowest first, the float config last.
@@ -55,6 +57,7 @@ class _Widening:
     figures: WidthFigures
     cost_of: CostOf
     level: dict[str, int] = field(default_factory=dict)
+    takes_float: bool = False
 
     def __post_init__(self) -> None:
         self.level = dict.fromkeys(self.choices, 0)
@@ -67,8 +70,14 @@ class _Widening:
         """Yield the plans of the path."""
         noise = sum(map(self._tensor_noise, self.figures.tensors))
         noise += sum(self._weight_noise(op, 0) for op in self.choices)
-        cost = sum(self._cost(op, 0) for op in self.choices)
-        yield WidthPlan(self._configs(), noise, cost)
+        plan = WidthPlan(self._configs(), noise, sum(self._cost(op, 0) for op in self.choices))
+        yield plan
+        for self.takes_float in (False, True):
+            for plan in self._steps_from(plan.noise, plan.cost):
+                yield plan
+
+    def _steps_from(self, noise: float, cost: float) -> Iterator[WidthPlan]:
+        """Yield the plans of all steps that remove noise, from the current levels on."""
         waiting = [step for step in self._steps() if step[0] < 0]
         heapq.heapify(waiting)
         while waiting:
@@ -127,7 +136,8 @@ class _Widening:
         return raised
 
     def _first_level(self, op: str, wider: Callable[[OpConfig], bool]) -> int | None:
-        levels = range(self.level[op] + 1, len(self.choices[op]))
+        count = sum(self.takes_float or c.activation is not None for c in self.choices[op])
+        levels = range(self.level[op] + 1, count)
         return next((level for level in levels if wider(self.choices[op][level])), None)
 
     def _effect(self, raised: Mapping[str, int]) -> tuple[float, float]:

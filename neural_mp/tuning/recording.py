@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -20,8 +21,10 @@ from neural_mp.core.precision import CPU_PRECISIONS, OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.profiling import Ratio
 from neural_mp.runs.report import (
+    AcceleratorFigures,
     Machine,
     Report,
+    RuntimeHint,
     RunEnd,
     RunRecord,
     RunStart,
@@ -245,7 +248,30 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         cache_hits=tuple(log.cache_hits),
         stage_noise=log.stage_noise,
         runtimes=job.runtimes,
-        hint=None if job.hint is None else job.hint(log.seconds, selection.speed.baseline),
+        accelerator=_accelerator_figures(job, selection),
+        hint=_runtime_hint(job, selection, log),
+    )
+
+
+def _runtime_hint(job: TuningJob, selection: Selection, log: RunLog) -> RuntimeHint | None:
+    seconds = selection.speed.baseline
+    return None if job.hint is None or seconds is None else job.hint(log.seconds, seconds)
+
+
+def _accelerator_figures(job: TuningJob, selection: Selection) -> AcceleratorFigures | None:
+    """Return the estimates of a result on the target; None for CPUs."""
+    costs, profile = job.target_costs, job.target
+    if costs is None or profile is None:
+        return None
+    configs = selection.plan.plan
+    refused = Counter(op.type for op in job.space.graph if op.type in profile.refuse)
+    return AcceleratorFigures(
+        profile.name,
+        profile.title,
+        profile.evidence,
+        costs.figures(configs)["relative_target"],
+        costs.shares(configs),
+        refused,
     )
 
 

@@ -7,8 +7,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.files import storage
@@ -33,6 +36,8 @@ from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.targets import TargetProfile
 
+#: SQNR in dB that a rewritten graph must reach, and one with clipped masks.
+_LEAST_EXACT_DB, _LEAST_CLIPPED_DB = 80.0, 30.0
 #: Range of the calibration of activations.
 _ALGORITHM = "minmax"
 
@@ -73,7 +78,28 @@ class TargetAdaptor(OnnxRuntimeAdaptor):
             "kernel_check": None,
             "_runners": {},
         }
-        return TargetModel(**state, profile=self.profile)
+        target = TargetModel(**state, profile=self.profile)
+        self._check_rewriting(target, exact=not rewritten.notes)
+        return target
+
+    def _check_rewriting(self, target: TargetModel, exact: bool) -> None:
+        """Compare the rewritten graph with the given one, on the example.
+
+        Raises:
+            ConversionError: the outputs differ by more than rounding, or, with clipped masks, by
+                more than masks may.
+        """
+        expected = target.run(target.example)
+        outputs = target.signature.output_tensors
+        actual = target.session(target.program).fetching(outputs)(target.example)
+        least = _LEAST_EXACT_DB if exact else _LEAST_CLIPPED_DB
+        for name, before, after in zip(outputs, expected, actual, strict=True):
+            if before.dtype.kind == "f" and not _is_near(before, after, least):
+                raise ConversionError(
+                    f"the graph rewritten for {self.profile.title} must compute the output "
+                    f"{name!r} with at least {least:g} dB, and does not; give the model without "
+                    f"the ops that the profile rewrites: {', '.join(self.profile.rewrites)}"
+                )
 
     def space(
         self,
@@ -154,6 +180,14 @@ class TargetAdaptor(OnnxRuntimeAdaptor):
     def save(self, model: OnnxModel, folder: Path) -> None:
         """Write the model with the sizes of the example, and its metadata."""
         storage.save(static_form(model), folder)
+
+
+def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
+    """Whether an output has an SQNR; values that are not finite in either are left out."""
+    finite = np.isfinite(expected) & np.isfinite(actual)
+    before, after = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
+    noise, signal = np.square(after - before).sum(), np.square(before).sum()
+    return bool(noise <= signal * 10 ** (-least_db / 10))
 
 
 def _target(model: OnnxModel) -> TargetModel:

@@ -83,7 +83,7 @@ class _Writer:
     _read: dict[tuple[ir.Value, QuantDType | None], tuple[ir.Value, Grid]] = field(
         default_factory=dict
     )
-    _constants: dict[tuple[ir.Value, str], tuple[ir.Value, Grid]] = field(default_factory=dict)
+    _shared: dict[str, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names = GraphNames(self.graph)
@@ -275,8 +275,11 @@ class _Writer:
     # Nodes
 
     def _parameters(self, grid: Grid, name: str) -> tuple[ir.Value, ir.Value]:
-        scale = self._names.constant(f"{name}/scale", grid.scale)
-        return scale, self._names.constant(f"{name}/zero", grid.zero_point)
+        """Return the scale and zero point of a tensor, which its Q and DQ share."""
+        if name not in self._shared:
+            scale = self._names.constant(f"{name}/scale", grid.scale)
+            self._shared[name] = scale, self._names.constant(f"{name}/zero", grid.zero_point)
+        return self._shared[name]
 
     def _quantize(
         self, value: ir.Value, grid: Grid, name: str, node: ir.Node, after: bool = False

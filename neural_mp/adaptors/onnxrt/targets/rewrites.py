@@ -30,6 +30,8 @@ from neural_mp.targets import TargetProfile
 LEAST_MASK_VALUE, MASK_VALUE = -1e4, -100.0
 #: First opset with Gelu.
 _GELU_OPSET = 20
+#: Most rounds in which folded sizes make further shapes known.
+_MAX_FOLDING_ROUNDS = 16
 #: Relative tolerance of the constants of a pattern.
 _TOLERANCE = 1e-3
 #: Ops between a mask and the Softmax that keep a large negative number large.
@@ -88,11 +90,36 @@ def with_static_shapes(program: ir.Model, example: Mapping[str, Array]) -> ir.Mo
     for node in static.graph:
         for result in node.outputs:
             result.shape = None
-    infer_shapes(static)
-    fold_constants(static, GraphNames(static.graph), None)
+    names = GraphNames(static.graph)
+    # A folded size makes further shapes known.
+    for _ in range(_MAX_FOLDING_ROUNDS):
+        infer_shapes(static)
+        if not _fold_shapes(static, names):
+            break
+        fold_constants(static, names, None)
     common.RemoveUnusedNodesPass()(static)
-    infer_shapes(static)
     return static
+
+
+def _fold_shapes(program: ir.Model, names: GraphNames) -> bool:
+    """Replace the sizes of tensors of known shape by constants; return whether there were any."""
+    nodes = [
+        node
+        for node in program.graph
+        if node.op_type == "Shape" and not node.domain and _is_static(node.inputs[0])
+    ]
+    for node in nodes:
+        shape = node.inputs[0].shape.numpy()  # type: ignore[union-attr]
+        start = node.attributes.get_int("start", 0)
+        sizes = shape[start : node.attributes.get_int("end", len(shape))]
+        constant = names.constant(f"{node.name}/sizes", np.asarray(sizes, np.int64))
+        node.outputs[0].replace_all_uses_with(constant, replace_graph_outputs=True)
+        program.graph.remove(node, safe=True)
+    return bool(nodes)
+
+
+def _is_static(value: ir.Value | None) -> bool:
+    return value is not None and value.shape is not None and value.shape.is_static()
 
 
 # Gelu: x · ½ · (1 + erf(x / √2)), whose factors exporters write in any order.
