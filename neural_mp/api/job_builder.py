@@ -49,7 +49,6 @@ from neural_mp.runs.history import History, compared_runtimes, storage_url
 from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
-from neural_mp.strategies.base import Strategy
 from neural_mp.strategies.widening import Widening
 from neural_mp.targets.profile import TargetProfile
 from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
@@ -214,7 +213,7 @@ class JobBuilder:
         if target is None:
             precisions = self._usable_precisions(host.for_target(cpu), amp)
         else:
-            precisions = integer_precisions(self.explicit)
+            precisions = integer_precisions(target, self.explicit)
         evaluation, calibration = self._select_batches()
         metrics = gather_metrics(options.metric, self.settings, evaluation, options.eval_func)
         criterion = self._directed_criterion(metrics)
@@ -303,7 +302,7 @@ class JobBuilder:
         )
         return job, log_folder
 
-    def _strategy_name(self, target: TargetProfile | None) -> str | Strategy:
+    def _strategy_name(self, target: TargetProfile | None) -> str:
         """Return the strategy of the options; by default, the one that suits the target."""
         is_set = target is None or self.options.is_set("strategy")
         return self.options.strategy if is_set else Widening.name

@@ -31,19 +31,22 @@ def profile_of(target: str) -> TargetProfile | None:
     return load_profile(target)
 
 
-def integer_precisions(explicit: tuple[Precision, ...] | None) -> tuple[Precision, ...]:
-    """Return the precisions of a search for an accelerator.
+def integer_precisions(
+    profile: TargetProfile, explicit: tuple[Precision, ...] | None
+) -> tuple[Precision, ...]:
+    """Return the precisions of a search for an accelerator: by default, all that it offers.
 
     Raises:
-        ConfigurationError: none of the user's precisions is an integer.
+        ConfigurationError: none of the user's precisions is an integer of the target.
     """
-    integers = (Precision.INT8, Precision.INT16)
+    widths = {dtype.bits for dtype in profile.activation.types}
+    integers = tuple(p for p in (Precision.INT8, Precision.INT16) if p.bits in widths)
     if explicit is None:
         return integers
     chosen = tuple(precision for precision in integers if precision in explicit)
     if not chosen:
         raise ConfigurationError(
-            f"precisions for an accelerator must contain int8 or int16, got "
+            f"precisions for {profile.title} must contain {' or '.join(map(str, integers))}, got "
             f"{', '.join(map(str, explicit))}"
         )
     return chosen

@@ -72,8 +72,9 @@ class _Widening:
         noise += sum(self._weight_noise(op, 0) for op in self.choices)
         plan = WidthPlan(self._configs(), noise, sum(self._cost(op, 0) for op in self.choices))
         yield plan
-        for self.takes_float in (False, True):
-            for plan in self._steps_from(plan.noise, plan.cost):
+        for takes_float in (False, True):
+            self.takes_float, last = takes_float, plan
+            for plan in self._steps_from(last.noise, last.cost):
                 yield plan
 
     def _steps_from(self, noise: float, cost: float) -> Iterator[WidthPlan]:

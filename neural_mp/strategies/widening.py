@@ -21,41 +21,48 @@ _FLOOR = 1e-12
 class Widening(Strategy):
     """Search for the cheapest widths that meet the target.
 
-    1. One run per tensor and weight, with the quantization of that tensor alone, gives its noise at
-       the outputs in each width.
-    2. From the narrowest widths on, steps that widen the ops around a tensor, or a weight, form a
+    1. The plan with all ops in their narrowest widths is tried.
+    2. If it misses, one run per tensor and weight, with the quantization of that tensor alone,
+       gives its noise at the outputs in each width.
+    3. From the narrowest widths on, steps that widen the ops around a tensor, or a weight, form a
        path of plans, most noise removed per estimated cost first.
-    3. The narrowest plan is tried, then plans of the path between those that missed and those that
-       met: the loss is taken to be proportional to the noise. At most six trials.
+    4. Plans of the path between those that missed and those that met are tried: the loss is taken
+       to be proportional to the noise. At most six trials.
     """
 
     name = "widening"
 
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
-        figures, target = problem.probe.width_figures(), problem.target
-        space = problem.space
-        choices = {op: space.choices(op) for op in space.tunable_ops}
-        if figures is None or target is None or not choices:
+        space, target = problem.space, problem.target
+        if target is None or not space.tunable_ops:
+            return
+        (narrowest,) = yield [space.fastest_plan()]
+        figures = None if narrowest.meets_accuracy else problem.probe.width_figures()
+        if figures is None:
             return
         costs = TargetCosts(target, figures.macs, figures.elements)
-        yield from _try_path(widening_path(choices, figures, costs.of_op), problem)
+        choices = {op: space.choices(op) for op in space.tunable_ops}
+        path = widening_path(choices, figures, costs.of_op)
+        yield from _try_path(path, problem, narrowest.loss)
 
 
-def _try_path(path: Sequence[WidthPlan], problem: TuningProblem) -> Search:
-    """Try the narrowest plan, then plans between the last that missed and the first that met."""
-    missed, met, index = -1, len(path), 0
-    loss = None
-    for _ in range(MAX_TRIALS):
+def _try_path(path: Sequence[WidthPlan], problem: TuningProblem, loss: float | None) -> Search:
+    """Try plans between the last that missed, first the narrowest, and the first that met.
+
+    `loss` is that of the narrowest plan.
+    """
+    missed, met = 0, len(path)
+    for _ in range(MAX_TRIALS - 1):
+        if met - missed <= 1:
+            return
+        index = _next_index(path, missed, met, loss, problem.tolerance)
         plan = problem.space.fastest_plan().replacing(path[index].configs)
         (trial,) = yield [plan]
         if trial.meets_accuracy:
             met = index
         else:
             missed, loss = index, trial.loss
-        if met - missed <= 1:
-            return
-        index = _next_index(path, missed, met, loss, problem.tolerance)
 
 
 def _next_index(
@@ -66,7 +73,7 @@ def _next_index(
     By the loss of the plan that missed, if nothing has met yet; else the middle in noise.
     """
     inside = range(missed + 1, met)
-    noise = max(path[missed].noise if missed >= 0 else path[0].noise, _FLOOR)
+    noise = max(path[missed].noise, _FLOOR)
     if met == len(path):
         if loss and tolerance and loss > 0:
             wanted = noise * _AIM_RATIO * tolerance / loss

@@ -5,7 +5,7 @@ Times are measured on devices only; the estimate orders plans, and is called an 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ class TargetCosts:
 
         Products of two activations count as `w8a8` or `w16a16`, by the type of both factors.
         """
-        counts: Counter[str] = Counter()
+        counts: dict[str, float] = defaultdict(float)
         for op, macs in self.macs.items():
             word = words_of(configs.get(op, FP32))
             counts[_OF_PRODUCTS.get(word, word)] += macs

@@ -24,10 +24,10 @@ from neural_mp.runs.report import (
     AcceleratorFigures,
     Machine,
     Report,
-    RuntimeHint,
     RunEnd,
     RunRecord,
     RunStart,
+    RuntimeHint,
     count_ops,
 )
 from neural_mp.search.corrections import best_corrections, corrected_nsr

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common import conversion, optional
+from neural_mp.adaptors.common.capabilities import OpKernels
+from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.onnxrt.files import storage
-from neural_mp.adaptors.onnxrt.graph.edit import is_float32
+from neural_mp.adaptors.onnxrt import observe
+from neural_mp.adaptors.onnxrt.files import loading, storage
+from neural_mp.adaptors.onnxrt.graph.edit import is_float32, tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
+from neural_mp.adaptors.onnxrt.kernels.ops import TYPES
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.targets.model import (
     TargetModel,
@@ -35,6 +38,7 @@ from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.targets import TargetProfile
+from neural_mp.util.system.memory import collection_paused
 
 #: SQNR in dB that a rewritten graph must reach, and one with clipped masks.
 _LEAST_EXACT_DB, _LEAST_CLIPPED_DB = 80.0, 30.0
@@ -42,45 +46,53 @@ _LEAST_EXACT_DB, _LEAST_CLIPPED_DB = 80.0, 30.0
 _ALGORITHM = "minmax"
 
 
-class TargetAdaptor(OnnxRuntimeAdaptor):
+class TargetAdaptor(GraphAdaptor[TargetModel]):
     """The adaptor of a target.
 
     Args:
         profile: the rules of the target.
     """
 
-    corrections = None
-    layer_inputs = None
-    grouped_weights = None
-    portability = None
-    transfer = None
-    unoptimized_run = None
-    single_file = optional.SingleFile((".onnx",), lambda *args: save_static(*args))
+    framework = "onnxrt"
+    title = "ONNX"
+    packages = ("onnxruntime", "onnx")
+    op_kinds = TYPES
+    op_outputs = optional.OpOutputs(
+        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+    )
 
     graph = staticmethod(build_graph)
+    observe_tensors = staticmethod(observe.observe_tensors)
+    observe_and_keep = staticmethod(observe.observe_tensors)
+    element_counts = staticmethod(observe.element_counts)
+    fingerprint = staticmethod(storage.fingerprint)
 
     def __init__(self, profile: TargetProfile) -> None:
-        super().__init__(CPU)
         self.profile = profile
+        self.single_file = optional.SingleFile((".onnx",), save_static)
 
     def read(self, source: object, spec: InputSpec) -> TargetModel:
         """Read, canonicalize and rewrite a model."""
-        model = super().read(source, spec)
+        with collection_paused():
+            model = loading.load(source, spec, CPU)
         if model.obstacle is not None:
             raise ConversionError(f"the model cannot be written for a target: {model.obstacle}")
         rewritten = rewrite_for(model.program, self.profile)
-        state = {item.name: getattr(model, item.name) for item in fields(OnnxModel)}
-        state |= {
-            "program": rewritten.program,
-            "opset": self.profile.opset[0],
-            "warnings": (*model.warnings, *rewritten.notes),
-            "quantized": None,
-            "kernel_check": None,
-            "_runners": {},
-        }
-        target = TargetModel(**state, profile=self.profile)
+        target = replace(
+            self._with_profile(model),
+            program=rewritten.program,
+            opset=self.profile.opset[0],
+            warnings=(*model.warnings, *rewritten.notes),
+            quantized=None,
+            kernel_check=None,
+            _runners={},
+        )
         self._check_rewriting(target, exact=not rewritten.notes)
         return target
+
+    def _with_profile(self, model: OnnxModel) -> TargetModel:
+        state = {item.name: getattr(model, item.name) for item in fields(OnnxModel)}
+        return TargetModel(**state, profile=self.profile)
 
     def _check_rewriting(self, target: TargetModel, exact: bool) -> None:
         """Compare the rewritten graph with the given one, on the example.
@@ -101,18 +113,22 @@ class TargetAdaptor(OnnxRuntimeAdaptor):
                     f"the ops that the profile rewrites: {', '.join(self.profile.rewrites)}"
                 )
 
+    def kernels(self, model: TargetModel, hardware: Hardware) -> Mapping[str, OpKernels]:
+        """Return no kernel: `space` reads the profile."""
+        return {}
+
     def space(
         self,
-        model: OnnxModel,
+        model: TargetModel,
         hardware: Hardware,
         lists: Mapping[Precision, FourLists] | None = None,
     ) -> TuningSpace:
         """Return the graph with the widths that the target computes every op in."""
-        return TuningSpace(self.graph(_target(model)), capabilities_of(_target(model)))
+        return TuningSpace(self.graph(model), capabilities_of(model))
 
     def observe(
         self,
-        model: OnnxModel,
+        model: TargetModel,
         batches: Iterable[Any],
         space: TuningSpace,
         collected: KeptOutputs | None = None,
@@ -124,62 +140,68 @@ class TargetAdaptor(OnnxRuntimeAdaptor):
 
     def convert(
         self,
-        model: OnnxModel,
+        model: TargetModel,
         plan: ResolvedPlan,
         observations: Observations,
         space: TuningSpace,
-        corrected: CorrectedWeights[OnnxModel] | None = None,
-    ) -> OnnxModel:
+        corrected: CorrectedWeights[TargetModel] | None = None,
+    ) -> TargetModel:
         """Return the model with pairs of Q/DQ ops; `model` itself for an all-float plan."""
-        target = _target(model)
-        configs = {op: c for op, c in plan.plan.items() if c.activation is not None}
-        if not configs:
+        if not any(config.activation for config in plan.plan.values()):
             return model
-        ranges = _value_ranges(target, observations)
-        program, counts = write_qdq(target.program, configs, ranges, self.profile)
+        return self.convert_graph(model, plan, _value_ranges(model, observations))
+
+    def convert_graph(
+        self, model: TargetModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
+    ) -> TargetModel:
+        """Return the model with pairs of Q/DQ ops, from value of the graph → range."""
+        configs = {op: c for op, c in plan.plan.items() if c.activation is not None}
+        program, counts = write_qdq(model.program, configs, ranges, self.profile)
         return replace(
-            target,
-            program=program,
-            given=None,
-            counts=counts,
-            plan_configs=configs,
-            _runners={},
+            model, program=program, given=None, counts=counts, plan_configs=configs, _runners={}
         )
 
     def width_figures(
-        self, model: OnnxModel, inputs: object, observations: Observations
+        self, model: TargetModel, inputs: object, observations: Observations
     ) -> WidthFigures:
         """Return the noise of every tensor and weight on one batch, and the work of every op."""
-        target = _target(model)
-        ranges = _value_ranges(target, observations)
+        ranges = _value_ranges(model, observations)
         switched = build_switch_model(
-            target.program, target.configs, ranges, target.tensor_names, self.profile
+            model.program, model.configs, ranges, model.tensor_names, self.profile
         )
         outputs = [str(value.name) for value in switched.program.graph.outputs]
-        run = target.session(switched.program).fetching(outputs)
-        feeds = target.signature.bind(inputs)
+        run = model.session(switched.program).fetching(outputs)
+        feeds = model.signature.bind(inputs)
         tensors, weights = measure_noise(switched, run, [feeds])
         return WidthFigures(tensors, weights, *self.op_work(model, inputs))
 
     def op_work(
-        self, model: OnnxModel, inputs: object
+        self, model: TargetModel, inputs: object
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Return the work of every op, from the sizes of one batch."""
         feeds = model.signature.bind(inputs)
         static = with_static_shapes(model.program, feeds)
         return work_of(static, max(1, model.signature.samples(feeds)))
 
-    def time_ops(self, model: OnnxModel, inputs: object, runs: int) -> Any:
-        """Times of the simulation say nothing about the target."""
-        raise optional.not_offered(self.profile.title, "times of single ops")
+    def native(self, model: TargetModel) -> Any:
+        """Return the ONNX message, with static sizes where the target needs them."""
+        return storage.to_message(static_form(model))
 
-    def trace_kernels(self, model: OnnxModel, inputs: object) -> Any:
-        """Kernels of the simulation say nothing about the target."""
-        raise optional.not_offered(self.profile.title, "trace of kernels; use the audit")
+    def weight_bytes(self, model: TargetModel) -> int:
+        """Return the size of the constants in bytes."""
+        return sum(map(tensor_bytes, tensors_in(model.runs)))
 
-    def save(self, model: OnnxModel, folder: Path) -> None:
+    def save(self, model: TargetModel, folder: Path) -> None:
         """Write the model with the sizes of the example, and its metadata."""
         storage.save(static_form(model), folder)
+
+    def restore(self, folder: Path) -> TargetModel:
+        """Read back the files of `save`."""
+        return self._with_profile(storage.restore(folder, CPU))
+
+    def export_onnx(self, model: TargetModel, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the model as to a single file."""
+        save_static(model, path, metadata)
 
 
 def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
@@ -188,11 +210,6 @@ def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
     before, after = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
     noise, signal = np.square(after - before).sum(), np.square(before).sum()
     return bool(noise <= signal * 10 ** (-least_db / 10))
-
-
-def _target(model: OnnxModel) -> TargetModel:
-    assert isinstance(model, TargetModel)
-    return model
 
 
 def _value_ranges(model: TargetModel, observations: Observations) -> dict[str, Range]:
@@ -205,15 +222,14 @@ def _value_ranges(model: TargetModel, observations: Observations) -> dict[str, R
     }
 
 
-def static_form(model: OnnxModel) -> OnnxModel:
+def static_form(model: TargetModel) -> TargetModel:
     """Return a model with the sizes of one example sample, if the target needs static sizes."""
-    target = _target(model)
-    if target.rules.shapes != "static":
+    if model.rules.shapes != "static":
         return model
-    example = target.signature.bind(target.signature.in_order(target.example, 1))
-    return replace(target, program=with_static_shapes(target.runs, example), given=None)
+    example = model.signature.bind(model.signature.in_order(model.example, 1))
+    return replace(model, program=with_static_shapes(model.runs, example), given=None)
 
 
-def save_static(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:
+def save_static(model: TargetModel, path: Path, metadata: Mapping[str, str]) -> None:
     """Write the model with static sizes to one file."""
     storage.save_file(static_form(model), path, metadata)

@@ -11,7 +11,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, is_float32,
 from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
 from neural_mp.adaptors.onnxrt.kernels.ops import weight_axes
 from neural_mp.core.enums import Granularity, Scheme
-from neural_mp.core.precision import FP32, OpConfig
+from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.targets import TargetProfile, Widths
 
@@ -128,9 +128,5 @@ def multiplications(node: ir.Node) -> float:
         return float(written * math.prod(weight.shape.numpy()[1:]))
     if node.op_type == "ConvTranspose":
         return float(read * math.prod(weight.shape.numpy()[1:]))
-    transposed = node.op_type == "Gemm" and node.attributes.get_int("transA", 0)
-    return float(written * data.shape.numpy()[0 if transposed else -1])
-
-
-#: The float config, the last of every op.
-FLOAT = FP32
+    is_transposed = node.op_type == "Gemm" and bool(node.attributes.get_int("transA", 0))
+    return float(written * data.shape.numpy()[0 if is_transposed else -1])

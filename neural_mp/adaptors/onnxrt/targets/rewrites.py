@@ -199,7 +199,7 @@ def _only_reader(node: ir.Node) -> ir.Node | None:
     uses = node.outputs[0].uses()
     if len(uses) != 1 or node.outputs[0].is_graph_output():
         return None
-    return uses[0].node
+    return next(iter(uses)).node
 
 
 def _has_constant(node: ir.Node, value: float) -> bool:
