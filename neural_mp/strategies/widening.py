@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 
+from neural_mp.core.precision import FP32
 from neural_mp.search.widening import WidthPlan, widening_path
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.targets.cost import TargetCosts
@@ -14,6 +15,8 @@ MAX_TRIALS = 6
 #: Fraction of the tolerated loss that a plan is chosen for: the compiler of the target rounds
 #: slightly otherwise than the simulation.
 _AIM_RATIO = 0.7
+#: A plan must be cheaper by this fraction to be worth a trial.
+_LEAST_GAIN_RATIO = 0.01
 #: Floor of noises and losses, against the logarithm of 0.
 _FLOOR = 1e-12
 
@@ -43,7 +46,9 @@ class Widening(Strategy):
             return
         costs = TargetCosts(target, figures.macs, figures.elements)
         choices = {op: space.choices(op) for op in space.tunable_ops}
+        in_float = sum(costs.of_op(op, FP32) for op in choices)
         path = widening_path(choices, figures, costs.of_op)
+        path = [plan for plan in path if plan.cost < in_float]
         yield from _try_path(path, problem, narrowest.loss)
 
 
@@ -54,7 +59,7 @@ def _try_path(path: Sequence[WidthPlan], problem: TuningProblem, loss: float | N
     """
     missed, met = 0, len(path)
     for _ in range(MAX_TRIALS - 1):
-        if met - missed <= 1:
+        if met - missed <= 1 or _gains_little(path, missed, met):
             return
         index = _next_index(path, missed, met, loss, problem.tolerance)
         plan = problem.space.fastest_plan().replacing(path[index].configs)
@@ -63,6 +68,13 @@ def _try_path(path: Sequence[WidthPlan], problem: TuningProblem, loss: float | N
             met = index
         else:
             missed, loss = index, trial.loss
+
+
+def _gains_little(path: Sequence[WidthPlan], missed: int, met: int) -> bool:
+    """Whether the cheapest plan that was not tried is hardly cheaper than the one that met."""
+    if met == len(path):
+        return False
+    return path[missed + 1].cost > (1 - _LEAST_GAIN_RATIO) * path[met].cost
 
 
 def _next_index(

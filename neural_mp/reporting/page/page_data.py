@@ -25,6 +25,7 @@ LETTERS: Mapping[Precision, str] = {
     Precision.INT3: "3",
     Precision.INT4: "4",
     Precision.INT8: "8",
+    Precision.INT16: "w",
     Precision.BF16: "b",
     Precision.FP16: "h",
     Precision.FP32: ".",

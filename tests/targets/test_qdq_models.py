@@ -1,0 +1,221 @@
+"""Models with pairs of Q/DQ ops for accelerators: numbers, forms, and predicted noise."""
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import numpy_helper
+from onnx_nets import as_onnx, graph, op, run
+from torch import nn
+from torch.nn import functional as F
+
+from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
+from neural_mp.adaptors.onnxrt.targets.quant_grid import activation_grid, weight_grid
+from neural_mp.core.enums import QuantDType, Scheme
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.search.widening import widening_path
+from neural_mp.targets import Widths, load_profile
+from neural_mp.targets.cost import TargetCosts
+
+
+class Mixed(nn.Module):
+    """Convolutions, attention, normalization and gates; [batch, 1, 8, 8] → 10 logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 16, 3, 2, 1)
+        self.norm = nn.BatchNorm2d(16)
+        self.inner_norm = nn.LayerNorm(16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.wide, self.narrow = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.silu(self.norm(self.stem(x))).flatten(2).transpose(1, 2)
+        y = self.inner_norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        x = x + self.narrow(F.gelu(self.wide(x)))
+        return self.head(x.mean(1))
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    torch.manual_seed(0)
+    return as_onnx(Mixed())
+
+
+def batches(count=3):
+    draw = np.random.default_rng(0)
+    return [draw.standard_normal((4, 1, 8, 8)).astype(np.float32) for _ in range(count)]
+
+
+class Planned:
+    """A model for a target, calibrated."""
+
+    def __init__(self, model, target, data):
+        self.adaptor = TargetAdaptor(load_profile(target))
+        self.held = self.adaptor.load(model, example=(data[0],))
+        self.space = self.adaptor.space(self.held, Hardware())
+        self.observed = self.adaptor.observe(self.held, data, self.space)
+
+    def converted(self, configs=None):
+        plan = self.space.fastest_plan().replacing(configs or {})
+        resolved = self.space.resolve(plan)
+        return self.adaptor.convert(self.held, resolved, self.observed, self.space)
+
+    def sqnr(self, configs, x):
+        expected = self.adaptor.predict(self.held, x)
+        noise = self.adaptor.predict(self.converted(configs), x) - expected
+        return 10 * np.log10(np.square(expected).sum() / np.square(noise).sum())
+
+
+def saved(planned, held, tmp_path):
+    path = tmp_path / "model.onnx"
+    planned.adaptor.single_file.save_file(held, path, {})
+    return onnx.load(path)
+
+
+def test_product_equals_integer_arithmetic():
+    """A layer computes what its integers say, by a computation of the test's own."""
+    draw = np.random.default_rng(1)
+    weight = draw.normal(size=(6, 5)).astype(np.float32)
+    bias = draw.normal(size=5).astype(np.float32)
+    x = draw.normal(size=(8, 6)).astype(np.float32)
+    net = graph(
+        [op("Gemm", "x w b", "y")], {"x": ["batch", 6]}, ["y"], {"w": weight, "b": bias}, opset=21
+    )
+    planned = Planned(net, "qnn", [x])
+    y = planned.adaptor.predict(planned.converted(), x)
+
+    sx = (x.max() - x.min()) / 255
+    zx = np.rint(-x.min() / sx)
+    qx = np.clip(np.rint(x / sx) + zx, 0, 255) - zx
+    sw = np.abs(weight).max(0) / 127
+    qw = np.rint(weight / sw)
+    accumulated = qx @ qw + np.rint(bias / (sx * sw))
+    real = accumulated * sx * sw
+    exact = x @ weight + bias
+    sy = (exact.max() - min(exact.min(), 0)) / 255
+    zy = np.rint(-exact.min() / sy)
+    expected = (np.clip(np.rint(real / sy) + zy, 0, 255) - zy) * sy
+    assert np.abs(y - expected).max() <= sy * 1.01  # a step, where a tie rounds the other way
+    assert np.mean(np.abs(y - expected) < sy / 100) > 0.95
+
+
+def test_constants_are_shared_and_files_hold_onnx_alone(mixed, tmp_path):
+    planned = Planned(mixed, "qnn", batches())
+    model = saved(planned, planned.converted(), tmp_path)
+    assert {node.domain for node in model.graph.node} == {""}
+    assert [item.version for item in model.opset_import] == [21]
+    sizes = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    assert sizes == [1, 1, 8, 8]
+    kinds = Counter(node.op_type for node in model.graph.node)
+    assert not kinds["Shape"]
+    assert kinds["Gelu"] == 1
+    assert not kinds["Erf"]
+    names = [tensor.name for tensor in model.graph.initializer]
+    assert len(names) == len(set(names))
+
+
+def test_saved_file_computes_what_was_simulated(mixed, tmp_path):
+    """In ONNX Runtime alone, with pairs of Q/DQ ops computed as written."""
+    planned = Planned(mixed, "qnn", batches())
+    held = planned.converted()
+    model = saved(planned, held, tmp_path)
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    x = batches(1)[0]
+    alone = [session.run(None, {"image": x[i : i + 1]})[0] for i in range(len(x))]
+    np.testing.assert_allclose(
+        np.concatenate(alone), planned.adaptor.predict(held, x), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_sum_of_single_noises_predicts_plans(mixed):
+    """Within 3 dB along the whole path, from 8 bits to plans near float."""
+    data = batches()
+    planned = Planned(mixed, "qnn", data)
+    figures = planned.adaptor.width_figures(planned.held, data[0], planned.observed)
+    costs = TargetCosts(planned.adaptor.profile, figures.macs, figures.elements)
+    choices = {name: planned.space.choices(name) for name in planned.space.tunable_ops}
+    path = widening_path(choices, figures, costs.of_op)
+    for plan in path[:: max(1, len(path) // 6)]:
+        predicted = -10 * np.log10(max(plan.noise, 1e-12))
+        if predicted < 80:  # above, float32 rounding adds its own
+            assert planned.sqnr(plan.configs, data[0]) == pytest.approx(predicted, abs=3)
+
+
+def test_wider_activations_are_more_precise(mixed):
+    data = batches()
+    planned = Planned(mixed, "qnn", data)
+    wide = {
+        name: next((c for c in planned.space.choices(name) if c.precision is Precision.INT16), FP32)
+        for name in planned.space.tunable_ops
+    }
+    assert planned.sqnr(wide, data[0]) > planned.sqnr({}, data[0]) + 5
+
+
+def test_large_bias_of_a_tiny_channel_stays_within_int32(tmp_path):
+    """Activations of 16 bits and a channel of tiny weights: the scale of the weights gives way."""
+    weight = np.ones((4, 2), np.float32)
+    weight[:, 1] = 1e-7
+    bias = np.array([0.5, 40.0], np.float32)
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    net = graph(
+        [op("Gemm", "x w b", "y")], {"x": ["batch", 4]}, ["y"], {"w": weight, "b": bias}, opset=21
+    )
+    planned = Planned(net, "qnn", [x])
+    (name,) = planned.space.tunable_ops
+    widths = {Widths.of(config): config for config in planned.space.choices(name)}
+    held = planned.converted({name: widths[Widths.W8A16]})
+    y = planned.adaptor.predict(held, x)
+    np.testing.assert_allclose(y, x @ weight + bias, atol=0.05)
+    stored = saved(planned, held, tmp_path).graph.initializer
+    (integers,) = [numpy_helper.to_array(t) for t in stored if t.name.endswith("int32")]
+    assert np.abs(integers.astype(np.int64)).max() <= 2**30
+
+
+def test_masks_are_clipped_and_said():
+    draw = np.random.default_rng(0)
+    mask = np.where(np.arange(6) < 4, 0.0, -3.4e38).astype(np.float32)
+    weight = draw.normal(size=(6, 6)).astype(np.float32)
+    nodes = [op("MatMul", "x w", "a"), op("Add", "a mask", "b"), op("Softmax", "b", "y")]
+    net = graph(nodes, {"x": ["batch", 6]}, ["y"], {"w": weight, "mask": mask}, opset=21)
+    x = draw.normal(size=(4, 6)).astype(np.float32)
+    planned = Planned(net, "qnn", [x])
+    assert any("mask" in warning for warning in planned.held.warnings)
+    y = planned.adaptor.predict(planned.converted(), x)
+    (expected,) = run(net, x=x)
+    # A step of the 8-bit sums is 0.4, for a range down to the mask.
+    np.testing.assert_allclose(y, expected, atol=0.1)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+def test_grids_cover_their_range_with_an_exact_zero(dtype, symmetric, power_of_two):
+    scheme = Scheme.SYMMETRIC if symmetric else Scheme.ASYMMETRIC
+    for low, high in ((-1.5, 3.0), (0.0, 6.0), (-2.0, -1.0), (0.0, 0.0)):
+        grid = activation_grid(low, high, QuantDType(dtype), scheme, power_of_two)
+        values = np.linspace(min(low, 0), max(high, 0), 101, dtype=np.float32)
+        rounded = grid.dequantize(grid.quantize(values))
+        assert np.abs(rounded - values).max() <= float(grid.scale) * 1.01
+        assert grid.dequantize(grid.quantize(np.zeros(1, np.float32))) == 0
+        if power_of_two:
+            assert np.log2(float(grid.scale)) == round(np.log2(float(grid.scale)))
+        if symmetric:
+            assert int(grid.zero_point) in (0, 128, 32768)
+
+
+def test_weights_have_a_scale_for_each_channel():
+    weight = np.array([[1.0, -100.0], [0.5, 50.0]], np.float32)
+    grid = weight_grid(weight, QuantDType.INT8, 1, power_of_two=False)
+    np.testing.assert_allclose(grid.scale, [1 / 127, 100 / 127], rtol=1e-6)
+    np.testing.assert_array_equal(grid.quantize(weight), [[127, -127], [64, 64]])

@@ -1,0 +1,100 @@
+"""The path of plans for an accelerator: from narrow to wide, most noise removed per cost first."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.core.width_figures import TensorNoise, WidthFigures
+from neural_mp.search.widening import widening_path
+from neural_mp.targets import Widths
+
+A8 = QuantSpec("uint8", "asymmetric", "per_tensor")
+A16 = QuantSpec("uint16", "asymmetric", "per_tensor")
+W8 = QuantSpec("int8", "symmetric", "per_channel")
+W16 = QuantSpec("int16", "symmetric", "per_channel")
+LAYER = (
+    OpConfig(Precision.INT8, W8, A8),
+    OpConfig(Precision.INT16, W8, A16),
+    OpConfig(Precision.INT16, W16, A16),
+    FP32,
+)
+COSTS = {Widths.W8A8: 1.0, Widths.W8A16: 2.0, Widths.W16A16: 4.0, None: 8.0}
+
+
+def chain(tensors, weights):
+    """A chain of layers: the tensor before each, and the weight of each, with noise in 8 bits."""
+    names = [f"op{index}" for index in range(len(weights))]
+    touching = [(names[0],), *itertools.pairwise(names), (names[-1],)]
+    figures = WidthFigures(
+        tuple(
+            TensorNoise(f"t{i}", ops, {"8": noise, "16": noise / 65536})
+            for i, (ops, noise) in enumerate(zip(touching, tensors, strict=True))
+        ),
+        {n: {"8": noise, "16": noise / 65536} for n, noise in zip(names, weights, strict=True)},
+    )
+    return dict.fromkeys(names, LAYER), figures
+
+
+def cost(op, config):
+    return COSTS[Widths.of(config)]
+
+
+def words(plan):
+    return [str(Widths.of(config) or config.precision) for config in plan.configs.values()]
+
+
+def test_first_plan_is_the_narrowest_and_the_last_is_float():
+    choices, figures = chain([1e-3, 1e-4, 1e-4], [1e-5, 1e-5])
+    path = widening_path(choices, figures, cost)
+    assert words(path[0]) == ["w8a8", "w8a8"]
+    assert path[0].noise == pytest.approx(1e-3 + 2e-4 + 2e-5)
+    assert words(path[-1]) == ["fp32", "fp32"]
+    assert path[-1].noise == pytest.approx(0.0)
+
+
+def test_weight_of_much_noise_is_widened_with_its_activations_first():
+    choices, figures = chain([1e-6, 1e-6, 1e-6, 1e-6], [1e-7, 1e-2, 1e-7])
+    path = widening_path(choices, figures, cost)
+    first = next(plan for plan in path if "w16a16" in words(plan))
+    assert words(first) == ["w8a8", "w16a16", "w8a8"]
+    assert first.noise < 1e-5
+
+
+def test_noisy_tensor_widens_all_ops_that_touch_it():
+    choices, figures = chain([1e-7, 1e-2, 1e-7], [1e-8, 1e-8])
+    assert words(widening_path(choices, figures, cost)[1]) == ["w8a16", "w8a16"]
+
+
+noises = st.floats(1e-9, 1e-2)
+
+
+@given(st.lists(noises, min_size=2, max_size=6), st.lists(noises, min_size=6, max_size=6))
+def test_path_loses_noise_and_gains_cost_at_every_step(tensors, weights):
+    """No op goes to float before every op is in its widest integers."""
+    choices, figures = chain(tensors, weights[: len(tensors) - 1])
+    path = widening_path(choices, figures, cost)
+    for before, after in itertools.pairwise(path):
+        assert after.noise < before.noise
+        assert after.cost > before.cost
+    in_float = next(i for i, plan in enumerate(path) if "fp32" in words(plan))
+    assert {"w8a8"}.isdisjoint(words(path[in_float - 1]))
+
+
+@given(st.lists(noises, min_size=3, max_size=3), st.lists(noises, min_size=2, max_size=2))
+def test_noise_of_a_plan_is_that_of_its_narrowest_readers(tensors, weights):
+    """Computed by itself: each tensor in the narrowest width around it, each weight in its own."""
+    choices, figures = chain(tensors, weights)
+    for plan in widening_path(choices, figures, cost):
+        expected = 0.0
+        for tensor in figures.tensors:
+            specs = [plan.configs[op].activation for op in tensor.ops]
+            bits = [spec.dtype.bits for spec in specs if spec]
+            expected += tensor.noise[str(min(bits))] if bits else 0.0
+        for op, noise in figures.weights.items():
+            weight = plan.configs[op].weight
+            expected += noise[str(weight.dtype.bits)] if weight else 0.0
+        assert plan.noise == pytest.approx(expected, rel=1e-6, abs=1e-12)
