@@ -18,6 +18,7 @@ from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.onnxrt import observe
 from neural_mp.adaptors.onnxrt.files import loading, storage
 from neural_mp.adaptors.onnxrt.graph.edit import is_float32, tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.kernels.ops import TYPES
 from neural_mp.adaptors.onnxrt.model import OnnxModel
@@ -81,7 +82,7 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
         target = replace(
             self._with_profile(model),
             program=rewritten.program,
-            opset=self.profile.opset[0],
+            opset=opset_of(rewritten.program),
             warnings=(*model.warnings, *rewritten.notes),
             quantized=None,
             kernel_check=None,

@@ -22,7 +22,8 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
     is_float32,
     known_array,
 )
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of, raise_opset
+from neural_mp.adaptors.onnxrt.graph.opset import opset_of, raise_opset, same_but_for_types
+from neural_mp.errors import ConversionError
 from neural_mp.targets import TargetProfile
 
 #: Constants of masks below this value are clipped to `MASK_VALUE`: exp(−100) is 0 in float32, and
@@ -58,8 +59,7 @@ def rewrite_for(program: ir.Model, profile: TargetProfile) -> RewrittenGraph:
         ConversionError: the opset cannot be raised to the target's.
     """
     rewritten, notes = program.clone(), []
-    if opset_of(rewritten) < profile.opset[0]:
-        raise_opset(rewritten, profile.opset[0])
+    _fit_opset(rewritten, profile)
     common.NameFixPass()(rewritten)
     names = GraphNames(rewritten.graph)
     if "erf_to_gelu" in profile.rewrites and opset_of(rewritten) >= _GELU_OPSET:
@@ -78,6 +78,21 @@ def rewrite_for(program: ir.Model, profile: TargetProfile) -> RewrittenGraph:
     common.RemoveUnusedNodesPass()(rewritten)
     infer_shapes(rewritten)
     return RewrittenGraph(rewritten, tuple(notes))
+
+
+def _fit_opset(program: ir.Model, profile: TargetProfile) -> None:
+    """Bring the opset within the target's, in place."""
+    (least, newest), current = profile.opset, opset_of(program)
+    if current < least:
+        raise_opset(program, least)
+    elif current > newest:
+        for node in program.graph.all_nodes():
+            if not same_but_for_types(node, current, newest):
+                raise ConversionError(
+                    f"{profile.title} reads opsets up to {newest}, got {current}, which defines "
+                    f"{node.op_type} otherwise; export the model with opset {newest}"
+                )
+        program.graph.opset_imports[""] = newest
 
 
 def with_static_shapes(program: ir.Model, example: Mapping[str, Array]) -> ir.Model:
