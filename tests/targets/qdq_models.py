@@ -20,6 +20,7 @@ RANGES = {
     "product": (-1.0, 6.0),
     "mean": (-0.5, 2.0),
     "scores": (-4.0, 4.0),
+    "norm": (-3.0, 3.0),
 }
 
 
@@ -79,13 +80,15 @@ class Builder:
         rules, name = self.profile.weight, f"{op}/weight"
         values = self.draw.normal(0, 0.2, shape).astype(np.float32)
         dtype = np.dtype(rules.of_bits(kind, 8).value)
+        most = np.iinfo(dtype).max
+        values = values if dtype.kind == "i" else np.abs(values) + 0.5
         by_channel = rules.granularity_of(kind) == "per_channel"
-        others = tuple(i for i in range(len(shape)) if i != axis) if by_channel else None
-        scale = np.float32(np.abs(values).max(axis=others) / 127)
+        rest = tuple(i for i in range(len(shape)) if i != axis) if by_channel else None
+        scale = np.float32(np.abs(values).max(axis=rest) / most)
         if rules.scale == "power_of_two":
             scale = np.exp2(np.ceil(np.log2(scale)))
         by_axis = scale.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-        integers = np.clip(np.rint(values / (by_axis if by_channel else scale)), -127, 127)
+        integers = np.clip(np.rint(values / (by_axis if by_channel else scale)), -most, most)
         zero = np.zeros(scale.shape, dtype)
         self.constants |= {f"{name}/scale": scale, f"{name}/zero": zero}
         self.scales[f"{name}/float"] = scale
@@ -151,6 +154,20 @@ def gated_net(profile: TargetProfile, bits: int | None = None) -> onnx.ModelProt
     weight = build.weight("scores", (8, 5), 1, "Gemm")
     inputs = [flat, weight, build.bias("scores", 5, flat, weight)]
     scores = build.stored_if(always, build.add("Gemm", inputs, "scores/raw"))
+    return build.model((scores, (1, 5)))
+
+
+def normalized_net(profile: TargetProfile, bits: int | None = None) -> onnx.ModelProto:
+    """A layer normalization ahead of a linear layer; all results are stored."""
+    build = Builder(profile, bits or profile.activation.types[0].bits)
+    build.add("Flatten", [build.pair("x", "x")], "flat/raw")
+    flat = build.pair("flat/raw", "flat", like="x")
+    weight = build.weight("norm", (192,), 0, "LayerNormalization")
+    inputs = [flat, weight, build.bias("norm", 192, flat, weight)]
+    norm = build.pair(build.add("LayerNormalization", inputs, "norm/raw"), "norm")
+    weight = build.weight("scores", (192, 5), 1, "Gemm")
+    inputs = [norm, weight, build.bias("scores", 5, norm, weight)]
+    scores = build.pair(build.add("Gemm", inputs, "scores/raw"), "scores")
     return build.model((scores, (1, 5)))
 
 

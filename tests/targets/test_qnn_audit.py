@@ -1,0 +1,169 @@
+"""Audit by QNN's emulated NPU: what it refuses, computes in float or computes wrongly is named."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from qdq_models import gated_net, node_of, normalized_net, put_constant, sample
+
+from neural_mp.adaptors.onnxrt.targets import qnn_audit
+from neural_mp.adaptors.onnxrt.targets.findings import Rule
+from neural_mp.adaptors.onnxrt.targets.qnn_audit import (
+    MIN_SQNR_DB,
+    audit_by_qnn,
+    check_installation,
+    find_first_deviation,
+)
+from neural_mp.adaptors.onnxrt.targets.qnn_kernels import onnx_name
+from neural_mp.errors import ConversionError, MissingFrameworkError
+from neural_mp.targets import load_profile
+
+QNN = load_profile("qnn")
+MUL, SIGMOID = "product/raw.Mul", "gate/raw.Sigmoid"
+SAMPLES = [sample(0), sample(1)]
+
+
+def emulated(test):
+    """Mark a test that starts the emulation."""
+    is_missing = importlib.util.find_spec("onnxruntime_qnn") is None
+    reason = "requires onnxruntime-qnn: pip install -e '.[qnn]', on Python 3.11 or later"
+    return pytest.mark.slow(pytest.mark.skipif(is_missing, reason=reason)(test))
+
+
+def simulate(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
+    """The outputs by ONNX Runtime's CPU provider, without fusions."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    names = [output.name for output in session.get_outputs()]
+    return [dict(zip(names, session.run(names, feeds), strict=True)) for feeds in SAMPLES]
+
+
+def audited(model, integer_ops=None):
+    return audit_by_qnn(model, QNN, SAMPLES, simulate(model), integer_ops)
+
+
+@emulated
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_file_of_the_profile_is_computed_in_integers_as_simulated(bits):
+    audit = audited(gated_net(QNN, bits))
+    assert audit.holds, audit.findings
+    assert not audit.refused
+    assert {"conv/raw.Conv", "scores/raw.Gemm", MUL} <= {name for name, _ in audit.taken}
+    kind = f"uint{bits}"
+    products = {row.kind: row.types for row in audit.kernels}
+    assert products["Conv2d"] == f"{kind},int8,int32→{kind}"
+    assert products["FullyConnected"] == f"{kind},int8,int32→{kind}"
+    assert audit.sqnr_db > 40
+    assert [output["scores/float"].shape for output in audit.outputs] == [(1, 5), (1, 5)]
+
+
+@emulated
+@pytest.mark.parametrize("bits", [8, 16])
+def test_the_layer_normalization_of_the_profile_is_an_integer_kernel(bits):
+    audit = audited(normalized_net(QNN, bits))
+    assert audit.holds, audit.findings
+    kernels = {row.kind: row.types for row in audit.kernels}
+    assert kernels["LayerNorm"] == f"uint{bits},uint8,int32→uint{bits}"
+
+
+@emulated
+def test_a_refused_op_is_named_and_nothing_runs_on_the_cpu():
+    """An int8 scale, which other tools write."""
+    rules = replace(QNN, weight=replace(QNN.weight, by_op={}))
+    audit = audited(normalized_net(rules))
+    (finding,) = audit.findings
+    assert (finding.op, finding.rule) == ("norm/raw.LayerNormalization", Rule.REFUSED)
+    assert audit.refused == (("norm/raw.LayerNormalization", "LayerNormalization"),)
+    assert audit.sqnr_db is None
+    assert not audit.outputs
+
+
+@emulated
+def test_an_op_in_integers_with_an_open_ring_is_found_in_float():
+    """The provider takes it, so that only the kernels tell."""
+    model = gated_net(QNN)
+    node_of(model, MUL).input[1] = "gate/raw"
+    audit = audited(model, {MUL, "conv/raw.Conv", "scores/raw.Gemm"})
+    assert not audit.refused
+    assert [(finding.op, finding.rule) for finding in audit.findings] == [(MUL, Rule.FLOAT_KERNEL)]
+    assert "fp32,fp32→fp32" in {r.types for r in audit.kernels if r.kind == "ElementWiseMultiply"}
+
+
+@emulated
+def test_a_function_that_is_split_into_float_kernels_is_found():
+    """Kernels of a split function have no name of the file; its float result tells."""
+    model = gated_net(QNN)
+    node_of(model, SIGMOID).op_type = "Mish"
+    assert audited(model).holds  # the profile has it in float
+    (finding,) = audited(model, {SIGMOID}).findings
+    assert (finding.op, finding.op_type, finding.rule) == (SIGMOID, "Mish", Rule.FLOAT_KERNEL)
+
+
+@emulated
+def test_the_first_op_with_wrong_results_is_named():
+    """CumSum compiles in 8 bits, and is wrong for a zero point other than 0."""
+    model = gated_net(QNN)
+    node = node_of(model, MUL)
+    node.op_type = "CumSum"
+    del node.input[:]
+    node.input.extend(["conv/float", put_constant(model, "axis", np.int64(1))])
+    deviation = find_first_deviation(model, QNN, SAMPLES[0])
+    assert (deviation.op, deviation.op_type, deviation.tensor) == (MUL, "CumSum", "product/float")
+    assert deviation.sqnr_db < MIN_SQNR_DB
+    (finding,) = audited(model).findings
+    assert (finding.op, finding.rule) == (MUL, Rule.NOISE)
+    assert "the first op that differs is CumSum" in finding.message
+
+
+@emulated
+def test_no_op_of_a_correct_file_deviates():
+    assert find_first_deviation(gated_net(QNN), QNN, SAMPLES[0]) is None
+
+
+@emulated
+def test_outputs_that_differ_from_the_simulation_without_a_wrong_op_are_a_finding():
+    model = gated_net(QNN)
+    others = [{name: -array for name, array in item.items()} for item in simulate(model)]
+    audit = audit_by_qnn(model, QNN, SAMPLES, others)
+    (finding,) = audit.findings
+    assert (finding.op, finding.rule) == ("", Rule.NOISE)
+    assert "no op alone" in finding.message
+    assert audit.sqnr_db < 0
+
+
+@emulated
+def test_a_compilation_beyond_the_limit_is_an_error():
+    with pytest.raises(ConversionError, match=r"within 0\.01 seconds"):
+        audit_by_qnn(gated_net(QNN), QNN, max_seconds=0.01)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setattr(qnn_audit.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(qnn_audit.sys, "version_info", (3, 12))
+    with pytest.raises(MissingFrameworkError, match="requires the package onnxruntime-qnn") as e:
+        check_installation()
+    assert "[qnn]" in str(e.value)
+
+
+def test_python_3_10_is_named():
+    version = type("Version", (tuple,), {"major": 3, "minor": 10})((3, 10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qnn_audit.sys, "version_info", version)
+        with pytest.raises(
+            MissingFrameworkError, match=r"requires Python 3\.11 or later, got 3\.1"
+        ):
+            check_installation()
+
+
+def test_names_of_the_optimized_graph_lead_to_those_of_the_file():
+    names = {"conv", "x_token_1"}
+    assert onnx_name("conv_token_7", names) == "conv"
+    assert onnx_name("conv_token_7/duplicated", names) == "conv"
+    assert onnx_name("x_token_1", names) == "x_token_1"
+    assert onnx_name("Transpose_token_3", names) == "Transpose_token_3"
