@@ -128,7 +128,7 @@ def audit_by_qnn(
     integer_ops: Collection[str] | None = None,
     max_seconds: float = MAX_AUDIT_SECONDS,
 ) -> TargetAudit:
-    """Return what the emulated NPU makes of a QDQ file.
+    """Compile and run a QDQ file on the emulated NPU, and return the findings.
 
     Args:
         model: the file.
@@ -372,7 +372,7 @@ def _is_ringed(op: QdqOp, profile: TargetProfile) -> bool:
     kind = op.node.op_type
     if not profile.widths_of(kind) and kind not in profile.same_scale:
         return False
-    operands = all(operand.pair is not None for operand in op.activations)
+    operands = all(operand.pair is not None for operand in op.operands if operand is not op.bias)
     return bool(op.results) and operands and all(result.is_closed for result in op.results)
 
 

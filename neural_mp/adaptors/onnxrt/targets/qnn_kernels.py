@@ -102,7 +102,7 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """What the provider compiled.
+    """The compiled graph of a file.
 
     Attributes:
         kernels: the kernels.

@@ -45,7 +45,8 @@ def check_structure(
     """Return the violations of a target's rules in a file with Q/DQ ops.
 
     A file does not say which ops are meant to run in integers. Without `integer_ops`, these are the
-    ops with a stored weight, and those with a quantized operand and a quantized result.
+    ops with a quantized weight, and those without a weight that have a quantized operand and a
+    quantized result.
 
     Args:
         model: the file; nested graphs are not checked.
@@ -171,8 +172,8 @@ class _Audit:
         """Whether an op is meant to run in integers."""
         if self.integer_ops is not None and op.node.op_type not in self.profile.same_scale:
             return op.name in self.integer_ops
-        if op.weight is not None and op.weight.pair is not None:
-            return True
+        if op.weight is not None:
+            return op.weight.pair is not None
         kind, profile = op.node.op_type, self.profile
         is_listed = bool(profile.widths_of(kind)) or kind in profile.same_scale
         reads = any(operand.pair is not None for operand in op.activations)
