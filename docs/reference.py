@@ -1,13 +1,15 @@
-"""Tables of options, and the JSON Schema of tuning files, from the declarations of the options.
+"""Tables of options and of profiles' keys, and the JSON Schema of tuning files, from declarations.
 
 `python docs/reference.py` writes them into the pages of this folder; a test compares.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,22 +18,34 @@ from neural_mp.config.declaration import Option
 from neural_mp.config.options import OPTIONS
 from neural_mp.config.schema import SCHEMAS
 from neural_mp.core.enums import Dialect
+from neural_mp.targets import profile
 from neural_mp.util.validators import json_schema
 
 DOCS = Path(__file__).parent
 SCHEMA = DOCS / "tuning_file.schema.json"
 _HEADER = "| attribute | default | meaning |\n|---|---|---|\n"
+_PROFILE_HEADER = "| key | default | meaning |\n|---|---|---|\n"
+#: Key of a profile → the class of its value.
+_PARTS = {
+    "activation": profile.Activations,
+    "weight": profile.Weights,
+    "placement": profile.Placement,
+    "shifts": profile.Shifts,
+    "others": profile.Group,
+    "cost": profile.Cost,
+}
 
 
 def pages() -> dict[Path, str]:
     """Return the files that the declarations determine, with their content."""
-    guide, yaml = (DOCS / name for name in ("guide.md", "yaml.md"))
+    guide, yaml, targets = (DOCS / name for name in ("guide.md", "yaml.md", "targets.md"))
     before, header, rest = guide.read_text(encoding="utf-8").partition(_HEADER)
     after = rest[rest.index("\n\n") :]
     rows = "\n".join(_row(option.name, option, python=True) for option in OPTIONS.values())
     return {
         guide: before + header + rows + after,
         yaml: _with_rows(yaml.read_text(encoding="utf-8")),
+        targets: _with_profile_keys(targets.read_text(encoding="utf-8")),
         SCHEMA: json.dumps(tuning_file_schema(), indent=1, ensure_ascii=False) + "\n",
     }
 
@@ -73,6 +87,30 @@ def _keywords_at(schema: dict[str, Any], path: tuple[str | int, ...]) -> dict[st
         section = schema["anyOf"][1] if "anyOf" in schema else schema
         schema = section["properties"][key]
     return schema
+
+
+def _with_profile_keys(page: str) -> str:
+    """Return a page whose rows of a profile's keys are those of its dataclasses."""
+    before, header, rest = page.partition(_PROFILE_HEADER)
+    after = rest[rest.index("\n## ") :]
+    return before + header + "".join(_profile_rows(profile.TargetProfile, "")) + after
+
+
+def _profile_rows(part: type, prefix: str) -> Iterator[str]:
+    meanings = dict(
+        re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(part) or "", flags=re.MULTILINE)
+    )
+    for item in fields(part):
+        meaning = re.sub(r"\s+", " ", meanings[item.name]).rstrip(".")
+        is_required = item.default is MISSING and item.default_factory is MISSING
+        default = "required" if is_required else _profile_default(item.default)
+        yield f"| `{prefix}{item.name}` | {default} | {meaning} |\n"
+        if item.name in _PARTS:
+            yield from _profile_rows(_PARTS[item.name], f"{prefix}{item.name}.")
+
+
+def _profile_default(value: object) -> str:
+    return f"`{value}`" if isinstance(value, str | float) else "none"
 
 
 def _with_rows(page: str) -> str:

@@ -24,6 +24,7 @@ from neural_mp.api import compare, replay
 from neural_mp.config import load_settings
 from neural_mp.core import hardware
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.targets import load_profile
 from neural_mp.testing import Split
 
 pytestmark = pytest.mark.slow
@@ -195,7 +196,10 @@ def test_yaml_is_read_as_what_it_shows(page, block, tmp_path, monkeypatch):
     install(tmp_path, page)
     monkeypatch.syspath_prepend(tmp_path)
     content = yaml.safe_load(block)
-    if "ops" in content:
+    if "schema" in content:
+        (tmp_path / "profile.yaml").write_text(block, encoding="utf-8")
+        load_profile(str(tmp_path / "profile.yaml"))
+    elif "ops" in content:
         assert PrecisionPlan.from_yaml(yaml.safe_dump({"neural_mp_plan": 2, **content}))
     else:
         (tmp_path / "shown.yaml").write_text(block, encoding="utf-8")
