@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from neural_mp.adaptors.onnxrt.targets.qnn_audit import (
     check_installation,
     find_first_deviation,
 )
-from neural_mp.adaptors.onnxrt.targets.qnn_kernels import onnx_name
+from neural_mp.adaptors.onnxrt.targets.qnn_kernels import KernelRow, onnx_name, read_graphs
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.targets import load_profile
 
@@ -143,6 +144,20 @@ def test_a_compilation_beyond_the_limit_is_an_error():
         audit_by_qnn(gated_net(QNN), QNN, max_seconds=0.01)
 
 
+@pytest.mark.slow
+def test_a_compiler_that_crashes_is_a_finding(monkeypatch):
+    """In place of the compiler, a program runs that ends with an error."""
+    monkeypatch.setattr(qnn_audit, "check_installation", lambda: None)
+    monkeypatch.setattr(qnn_audit, "_WORKER", "json.tool")
+    audit = audit_by_qnn(gated_net(QNN), QNN, SAMPLES)
+    (finding,) = audit.findings
+    assert finding.rule == Rule.COMPILE
+    assert "ended without a result: " in finding.message
+    assert not audit.holds
+    with pytest.raises(ConversionError, match="QNN must run the file"):
+        find_first_deviation(gated_net(QNN), QNN, SAMPLES[0])
+
+
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(qnn_audit.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(qnn_audit.sys, "version_info", (3, 12))
@@ -159,6 +174,47 @@ def test_python_3_10_is_named():
             MissingFrameworkError, match=r"requires Python 3\.11 or later, got 3\.1"
         ):
             check_installation()
+
+
+def tensor(kind: int) -> dict[str, object]:
+    return {"data_type": kind, "dims": [1, 8], "type": 3}
+
+
+def node(kind: str, inputs: list[str], outputs: list[str]) -> dict[str, object]:
+    return {"type": kind, "input_names": inputs, "output_names": outputs, "package": "qti.aisw"}
+
+
+def test_kernels_of_a_description_have_types_and_ops_of_the_file(tmp_path):
+    """The form of onnxruntime-qnn 2.7.0: a layer in the layout of the NPU, and a split function."""
+    graph = {
+        "tensors": {
+            **{"x": tensor(0x0408), "w": tensor(0x0308), "b": tensor(0x0332)},
+            **{"c/stored": tensor(0x0408), "c/float": tensor(0x0232), "m/raw": tensor(0x0232)},
+        },
+        "nodes": {
+            "conv_token_1": node("Conv2d", ["x", "w", "b"], ["c/stored"]),
+            "c/float": node("Dequantize", ["c/stored"], ["c/float"]),
+            "Softplus66": node("ElementWiseNeuron", ["c/float"], ["m/raw"]),
+        },
+    }
+    sources = [{"name": "conv_token_1", "type": "OP"}, {"name": "w/float", "type": "TENSOR"}]
+    mappings = [{"dst_name": "conv_token_1", "dst_qnn_op_type": "Conv2d", "sources": sources}]
+    trace = {"subgraph_traces": [{"graph_name": "first", "op_mappings": mappings}]}
+    (tmp_path / "first.json").write_text(json.dumps({"graph": graph}))
+    (tmp_path / "first_tensor_log.json").write_text("{}")
+    (tmp_path / "qnn_op_trace.json").write_text(json.dumps(trace))
+    compiled = read_graphs(tmp_path, frozenset({"conv", "mish"}))
+    assert [kernel.ops for kernel in compiled.kernels] == [("conv",), (), ()]
+    assert [kernel.is_float for kernel in compiled.kernels] == [False, False, True]
+    assert compiled.float_tensors == {"c/float", "m/raw"}
+    assert KernelRow(1, "Conv2d", "uint8,int8,int32→uint8") in compiled.table
+    assert not compiled.float_ops
+
+
+def test_another_form_of_the_description_is_an_error(tmp_path):
+    (tmp_path / "first.json").write_text('{"nodes": {}}')
+    with pytest.raises(ConversionError, match="expected the key 'graph'"):
+        read_graphs(tmp_path, frozenset())
 
 
 def test_names_of_the_optimized_graph_lead_to_those_of_the_file():
