@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
 from neural_mp.adaptors.onnxrt.targets.quant_grid import activation_grid, weight_grid
+from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
 from neural_mp.core.enums import QuantDType, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.search.widening import widening_path
-from neural_mp.targets import Widths, load_profile
+from neural_mp.targets import Widths, load_profile, profile_names
 from neural_mp.targets.cost import TargetCosts
 
 
@@ -219,3 +220,44 @@ def test_weights_have_a_scale_for_each_channel():
     grid = weight_grid(weight, QuantDType.INT8, 1, power_of_two=False)
     np.testing.assert_allclose(grid.scale, [1 / 127, 100 / 127], rtol=1e-6)
     np.testing.assert_array_equal(grid.quantize(weight), [[127, -127], [64, 64]])
+
+
+def branches():
+    """Two convolutions of different ranges, concatenated, pooled, scaled and summed."""
+    draw = np.random.default_rng(2)
+    constants = {
+        "w1": draw.normal(size=(4, 1, 3, 3)).astype(np.float32),
+        "w2": (9 * draw.normal(size=(4, 1, 3, 3))).astype(np.float32),
+        "w3": draw.normal(size=(8, 8, 1, 1)).astype(np.float32),
+        "b3": draw.normal(size=8).astype(np.float32),
+    }
+    nodes = [
+        op("Conv", "image w1", "left", pads=[1, 1, 1, 1]),
+        op("Conv", "image w2", "right", pads=[1, 1, 1, 1]),
+        op("Relu", "right", "positive"),
+        op("Concat", "left positive", "both", axis=1),
+        op("MaxPool", "both", "pooled", kernel_shape=[2, 2], strides=[2, 2]),
+        op("Conv", "pooled w3 b3", "mixed"),
+        op("Sigmoid", "mixed", "gate"),
+        op("Mul", "mixed gate", "gated"),
+        op("Add", "gated pooled", "sum"),
+    ]
+    return graph(nodes, {"image": ["batch", 1, 8, 8]}, ["sum"], constants, opset=21)
+
+
+@pytest.mark.parametrize("target", profile_names())
+@pytest.mark.parametrize("width", [0, 1])
+@pytest.mark.parametrize("net", ["branches", "mixed"])
+def test_written_files_hold_by_the_structural_audit(net, target, width, mixed, tmp_path):
+    """The narrowest plan, and the next wider one, of every shipped profile."""
+    planned = Planned(branches() if net == "branches" else mixed, target, batches())
+    configs = {}
+    for name in planned.space.tunable_ops:
+        choices = [config for config in planned.space.choices(name) if config.activation]
+        configs[name] = choices[min(width, len(choices) - 1)]
+    if not configs:
+        pytest.skip(f"{target} has no integer kernel for this net")
+    held = planned.converted(configs)
+    model = saved(planned, held, tmp_path)
+    assert check_structure(model, planned.adaptor.profile, frozenset(configs)) == []
+    assert planned.sqnr(configs, batches(1)[0]) > 10

@@ -12,12 +12,11 @@ import onnx_ir as ir
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, used_outputs
 from neural_mp.adaptors.onnxrt.kernels.ops import dequantizes, quantizes, weight_axes
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import is_parameter
 from neural_mp.targets import TargetProfile
 
 #: Positions of the weight and the bias of ops with a weight.
 _WEIGHT, _BIAS = 1, 2
-#: Op type → positions of float inputs that are limits, fill values or sizes, and no operands.
-_PARAMETERS = {"Clip": (1, 2), "Pad": (2,), "Resize": (1, 2), "Upsample": (1,)}
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
@@ -106,7 +105,7 @@ class Operand:
     def of(cls, node: ir.Node, position: int) -> Operand | None:
         """Return the operand at a position; None for an omitted input, or one without floats."""
         value = input_of(node, position)
-        if value is None or position in _PARAMETERS.get(node.op_type, ()):
+        if value is None or is_parameter(node, position):
             return None
         producer = value.producer()
         if producer is None or not dequantizes(producer):

@@ -55,11 +55,59 @@ def write_qdq(
         ConversionError: a tensor to be quantized was not observed.
     """
     written = program.clone()
-    writer = _Writer(written.graph, configs, ranges, profile)
+    shared = join_ranges(written.graph, ranges, profile)
+    writer = _Writer(written.graph, configs, shared, profile)
     for node in list(written.graph):
         writer.write(node)
     writer.store_outputs()
+    outputs = set(written.graph.outputs)
+    for name, value in list(written.graph.initializers.items()):
+        if not value.uses() and value not in outputs:
+            del written.graph.initializers[name]
     return written, ConversionCounts(0, writer.quantized, writer.dequantized)
+
+
+def keeps_scale(node: ir.Node, profile: TargetProfile) -> bool:
+    """Whether an op moves integers: its results have the scale of its operands."""
+    return not node.domain and node.op_type in profile.same_scale and writes_float(node)
+
+
+def moved_operands(node: ir.Node) -> list[int]:
+    """Return the positions of the tensors that an op moves: the first, or all of a Concat."""
+    positions = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
+    return [position for position in positions if is_float32(node.inputs[position])]
+
+
+def join_ranges(
+    graph: ir.Graph, ranges: Mapping[str, Range], profile: TargetProfile
+) -> dict[str, Range]:
+    """Return the ranges, with one range for all tensors that an op moves into one."""
+    roots: dict[ir.Value, ir.Value] = {}
+
+    def root_of(value: ir.Value) -> ir.Value:
+        while value in roots:
+            value = roots[value]
+        return value
+
+    joined = dict(ranges)
+    for node in graph:
+        if not keeps_scale(node, profile):
+            continue
+        values = (node.inputs[position] for position in moved_operands(node))
+        moved = [root_of(value) for value in values if value and value.const_value is None]
+        if not moved:
+            continue
+        spans = [joined[str(v.name)] for v in moved if str(v.name) in joined]
+        if spans:
+            joined[str(moved[0].name)] = min(s[0] for s in spans), max(s[1] for s in spans)
+        for value in (*moved[1:], *used_outputs(node)):
+            if value is not moved[0]:
+                roots[value] = moved[0]
+    for value in roots:
+        span = joined.get(str(root_of(value).name))
+        if span is not None:
+            joined[str(value.name)] = span
+    return joined
 
 
 @dataclass(frozen=True)
@@ -91,23 +139,32 @@ class _Writer:
     def write(self, node: ir.Node) -> None:
         """Rewrite one node of the float graph."""
         config = self.configs.get(str(node.name))
-        source = node.inputs[0] if node.inputs else None
-        if source is not None and source in self._stored and self._keeps_scale(node):
-            self._move(node, source)
+        if keeps_scale(node, self.profile) and any(v in self._stored for v in node.inputs if v):
+            self._move(node)
         elif config is not None and config.activation is not None:
             self._compute(node, config, config.activation.dtype)
         else:
             self._read_floats(node)
 
-    def _keeps_scale(self, node: ir.Node) -> bool:
-        types = self.profile.same_scale
-        return not node.domain and node.op_type in types and writes_float(node)
-
-    def _move(self, node: ir.Node, source: ir.Value) -> None:
-        stored = self._stored[source]
-        node.replace_input_with(0, self._float_of(source, node))
+    def _move(self, node: ir.Node) -> None:
+        """Move integers, all in the widest type among them."""
+        moved = [(position, node.inputs[position]) for position in moved_operands(node)]
+        values = [value for _, value in moved if value in self._stored]
+        if not values:
+            self._read_floats(node)
+            return
+        first = max((self._stored[value].grid for value in values), key=lambda g: g.dtype.bits)
+        for position, value in moved:
+            assert value is not None
+            if value.const_value is None:
+                operand, _ = self._operand(value, first.dtype, node)
+            else:
+                name = f"{node.name}/{value.name}/{first.dtype}"
+                stored = self._names.constant(name, first.quantize(known_array(value)))
+                operand = self._dequantize(stored, first, name, node)
+            node.replace_input_with(position, operand)
         for result in used_outputs(node):
-            self._store(node, result, stored.grid)
+            self._store(node, result, first)
 
     def _read_floats(self, node: ir.Node) -> None:
         for position, value in enumerate(node.inputs):
