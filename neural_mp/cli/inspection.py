@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import ExitCode
-from neural_mp.cli.options import ModelArgument, ModelOptions, TargetOption
+from neural_mp.cli.options import (
+    DataOption,
+    ModelArgument,
+    ModelOptions,
+    SamplesOption,
+    TargetOption,
+)
 from neural_mp.cli.output import Output
 from neural_mp.cli.report import read_run
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
@@ -18,6 +24,7 @@ from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_m
 if TYPE_CHECKING:
     from neural_mp.api.explain import Explanation
     from neural_mp.api.optimized_model import OptimizedModel
+    from neural_mp.api.target_audit import FileAudit
     from neural_mp.core.graph import Op
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
@@ -235,11 +242,23 @@ def audit(
     show_all: Annotated[
         bool, typer.Option("--all", help="Show all ops, not only those that differ from the plan.")
     ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Accelerator that an ONNX file is for: a name, or a profile's file."),
+    ] = None,
+    data: DataOption = None,
+    samples: SamplesOption = 4,
     *,
     options: ModelOptions,
     out: Output,
 ) -> None:
-    """Verify the plan against the kernels that run; exit code 1 if they differ."""
+    """Verify the plan against the kernels that run; exit code 1 if they differ.
+
+    With a target, verify an ONNX file by the target's rules, and by its compiler if that runs here.
+    """
+    if target is not None:
+        _audit_for_target(out, model, target, data, samples)
+        return
     from neural_mp.reporting import audit_table, audit_words
 
     result = _load_or_convert_model(out, model, plan, options)
@@ -253,6 +272,41 @@ def audit(
         out.document(_audit_document(result, report, show_all))
     if not report.holds:
         raise typer.Exit(ExitCode.PLAN_BROKEN)
+
+
+def _audit_for_target(
+    out: Output, model: str, target: str, data: Path | None, samples: int
+) -> None:
+    from neural_mp.api.target_audit import audit_file
+    from neural_mp.reporting import target_audit_tables
+
+    with out.working(f"Auditing {model} for {target}"):
+        audit = audit_file(model, target, data, samples)
+    findings = [(f.op or "–", f.op_type or "–", f.rule.value, f.message) for f in audit.findings]
+    rows = [] if audit.compiled is None else audit.compiled.kernels
+    kernels = [(str(row.count), row.kind, row.types) for row in rows]
+    out.show(target_audit_tables(audit.profile.title, findings, kernels, audit.notes))
+    if out.as_json:
+        out.document(_file_audit_document(audit))
+    if not audit.holds:
+        raise typer.Exit(ExitCode.PLAN_BROKEN)
+
+
+def _file_audit_document(audit: FileAudit) -> dict[str, Any]:
+    compiled = audit.compiled
+    kernels = [] if compiled is None else [vars(row) for row in compiled.kernels]
+    return {
+        "target": audit.profile.name,
+        "evidence": audit.profile.evidence,
+        "holds": audit.holds,
+        "findings": [{**vars(item), "rule": item.rule.value} for item in audit.findings],
+        "compiled": compiled is not None,
+        "not_compiled": audit.not_compiled,
+        "taken": None if compiled is None else len(compiled.taken),
+        "refused": None if compiled is None else [list(node) for node in compiled.refused],
+        "kernels": kernels,
+        "sqnr_db": None if compiled is None else compiled.sqnr_db,
+    }
 
 
 def _load_or_convert_model(

@@ -12,6 +12,7 @@ from neural_mp.reporting.tables import (
     plan_table,
     result_tables,
     sensitivity_table,
+    target_audit_tables,
     trial_table,
 )
 
@@ -32,5 +33,6 @@ __all__ = [
     "result_tables",
     "sensitivity_table",
     "summary_table",
+    "target_audit_tables",
     "trial_table",
 ]

@@ -348,6 +348,31 @@ def audit_table(ops: Iterable[AuditedOp]) -> Table:
     return table
 
 
+def target_audit_tables(
+    title: str,
+    findings: Sequence[tuple[str, str, str, str]],
+    kernels: Sequence[tuple[str, str, str]],
+    notes: Iterable[str],
+) -> RenderableType:
+    """Return the tables of an audit for an accelerator.
+
+    Args:
+        title: the name of the target.
+        findings: op, its type, rule and message of each violation.
+        kernels: count, kind and types of the kernels of the target's compiler.
+        notes: lines below the tables.
+    """
+    parts: list[RenderableType] = []
+    if findings:
+        headings = ("op", "type", "rule", "finding")
+        parts.append(formatting.table(f"Findings, {title}", *headings, rows=findings))
+    if kernels:
+        parts.append(
+            formatting.table(f"Kernels, {title}", "count", "kernel", "types", rows=kernels)
+        )
+    return Group(*parts, *map(Text, notes))
+
+
 def audit_words(audit: Audit) -> str:
     """Summarize an audit in a few lines."""
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in audit.counts().items())

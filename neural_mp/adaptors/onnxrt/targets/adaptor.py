@@ -33,6 +33,7 @@ from neural_mp.adaptors.onnxrt.targets.rewrites import rewrite_for, with_static_
 from neural_mp.adaptors.onnxrt.targets.switch_model import build_switch_model, measure_noise
 from neural_mp.amp import FourLists
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.observations import KeptOutputs, Observations, Range
 from neural_mp.core.precision import Precision
 from neural_mp.core.width_figures import WidthFigures
@@ -183,6 +184,13 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
         feeds = model.signature.bind(inputs)
         static = with_static_shapes(model.program, feeds)
         return work_of(static, max(1, model.signature.samples(feeds)))
+
+    def trace_kernels(self, model: TargetModel, inputs: object) -> Mapping[str, OpTrace]:
+        """Raise: the kernels of a simulation say nothing about the target."""
+        raise ConversionError(
+            f"the kernels of {self.profile.title} are known to its compiler only; save the result "
+            f"as model.onnx, and run: neural-mp audit model.onnx --target {self.profile.name}"
+        )
 
     def native(self, model: TargetModel) -> Any:
         """Return the ONNX message, with static sizes where the target needs them."""

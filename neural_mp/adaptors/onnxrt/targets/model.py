@@ -14,14 +14,11 @@ from neural_mp.adaptors.onnxrt.graph.edit import constants_of, read_by, sizes_of
 from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import configs_of, multiplications
+from neural_mp.adaptors.onnxrt.targets.simulation import PLAIN_QDQ
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.space import Capability
 from neural_mp.targets import TargetProfile
-
-#: Session setting by which ONNX Runtime computes pairs of Q/DQ ops as written: its fused integer
-#: kernels, and those with weights in integers only, would round otherwise than a target does.
-_PLAIN_QDQ = {"session.disable_quant_qdq": "1"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +35,7 @@ class TargetModel(OnnxModel):
 
     def session(self, program: ir.Model, **settings: Any) -> Runner:
         """Return a session that computes pairs of Q/DQ ops as written."""
-        return Runner(program, self.folder, self.provider, entries=_PLAIN_QDQ, **settings)
+        return Runner(program, self.folder, self.provider, entries=PLAIN_QDQ, **settings)
 
     @property
     def rules(self) -> TargetProfile:
