@@ -22,9 +22,9 @@ from neural_mp.cli.report import read_run
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
 
 if TYPE_CHECKING:
+    from neural_mp.adaptors.onnxrt.targets.file_audit import FileAudit
     from neural_mp.api.explain import Explanation
     from neural_mp.api.optimized_model import OptimizedModel
-    from neural_mp.api.target_audit import FileAudit
     from neural_mp.core.graph import Op
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
