@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.adaptors.registry import require_framework
 from neural_mp.adaptors.transfer import load_transferred
+from neural_mp.config.values import TARGET
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, ConversionError, did_you_mean, one_line
-from neural_mp.targets import TargetProfile, is_profile, load_profile, profile_names
+from neural_mp.errors import ConfigurationError, ConversionError, one_line
+from neural_mp.targets import TargetProfile, load_profile
+from neural_mp.util.validators import validate_option
 
 
 def profile_of(target: str) -> TargetProfile | None:
@@ -22,13 +24,7 @@ def profile_of(target: str) -> TargetProfile | None:
     """
     if target in machine.TARGETS:
         return None
-    if not is_profile(target):
-        names = (*machine.TARGETS, *profile_names())
-        raise ConfigurationError(
-            f"target must be one of {', '.join(names)}, or the path of a profile (.yaml), got "
-            f"{target!r}{did_you_mean(target, names)}"
-        )
-    return load_profile(target)
+    return load_profile(validate_option("target", TARGET, target))
 
 
 def integer_precisions(

@@ -362,9 +362,9 @@ class Options:
         "`tensorrt`, `vitisai`, `openvino-npu`, `qdq`, or the path of [a profile](targets.md)",
         "target",
         rule=string,
-        in_file=values.TEXT,
-        flag="Target: a CPU (portable, avx2, avx512, vnni, amx, arm-dotprod) or an accelerator "
-        "(qnn, tensorrt, vitisai, openvino-npu, qdq, or a profile's file); default: this CPU.",
+        in_file=values.TARGET,
+        choices=values.TARGET_NAMES,
+        flag="Target: a CPU, e.g. avx2, an accelerator, e.g. qnn, or a profile; default: this CPU.",
         shown=True,
     )
     runtime: str = declare(

@@ -18,9 +18,11 @@ from neural_mp.core.enums import (
     Capture,
     ObjectiveName,
 )
+from neural_mp.core.hardware import TARGETS
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.core.quant_spec import MAX_GROUP_SIZE, QUANT_CHOICES, ROUNDINGS
 from neural_mp.errors import ConfigurationError, did_you_mean, error_path
+from neural_mp.targets.profile import is_profile, profile_names
 from neural_mp.tuning.executors import read_workers
 from neural_mp.util.plug_ins import entry_points
 from neural_mp.util.text import counted
@@ -292,6 +294,23 @@ def refused(reason: str) -> Validator[Any]:
     return refuse_value
 
 
+#: Words for `target`: CPUs and accelerators; a profile's path is another.
+TARGET_NAMES = (*TARGETS, *profile_names())
+
+
+def _read_target(value: object) -> str:
+    if not isinstance(value, str) or (value not in TARGET_NAMES and not is_profile(value)):
+        names = ", ".join(TARGET_NAMES)
+        hint = did_you_mean(str(value), TARGET_NAMES)
+        raise invalid(f"one of {names}, or the path of a profile (.yaml)", value, hint)
+    return value
+
+
+TARGET = described(
+    _read_target,
+    type="string",
+    anyOf=[{"enum": list(TARGET_NAMES)}, {"pattern": r"\.ya?ml$"}],
+)
 RUNTIME = one_of((SOURCE_RUNTIME, AUTO_RUNTIME, *DETECTED, COMPILED_RUNTIME))
 TEXT = matching("a word", lambda value: isinstance(value, str) or is_finite(value), str)
 VERSION = matching("a version such as 1.0", lambda value: isinstance(value, str | int | float))

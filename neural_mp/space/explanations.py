@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.space.capability import Capability
 from neural_mp.space.resolution import BY_PLAN, ResolvedPlan
@@ -41,7 +41,7 @@ class Reason(JsonFields):
 
 
 def counted_reasons(
-    space: TuningSpace, ops: Iterable[Op], precisions: Iterable[Precision] = tuple(Precision)
+    space: TuningSpace, ops: Iterable[Op], precisions: Iterable[Precision] = CPU_PRECISIONS
 ) -> tuple[Reason, ...]:
     """Return the reasons for ineligible precisions of ops, the reason with the most ops first."""
     requested = list(precisions)

@@ -12,7 +12,7 @@ from golden_nets import NETS
 
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import CPU_PRECISIONS
 from neural_mp.space import Capability, TuningSpace
 
 #: Targets whose flags decide, whatever CPU computes the document.
@@ -68,7 +68,7 @@ def _choices(space: TuningSpace) -> dict[str, Any]:
 def _words(capability: Capability) -> str:
     """Return the configurations, and the refused precisions by reason, in one line."""
     refusals: dict[str, list[str]] = {}
-    for precision in Precision:
+    for precision in CPU_PRECISIONS:
         reason = capability.refusal(precision)
         if reason is not None:
             refusals.setdefault(reason, []).append(str(precision))

@@ -38,8 +38,24 @@ _TOLERANCE = 1e-3
 #: Ops between a mask and the Softmax that keep a large negative number large.
 _PASSING_MASKS = frozenset(
     {
-        *("Add", "Sub", "Mul", "Where", "Min", "Max", "Softmax", "Cast", "Expand", "Unsqueeze"),
-        *("Squeeze", "Reshape", "Slice", "Concat", "Transpose", "Identity", "Gather", "Tile"),
+        "Add",
+        "Cast",
+        "Concat",
+        "Expand",
+        "Gather",
+        "Identity",
+        "Max",
+        "Min",
+        "Mul",
+        "Reshape",
+        "Slice",
+        "Softmax",
+        "Squeeze",
+        "Sub",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
     }
 )
 
