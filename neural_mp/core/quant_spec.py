@@ -33,7 +33,8 @@ _WORDS: Mapping[str, type[StringEnum]] = {
 _DEFAULTS: Mapping[str, StringEnum] = {"range": WeightRange.FULL, "inputs": KernelInputs.FLOAT}
 #: Values of the `QuantSpec` fields that users may constrain, most common first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
-    name: tuple(words) for name, words in _WORDS.items() if name not in _DEFAULTS
+    **{name: tuple(words) for name, words in _WORDS.items() if name not in _DEFAULTS},
+    "dtype": tuple(dtype for dtype in QuantDType if dtype.bits <= 8),
 }
 
 

@@ -111,7 +111,7 @@ def test_an_op_in_int4_has_a_weight_of_four_bits_and_floats_as_inputs():
         OpConfig(Precision.INT4, byte)
     with pytest.raises(PlanError, match="an op in int4 computes in float; remove its activation"):
         OpConfig(Precision.INT4, spec, byte)
-    with pytest.raises(PlanError, match="an activation must have 8 bits"):
+    with pytest.raises(PlanError, match="an activation of an op in int8 must have 8 bits"):
         OpConfig(Precision.INT8, byte, spec)
 
 
