@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 SIDE, CLASSES = 32, 10
 #: Standard deviation of the noise, where strokes are 1.
-_NOISE = 0.6
+_NOISE = 0.3
 #: Samples for training, calibration and evaluation.
 TRAINED, CALIBRATED, EVALUATED = 4000, 128, 600
 #: Magnitude of the entries of masks that exporters write.
@@ -202,7 +202,7 @@ NETS: Mapping[str, Callable[[], nn.Module]] = {
     "pyramid": _detector,
 }
 #: Training of seconds: passes over the data, and samples of a step.
-_EPOCHS, _BATCH = 4, 100
+_EPOCHS, _BATCH = 6, 50
 
 
 def trained_case(name: str, seed: int) -> DigitCase:
@@ -210,7 +210,7 @@ def trained_case(name: str, seed: int) -> DigitCase:
     torch.manual_seed(seed)
     net, segments = NETS[name](), name == "U-Net"
     pictures, classes, masks = drawn_pictures(TRAINED, seed)
-    optimizer = torch.optim.Adam(net.parameters(), 2e-3)
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
     for _ in range(_EPOCHS):
         for start in range(0, TRAINED, _BATCH):
             part = slice(start, start + _BATCH)
