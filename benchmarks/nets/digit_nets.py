@@ -168,18 +168,18 @@ class _UNet(nn.Module):
 
 
 def _plain() -> nn.Module:
-    return nn.Sequential(
-        *(_conv(1, 16, 2), _conv(16, 32, 2), _conv(32, 32)),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES)),
-    )
+    features = nn.Sequential(_conv(1, 16, 2), _conv(16, 32, 2), _conv(32, 32))
+    return nn.Sequential(features, _classifier(32))
+
+
+def _classifier(channels: int) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
 
 
 def _detector() -> nn.Module:
     """Spatial pyramid pooling behind separable convolutions, as in YOLO's necks."""
-    return nn.Sequential(
-        *(_conv(1, 16, 2), _conv(16, 16, 1, 16), nn.Conv2d(16, 32, 1), nn.SiLU()),
-        *(_Pyramid(32), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES)),
-    )
+    separable = nn.Sequential(_conv(1, 16, 2), _conv(16, 16, 1, 16), nn.Conv2d(16, 32, 1))
+    return nn.Sequential(separable, nn.SiLU(), _Pyramid(32), _classifier(32))
 
 
 class _Pyramid(nn.Module):

@@ -364,7 +364,7 @@ class Options:
         rule=string,
         in_file=values.TARGET,
         choices=values.TARGET_NAMES,
-        flag="Target: a CPU, e.g. avx2, an accelerator, e.g. qnn, or a profile; default: this CPU.",
+        flag="Target: a CPU, an accelerator (qnn …) or a profile; default: this CPU.",
         shown=True,
     )
     runtime: str = declare(
