@@ -67,6 +67,18 @@ def model_for_target(source: AnyModel, profile: TargetProfile) -> AnyModel:
         ) from error
 
 
+def seen_by_target(source: AnyModel, target: str) -> tuple[AnyModel, str]:
+    """Return a model as planned for a target, and the CPU that it is planned or simulated on.
+
+    Raises:
+        ConfigurationError: as for `profile_of` and `model_for_target`.
+    """
+    profile = profile_of(target)
+    if profile is None:
+        return source, target
+    return model_for_target(source, profile), machine.HOST_TARGET
+
+
 @dataclass(frozen=True)
 class TargetLoader:
     """A picklable loader of a model for an accelerator; see `model_for_target`."""

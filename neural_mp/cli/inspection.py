@@ -67,11 +67,13 @@ def inspect(
         return
     loaded = options.load(model, out)
     from neural_mp.api.portability import exact_targets
+    from neural_mp.api.targets import seen_by_target
     from neural_mp.core import hardware
     from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
 
-    machine = hardware.detect().for_target(target or hardware.HOST_TARGET)
     with out.working(f"Reading the capabilities of {model}"):
+        loaded, cpu = seen_by_target(loaded, target or hardware.HOST_TARGET)
+        machine = hardware.detect().for_target(cpu)
         space = loaded.adaptor.space(loaded.held, machine)
     ops = _select_ops(list(space.graph), op_type or (), pattern)
     if summary:

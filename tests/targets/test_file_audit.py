@@ -78,3 +78,16 @@ def test_data_without_an_input_are_refused(written, tmp_path):
     np.savez(tmp_path / "data.npz", other=np.zeros((2, 3)), more=np.zeros((2, 3)))
     with pytest.raises(DataError, match="lack 'image'"):
         audit_file(written, "qnn", tmp_path / "data.npz")
+
+
+def test_inspection_shows_what_an_accelerator_computes_in_integers(tmp_path):
+    constants = {"w": np.ones((4, 1, 3, 3), np.float32)}
+    nodes = [op("Conv", "image w", "mixed"), op("Erf", "mixed", "y")]
+    net = graph(nodes, {"image": ["batch", 1, 8, 8]}, ["y"], constants, opset=21)
+    onnx.save(net, tmp_path / "net.onnx")
+    arguments = ("inspect", str(tmp_path / "net.onnx"), "--target", "qnn", "--json")
+    code, out, _ = run_main(*arguments)
+    assert code == 0
+    ops = {document["name"]: document for document in json.loads(out)}
+    assert "int16" in str(ops["mixed"])
+    assert "has no integer kernel for Erf" in str(ops["y"])
