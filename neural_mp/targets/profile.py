@@ -34,16 +34,8 @@ SCHEMA = 1
 SUFFIXES = (".yaml", ".yml")
 #: Other names of shipped profiles.
 ALIASES: Mapping[str, str] = {"vitisai": "vitisai-xint8"}
-#: Rewrites of a graph before planning, in the order of application.
-REWRITES = (
-    "static_shapes",
-    "fold_constants",
-    "fold_batch_norm",
-    "erf_to_gelu",
-    "fuse_layer_norm",
-    "mask_clip",
-    "name_nodes",
-)
+#: Rewrites of a graph before planning, besides folded constants and batch norms.
+REWRITES = ("erf_to_gelu", "mask_clip")
 
 _DOCS = "docs/targets.md"
 
@@ -185,13 +177,11 @@ class Cost(_Part):
         macs: widths → cost of a multiplication.
         float_mac: cost of a multiplication in float.
         element: widths-independent cost of an element that an op without weight writes in 8 bits.
-        convert: cost of an element that is converted between widths or to float.
     """
 
     macs: Mapping[Widths, _Factor]
     float_mac: _Factor
     element: _Factor = 0.5
-    convert: _Factor = 0.5
 
 
 @dataclass(frozen=True)
