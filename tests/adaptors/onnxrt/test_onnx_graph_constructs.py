@@ -8,7 +8,7 @@ from onnx_bodies import draw
 from onnx_nets import Converted, graph, op, run
 
 from neural_mp.adaptors.onnxrt.graph.sessions import RUNS_LAYERS_BEFORE_BRANCHES
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.testing import signal_to_noise
 
 INT8 = Precision.INT8
@@ -44,7 +44,7 @@ def with_branches() -> onnx.ModelProto:
     not RUNS_LAYERS_BEFORE_BRANCHES,
     reason="this ONNX Runtime ends the process at a convolution that a branch reads",
 )
-@pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.INT4])
+@pytest.mark.parametrize("precision", [p for p in CPU_PRECISIONS if p is not Precision.INT4])
 def test_branches_read_what_is_converted_around_them(precision):
     model = with_branches()
     for sign in (1, -1):
@@ -55,7 +55,7 @@ def test_branches_read_what_is_converted_around_them(precision):
     if precision is INT8:
         assert converted.integer_convolutions == 2
     reasons = converted.space.capabilities["i"].reasons
-    assert set(reasons) == set(Precision) - {Precision.FP32}
+    assert set(reasons) == set(CPU_PRECISIONS) - {Precision.FP32}
 
 
 def test_a_loop_around_what_is_converted():
