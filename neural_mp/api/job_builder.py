@@ -20,9 +20,11 @@ from neural_mp.api.runtime_comparison import HintSearch
 from neural_mp.api.runtimes import RuntimeOptions
 from neural_mp.api.targets import (
     TargetLoader,
+    check_ignored,
     integer_precisions,
     model_for_target,
     profile_of,
+    target_fingerprint,
 )
 from neural_mp.api.user_metrics import (
     MetricSet,
@@ -110,7 +112,10 @@ def cache_of(options: Options, model: AnyModel) -> FileCache:
     folder = _cache_folder(options)
     if folder is None:
         return NO_CACHE
-    return FileCache(folder, {"model": model.fingerprint, **machine_key(model.adaptor.packages)})
+    rules = target_fingerprint(profile_of(options.target))
+    return FileCache(
+        folder, {"model": model.fingerprint, **rules, **machine_key(model.adaptor.packages)}
+    )
 
 
 def correction_options(options: Options) -> CorrectionOptions:
@@ -138,10 +143,14 @@ def streams_of(settings: Settings, objective: str | Mapping[str, float]) -> int 
 
 
 def limits_of(options: Options) -> EffortLimits:
-    """Return the limits of the effort; a time limit replaces that of an effort that is not set."""
-    limits = EFFORT_LIMITS[Effort(options.effort)]
-    is_replaced = options.exit_policy.timeout and not options.is_set("effort")
-    return limits.without_bound() if is_replaced else limits
+    """Return the limits of the effort; without a limit of the run if the effort is not set.
+
+    A time limit replaces that of the effort `normal`.
+    """
+    effort = Effort(options.effort)
+    has_timeout = effort is Effort.NORMAL and bool(options.exit_policy.timeout)
+    limits = EFFORT_LIMITS[effort]
+    return limits if options.is_set("effort") and not has_timeout else limits.without_bound()
 
 
 def measurement_of(
@@ -205,6 +214,8 @@ class JobBuilder:
         options, log = self.options, self.log
         check_options(options)
         target = profile_of(options.target)
+        if target is not None:
+            check_ignored(options)
         cpu = options.target if target is None else machine.HOST_TARGET
         strategy = config_objects.strategy(self.settings, self._strategy_name(target))
         host = options.hardware or machine.detect()
@@ -478,6 +489,7 @@ class JobBuilder:
         return {
             "model": model,
             **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
+            **target_fingerprint(profile_of(options.target)),
             **({} if streams is None else {"throughput": f"{streams} streams"}),
             **({} if workload is None else {"workload": str(workload)}),
             "data": evaluation.fingerprint() if evaluation is not None else "none",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.adaptors.registry import require_framework
 from neural_mp.adaptors.transfer import load_transferred
+from neural_mp.config import Options
 from neural_mp.config.values import TARGET
 from neural_mp.core import hardware as machine
+from neural_mp.core.criterion import parse_objectives
+from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME, Objective
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, ConversionError, one_line
 from neural_mp.targets import TargetProfile, load_profile
@@ -25,6 +30,32 @@ def profile_of(target: str) -> TargetProfile | None:
     if target in machine.TARGETS:
         return None
     return load_profile(validate_option("target", TARGET, target))
+
+
+def check_ignored(options: Options) -> None:
+    """Check that no option is set that a search for an accelerator cannot heed.
+
+    Raises:
+        ConfigurationError: a runtime is named, or another objective than latency.
+    """
+    if options.runtime not in (SOURCE_RUNTIME, AUTO_RUNTIME):
+        raise ConfigurationError(
+            f"runtime must be {SOURCE_RUNTIME!r} or {AUTO_RUNTIME!r} for an accelerator, got "
+            f"{options.runtime!r}: the result is an ONNX file; remove the runtime"
+        )
+    if set(parse_objectives(options.objective)) != {Objective.PERFORMANCE}:
+        raise ConfigurationError(
+            f"objective must be latency for an accelerator, whose estimated cost is minimized, got "
+            f"{options.objective!r}; remove the objective"
+        )
+
+
+def target_fingerprint(profile: TargetProfile | None) -> dict[str, str]:
+    """Return the digest of an accelerator's rules, for keys of runs and caches; empty for a CPU."""
+    if profile is None:
+        return {}
+    text = json.dumps(profile.to_dict(), sort_keys=True)
+    return {"target": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def integer_precisions(

@@ -38,9 +38,10 @@ class WidthPlan:
 def widening_path(
     choices: Mapping[str, Sequence[OpConfig]], figures: WidthFigures, cost_of: CostOf
 ) -> list[WidthPlan]:
-    """Return the plans from the narrowest to all-float ones, in strictly rising cost.
+    """Return the plans from the narrowest to all-float ones, in falling noise.
 
     Ops go to float only when all are in their widest integers: islands of float cost conversions.
+    Ops with integers of one width are no exception for the others, and go to float before.
 
     Args:
         choices: op → its configs, the narrowest first, the float config last.
@@ -137,9 +138,15 @@ class _Widening:
         return raised
 
     def _first_level(self, op: str, wider: Callable[[OpConfig], bool]) -> int | None:
-        count = sum(self.takes_float or c.activation is not None for c in self.choices[op])
+        takes_float = self.takes_float or not self._widens(op)
+        count = sum(takes_float or c.activation is not None for c in self.choices[op])
         levels = range(self.level[op] + 1, count)
         return next((level for level in levels if wider(self.choices[op][level])), None)
+
+    def _widens(self, op: str) -> bool:
+        """Whether an op has integers of several widths, so that float is not the next one."""
+        bits = {_activation_bits(config) for config in self.choices[op]} - {None}
+        return len(bits) > 1
 
     def _effect(self, raised: Mapping[str, int]) -> tuple[float, float]:
         """Return the noise removed by a step, and the cost added."""

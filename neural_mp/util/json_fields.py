@@ -94,6 +94,8 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(map(to_plain, value))
     return value.tolist()  # a number or an array of numpy
 
 

@@ -261,3 +261,70 @@ def test_written_files_hold_by_the_structural_audit(net, target, width, mixed, t
     model = saved(planned, held, tmp_path)
     assert check_structure(model, planned.adaptor.profile, frozenset(configs)) == []
     assert planned.sqnr(configs, batches(1)[0]) > 10
+
+
+def layer(kind, constants, shape, inputs="x w b", **attributes):
+    """A net of one layer, with data for it."""
+    net = graph([op(kind, inputs, "y", **attributes)], {"x": shape}, ["y"], constants, opset=21)
+    sizes = [4 if isinstance(size, str) else size for size in shape]
+    return net, np.random.default_rng(3).standard_normal(sizes).astype(np.float32)
+
+
+def drawn(*shape):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+LAYERS = {
+    "transposed in groups": lambda: layer(
+        "ConvTranspose", {"w": drawn(4, 3, 3, 3), "b": drawn(6)}, ["batch", 4, 5, 5], group=2
+    ),
+    "transposed": lambda: layer(
+        "ConvTranspose", {"w": drawn(4, 3, 3, 3), "b": drawn(3)}, ["batch", 4, 5, 5]
+    ),
+    "depthwise": lambda: layer(
+        "Conv", {"w": drawn(4, 1, 3, 3), "b": drawn(4)}, ["batch", 4, 6, 6], group=4
+    ),
+    "bias of one row": lambda: layer("Gemm", {"w": drawn(6, 5), "b": drawn(1, 5)}, ["batch", 6]),
+    "bias of one number": lambda: layer("Gemm", {"w": drawn(6, 5), "b": drawn(1)}, ["batch", 6]),
+    "bias of a matrix": lambda: layer("Gemm", {"w": drawn(6, 5), "b": drawn(4, 5)}, [4, 6]),
+    "both transposed": lambda: layer(
+        "Gemm", {"w": drawn(5, 6), "b": drawn(5)}, [6, 4], transA=1, transB=1
+    ),
+    "vector": lambda: layer("MatMul", {"w": drawn(6)}, ["batch", 6], "x w"),
+    "constant first": lambda: layer("MatMul", {"w": drawn(5, 6)}, [6, 4], "w x"),
+}
+
+
+@pytest.mark.parametrize("target", ["qnn", "vitisai", "tensorrt"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_every_form_are_written_or_stay_in_float(name, target, tmp_path):
+    net, x = LAYERS[name]()
+    planned = Planned(net, target, [x])
+    held = planned.converted()
+    y = planned.adaptor.predict(held, x)
+    (expected,) = run(net, x=x)
+    noise = np.square(y - expected).sum() / np.square(expected).sum()
+    assert noise < 10**-2.0  # 20 dB
+    model = saved(planned, held, tmp_path)
+    configs = frozenset(op for op, c in planned.space.fastest_plan().items() if c.activation)
+    assert check_structure(model, planned.adaptor.profile, configs) == []
+
+
+def test_classic_masks_are_clipped():
+    """A mask of -10000, as BERT's exports have."""
+    mask = np.where(np.arange(6) < 4, 0.0, -10000.0).astype(np.float32)
+    nodes = [op("Add", "x mask", "b"), op("Softmax", "b", "y")]
+    net = graph(nodes, {"x": ["batch", 6]}, ["y"], {"mask": mask}, opset=21)
+    planned = Planned(net, "qnn", [drawn(4, 6)])
+    (stored,) = [v for v in planned.held.program.graph.initializers.values() if v.shape == [6]]
+    assert stored.const_value.numpy().min() == -100
+
+
+def test_constants_that_are_not_finite_keep_their_op_in_float():
+    fill = np.array([0.0, -np.inf], np.float32)
+    nodes = [op("Add", "x fill", "a"), op("ReduceMax", "a axes", "y")]
+    constants = {"fill": fill, "axes": np.array([1])}
+    net = graph(nodes, {"x": ["batch", 2]}, ["y"], constants, opset=21)
+    planned = Planned(net, "qdq", [drawn(4, 2)])
+    assert "a" not in planned.space.tunable_ops
+    assert "not finite" in str(planned.space.capabilities["a"].reasons)

@@ -8,7 +8,7 @@ from onnx_nets import as_onnx
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, HistoryError
 from neural_mp.targets import Widths
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
@@ -124,3 +124,22 @@ def test_unknown_target_is_one_error_that_names_all(net):
 def test_precisions_of_floats_are_refused(net, digits):
     with pytest.raises(ConfigurationError, match="int8 or int16, got bf16"):
         run_for("qnn", net, batches_of(digits[1]), precisions="bf16")
+
+
+def test_run_for_other_rules_is_not_resumed(net, digits, tmp_path):
+    data, options = batches_of(digits[1]), {"workspace": str(tmp_path)}
+    run_for("vitisai-xint8", net, data, **options)
+    with pytest.raises(HistoryError, match="the target of this run differs"):
+        run_for("vitisai-a8w8", net, data, **options, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"runtime": "openvino"}, "runtime must be 'source' or 'auto'"),
+        ({"objective": "modelsize"}, "objective must be latency"),
+    ],
+)
+def test_options_that_an_accelerator_cannot_heed_are_refused(net, digits, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        run_for("qnn", net, batches_of(digits[1]), **options)

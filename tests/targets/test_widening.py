@@ -98,3 +98,16 @@ def test_noise_of_a_plan_is_that_of_its_narrowest_readers(tensors, weights):
             weight = plan.configs[op].weight
             expected += noise[str(weight.dtype.bits)] if weight else 0.0
         assert plan.noise == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_op_of_one_width_does_not_keep_its_neighbours_narrow():
+    """A layer beside an op that has 8 bits only: the op goes to float, the layer to 16 bits."""
+    only = (OpConfig(Precision.INT8, None, A8), FP32)
+    figures = WidthFigures((TensorNoise("t", ("layer", "only"), {"8": 1e-2, "16": 1e-7}),))
+    path = widening_path({"layer": LAYER, "only": only}, figures, cost_of_pair)
+    assert words(path[1]) == ["w8a16", "fp32"]
+    assert path[1].noise == pytest.approx(1e-7)
+
+
+def cost_of_pair(op, config):
+    return {"a8": 0.5, "fp32": 2.0}.get(str(Widths.of(config) or "fp32"), 1.0)

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sqlite3
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -248,11 +248,13 @@ def _write(file: Path, values: dict[str, Any]) -> None:
 
 
 def _measure_briefly() -> None:
+    from neural_mp.api import job_builder
     from neural_mp.tuning.listener import Listener
     from neural_mp.tuning.measurement import objectives
 
     objectives._LEAST_SECONDS = 0.001
-    objectives._PATIENCE = 1.0
+    efforts = job_builder.EFFORT_LIMITS.items()
+    job_builder.EFFORT_LIMITS = {e: replace(limits, patience=1.0) for e, limits in efforts}
     Listener.wants_hints = False  # no other runtime is timed at the end of a run
 
 

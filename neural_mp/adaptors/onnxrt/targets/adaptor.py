@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,8 +29,12 @@ from neural_mp.adaptors.onnxrt.targets.model import (
     capabilities_of,
     work_of,
 )
-from neural_mp.adaptors.onnxrt.targets.qdq_writer import write_qdq
-from neural_mp.adaptors.onnxrt.targets.rewrites import rewrite_for, with_static_shapes
+from neural_mp.adaptors.onnxrt.targets.qdq_writer import join_ranges, write_qdq
+from neural_mp.adaptors.onnxrt.targets.rewrites import (
+    RewrittenGraph,
+    rewrite_for,
+    with_static_shapes,
+)
 from neural_mp.adaptors.onnxrt.targets.switch_model import build_switch_model, measure_noise
 from neural_mp.amp import FourLists
 from neural_mp.core.hardware import Hardware
@@ -41,6 +46,8 @@ from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.targets import TargetProfile
 from neural_mp.util.system.memory import collection_paused
+
+logger = logging.getLogger(__name__)
 
 #: SQNR in dB that a rewritten graph must reach, and one with clipped masks.
 _LEAST_EXACT_DB, _LEAST_CLIPPED_DB = 80.0, 30.0
@@ -80,6 +87,16 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
         if model.obstacle is not None:
             raise ConversionError(f"the model cannot be written for a target: {model.obstacle}")
         rewritten = rewrite_for(model.program, self.profile)
+        try:
+            return self._rewritten(model, rewritten, exact=not rewritten.notes)
+        except ConversionError:
+            if not rewritten.notes:
+                raise
+            logger.debug("masks are no masks", exc_info=True)
+        plain = rewrite_for(model.program, self.profile, clips_masks=False)
+        return self._rewritten(model, plain, exact=True)
+
+    def _rewritten(self, model: OnnxModel, rewritten: RewrittenGraph, exact: bool) -> TargetModel:
         target = replace(
             self._with_profile(model),
             program=rewritten.program,
@@ -89,7 +106,7 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
             kernel_check=None,
             _runners={},
         )
-        self._check_rewriting(target, exact=not rewritten.notes)
+        self._check_rewriting(target, exact)
         return target
 
     def _with_profile(self, model: OnnxModel) -> TargetModel:
@@ -168,6 +185,7 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
     ) -> WidthFigures:
         """Return the noise of every tensor and weight on one batch, and the work of every op."""
         ranges = _value_ranges(model, observations)
+        ranges = join_ranges(model.program.graph, ranges, self.profile)
         switched = build_switch_model(
             model.program, model.configs, ranges, model.tensor_names, self.profile
         )

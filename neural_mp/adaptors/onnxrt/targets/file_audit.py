@@ -25,8 +25,8 @@ from neural_mp.util.text import counted
 _PLAN = "neural_mp.plan"
 #: Whether the rules were measured → the words for it.
 _EVIDENCE = {True: "measured with its compiler", False: "from documents, untested"}
-#: Profile with a compiler that runs here.
-_EMULATED = "qnn"
+#: Execution provider whose compiler runs here.
+_EMULATED = "QNNExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def audit_file(
     model = _load(path)
     integer_ops = _integer_ops(model)
     structure = tuple(check_structure(model, profile, integer_ops))
-    if profile.name != _EMULATED:
+    if profile.provider != _EMULATED:
         reason = f"no compiler of {profile.title} runs here: only the structure was audited"
         return FileAudit(profile, structure, None, reason)
     feeds = _random_feeds(model, count)
@@ -143,7 +143,7 @@ def _inputs_of(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.dt
 
 
 def _random_feeds(model: onnx.ModelProto, count: int) -> list[dict[str, Array]]:
-    """Return samples with uniform values in the range of each input, and zeros for integers."""
+    """Return samples: uniform in the range of a float input; ones for a mask, else zeros."""
     draw, ranges = np.random.default_rng(0), input_ranges(model)
 
     def sample() -> dict[str, Array]:
@@ -152,7 +152,7 @@ def _random_feeds(model: onnx.ModelProto, count: int) -> list[dict[str, Array]]:
             if dtype.kind == "f":
                 feeds[name] = draw.uniform(*ranges.get(name, (-1.0, 1.0)), shape).astype(dtype)
             else:
-                feeds[name] = np.zeros(shape, dtype)
+                feeds[name] = np.full(shape, "mask" in name.lower(), dtype)
         return feeds
 
     return [sample() for _ in range(count)]

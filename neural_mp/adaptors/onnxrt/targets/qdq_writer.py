@@ -300,6 +300,7 @@ class _Writer:
         if self.profile.bias == "float":
             return
         values, name = known_array(bias), f"{node.name}/{bias.name}"
+        values = values.reshape(values.shape[-1:])  # of one row, which is added to all
         if self.profile.bias == "int32":
             info = np.iinfo(np.int32)
             steps = np.clip(np.rint(values / product), info.min, info.max).astype(np.int32)
@@ -321,7 +322,7 @@ class _Writer:
     def _constant_operand(
         self, value: ir.Value, dtype: QuantDType, node: ir.Node
     ) -> tuple[ir.Value, Grid]:
-        """Return a constant in the storage type of the activations, once for each op type."""
+        """Return a constant operand in the storage type of the activations, and its grid."""
         values, rules = known_array(value), self.profile.activation
         low, high = float(values.min(initial=0)), float(values.max(initial=0))
         grid = activation_grid(low, high, dtype, rules.scheme, rules.scale == "power_of_two")

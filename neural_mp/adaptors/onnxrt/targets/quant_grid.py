@@ -103,6 +103,8 @@ def weight_grid(
     """
     if dtype in (QuantDType.UINT8, QuantDType.UINT16):
         low, high = float(weight.min(initial=0)), float(weight.max(initial=0))
+        steps = limits_of(dtype)[1]
+        high = max(high, low + steps * float(np.max(least_scale)))
         return activation_grid(low, high, dtype, Scheme.ASYMMETRIC, power_of_two)
     axes = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     magnitude = np.abs(weight).max(axis=axes, initial=0)

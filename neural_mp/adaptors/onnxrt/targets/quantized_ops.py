@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, is_float32, used_outputs
@@ -62,7 +63,10 @@ def channel_axis(node: ir.Node) -> int | None:
     array = array_of(weight)
     assert array is not None
     if node.op_type == "ConvTranspose":
-        return 1
+        # With groups, the axis holds the channels of one group.
+        return 1 if node.attributes.get_int("group", 1) == 1 else None
+    if array.ndim == 1:
+        return None
     return array.ndim - 1 if node.op_type == "MatMul" else weight_axes(node)[0]
 
 
@@ -85,6 +89,13 @@ def configs_of(node: ir.Node, profile: TargetProfile) -> tuple[OpConfig, ...] | 
         return f"{profile.title} has no integer kernel for {node.op_type}"
     if not writes_float(node):
         return "its output is not known to be float32"
+    if any(_is_read_elsewhere(value) for value in used_outputs(node)):
+        return "a nested graph reads its result"
+    if not _has_finite_constants(node):
+        return "a constant that it reads is not finite"
+    bias = array_of(bias_of(node))
+    if bias is not None and bias.ndim > 1 and bias.size != bias.shape[-1]:
+        return "its bias is a matrix"
     if node.op_type == "Gemm" and {
         node.attributes.get_float(n, 1.0) for n in ("alpha", "beta")
     } != {1.0}:
@@ -114,8 +125,29 @@ def _config(node: ir.Node, profile: TargetProfile, widths: Widths) -> OpConfig |
     return OpConfig(widths.precision, QuantSpec(stored, scheme, granularity), activation)
 
 
+def _is_read_elsewhere(value: ir.Value) -> bool:
+    """Whether a node of another graph reads a value."""
+    return any(use.node.graph is not value.graph for use in value.uses())
+
+
+def _has_finite_constants(node: ir.Node) -> bool:
+    """Whether the constant operands of an op are finite, as integers cover no other values."""
+    arrays = (
+        array_of(value)
+        for position, value in enumerate(node.inputs)
+        if is_float32(value) and not is_parameter(node, position)
+    )
+    return all(array is None or bool(np.isfinite(array).all()) for array in arrays)
+
+
+#: Op types that multiply inputs and states by weights in every step: their second and third inputs.
+_RECURRENT = ("LSTM", "GRU", "RNN")
+
+
 def multiplications(node: ir.Node) -> float:
     """Return the number of multiplications of an op on the example's sizes; 0 if unknown."""
+    if node.op_type in _RECURRENT and not node.domain:
+        return _recurrent_multiplications(node)
     if node.op_type not in _LAYERS or not node.outputs:
         return 0.0
     result, data, weight = node.outputs[0], node.inputs[0], node.inputs[1]
@@ -130,3 +162,12 @@ def multiplications(node: ir.Node) -> float:
         return float(read * math.prod(weight.shape.numpy()[1:]))
     is_transposed = node.op_type == "Gemm" and bool(node.attributes.get_int("transA", 0))
     return float(written * data.shape.numpy()[0 if is_transposed else -1])
+
+
+def _recurrent_multiplications(node: ir.Node) -> float:
+    data, weights = node.inputs[0], node.inputs[1:3]
+    if data is None or data.shape is None or not data.shape.is_static():
+        return 0.0
+    shapes = (value.shape for value in weights if value is not None)
+    sizes = (math.prod(s.numpy()) for s in shapes if s is not None and s.is_static())
+    return float(sum(sizes) * math.prod(data.shape.numpy()[:2]))

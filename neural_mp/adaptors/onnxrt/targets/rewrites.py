@@ -26,9 +26,9 @@ from neural_mp.adaptors.onnxrt.graph.opset import opset_of, raise_opset, same_bu
 from neural_mp.errors import ConversionError
 from neural_mp.targets import TargetProfile
 
-#: Constants of masks below this value are clipped to `MASK_VALUE`: exp(−100) is 0 in float32, and
-#: integers that cover −3.4e38 have no other value.
-LEAST_MASK_VALUE, MASK_VALUE = -1e4, -100.0
+#: Constants of masks up to this value are clipped to `MASK_VALUE`: exp(−100) is 0 in float32, and
+#: integers that cover −10000 or −3.4e38 have no other value.
+LEAST_MASK_VALUE, MASK_VALUE = -1e3, -100.0
 #: First opset with Gelu.
 _GELU_OPSET = 20
 #: Most rounds in which folded sizes make further shapes known.
@@ -68,8 +68,12 @@ class RewrittenGraph:
     notes: tuple[str, ...]
 
 
-def rewrite_for(program: ir.Model, profile: TargetProfile) -> RewrittenGraph:
+def rewrite_for(
+    program: ir.Model, profile: TargetProfile, clips_masks: bool = True
+) -> RewrittenGraph:
     """Return a copy of a canonicalized graph, rewritten by the rules of a target.
+
+    Without `clips_masks`, masks stay, whatever the rules.
 
     Raises:
         ConversionError: the opset cannot be raised to the target's.
@@ -82,7 +86,7 @@ def rewrite_for(program: ir.Model, profile: TargetProfile) -> RewrittenGraph:
         for node in list(rewritten.graph):
             if node.op_type == "Erf" and not node.domain:
                 _replace_by_gelu(node, names)
-    if "mask_clip" in profile.rewrites:
+    if clips_masks and "mask_clip" in profile.rewrites:
         masks = list(_masks(rewritten))
         for value in masks:
             _clip_mask(value)
@@ -252,7 +256,7 @@ def _masks(program: ir.Model) -> Iterator[ir.Value]:
     for value in program.graph.initializers.values():
         if not is_float32(value) or value.const_value is None or not value.const_value.size:
             continue
-        if float(known_array(value).min()) < LEAST_MASK_VALUE and _reaches_softmax(value):
+        if float(known_array(value).min()) <= LEAST_MASK_VALUE and _reaches_softmax(value):
             yield value
 
 

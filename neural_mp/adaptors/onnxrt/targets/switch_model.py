@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_float32, known_array, used_outputs
+from neural_mp.adaptors.onnxrt.targets.qdq_writer import keeps_scale, moved_operands
 from neural_mp.adaptors.onnxrt.targets.quant_grid import Grid, activation_grid, weight_grid
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import channel_axis, is_parameter, weight_of
 from neural_mp.core.enums import Granularity, QuantDType
@@ -118,16 +119,17 @@ class _Builder:
 
     def _touching_ops(self) -> dict[ir.Value, list[str]]:
         """Return tensor → the ops of a plan that write or read it, also through moving ops."""
-        roots: dict[ir.Value, ir.Value] = {}
+        roots: dict[ir.Value, tuple[ir.Value, ...]] = {}
         touching: dict[ir.Value, list[str]] = {}
         for node in self._graph:
             name = str(node.name)
-            data = node.inputs[0] if node.inputs else None
-            moves = not node.domain and node.op_type in self.profile.same_scale
-            if moves and data is not None and data.const_value is None and is_float32(data):
-                for result in used_outputs(node):
-                    roots[result] = roots.get(data, data)
-                continue
+            if node.inputs and keeps_scale(node, self.profile):
+                moved = [node.inputs[position] for position in moved_operands(node)]
+                computed = [v for v in moved if v is not None and v.const_value is None]
+                sources = tuple(root for value in computed for root in roots.get(value, (value,)))
+                if sources:
+                    roots.update(dict.fromkeys(used_outputs(node), sources))
+                    continue
             if name not in self.configs:
                 continue
             operands = [
@@ -137,9 +139,10 @@ class _Builder:
                 if not is_parameter(node, position)
             ]
             for value in (*operands, *used_outputs(node)):
-                ops = touching.setdefault(roots.get(value, value), [])
-                if name not in ops:
-                    ops.append(name)
+                for root in roots.get(value, (value,)):
+                    ops = touching.setdefault(root, [])
+                    if name not in ops:
+                        ops.append(name)
         return touching
 
     def _insert_tensor(
