@@ -176,7 +176,7 @@ class Cost(_Part):
     Attributes:
         macs: widths → cost of a multiplication.
         float_mac: cost of a multiplication in float.
-        element: widths-independent cost of an element that an op without weight writes in 8 bits.
+        element: cost of an element of 8 bits that an op writes; wider ones count in proportion.
     """
 
     macs: Mapping[Widths, _Factor]
