@@ -58,22 +58,26 @@ class TargetModel(OnnxModel):
 def capabilities_of(model: TargetModel) -> dict[str, Capability]:
     """Return the capability of every op: its configs on the target, or why it stays in float."""
     capabilities = dict[str, Capability]()
+    title = model.rules.title
+    others: dict[Precision, str] = dict.fromkeys(_NOT_OFFERED, f"not offered for {title}")
     for name, node in model.structure.nodes.items():
         own = model.configs.get(name)
         if own is not None:
-            capabilities[name] = Capability((*own, FP32))
+            capabilities[name] = Capability((*own, FP32), others)
             continue
         moves = node.op_type in model.rules.same_scale
         reason = configs_of(node, model.rules)
         text = "it keeps the integers that it moves" if moves else str(reason)
-        capabilities[name] = Capability(reasons=dict.fromkeys(_INTEGERS, text))
+        capabilities[name] = Capability(reasons={**others, **dict.fromkeys(_INTEGERS, text)})
     part = "it is a further output of an op and has the precision of that op"
     for name in model.structure.parts:
-        capabilities[name] = Capability(reasons=dict.fromkeys(_INTEGERS, part))
+        capabilities[name] = Capability(reasons={**others, **dict.fromkeys(_INTEGERS, part)})
     return capabilities
 
 
 _INTEGERS = (Precision.INT8, Precision.INT16)
+#: Precisions that no plan for an accelerator holds.
+_NOT_OFFERED = tuple(p for p in Precision if p not in (*_INTEGERS, Precision.FP32))
 
 
 def build_graph(model: TargetModel) -> OpGraph:

@@ -16,7 +16,12 @@ import onnx_ir as ir
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_float32, known_array, used_outputs
 from neural_mp.adaptors.onnxrt.targets.qdq_writer import keeps_scale, moved_operands
-from neural_mp.adaptors.onnxrt.targets.quant_grid import Grid, activation_grid, weight_grid
+from neural_mp.adaptors.onnxrt.targets.quant_grid import (
+    Grid,
+    activation_grid,
+    fixed_grid,
+    weight_grid,
+)
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import channel_axis, is_parameter, weight_of
 from neural_mp.core.enums import Granularity, QuantDType
 from neural_mp.core.observations import Range
@@ -148,13 +153,12 @@ class _Builder:
     def _insert_tensor(
         self, value: ir.Value, dtypes: Sequence[QuantDType]
     ) -> dict[QuantDType, str]:
-        rules, span = self.profile.activation, self.ranges[str(value.name)]
         terms, switches = [], {}
         readers = [(use.node, use.idx) for use in value.uses()]
         producer = value.producer()
         first: list[ir.Node] = []
         for dtype in dtypes:
-            grid = activation_grid(*span, dtype, rules.scheme, rules.scale == "power_of_two")
+            grid = self._grid(value, dtype)
             plain = self._rounded(value, grid, f"{value.name}/{dtype}", first)
             error = self._add(first, "Sub", [plain, value], f"{value.name}/{dtype}/error")
             term, switches[dtype] = self._switched(first, error, f"{value.name}/{dtype}")
@@ -175,6 +179,16 @@ class _Builder:
                 self._graph.outputs[position] = total
         total.type, total.shape = value.type, value.shape
         return switches
+
+    def _grid(self, value: ir.Value, dtype: QuantDType) -> Grid:
+        producer, rules = value.producer(), self.profile.activation
+        fixed = (
+            None if producer is None else self.profile.fixed.get(producer.op_type, {}).get(dtype)
+        )
+        if fixed is not None:
+            return fixed_grid(*fixed, dtype)
+        span = self.ranges[str(value.name)]
+        return activation_grid(*span, dtype, rules.scheme, rules.scale == "power_of_two")
 
     def _insert_weight(
         self, node: ir.Node, weight: ir.Value, by_channel: Mapping[QuantDType, bool]
