@@ -8,6 +8,7 @@ from math import log
 from neural_mp.core.precision import FP32
 from neural_mp.search.widening import WidthPlan, widening_path
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
+from neural_mp.strategies.basic import Basic
 from neural_mp.targets.cost import TargetCosts
 
 #: Maximum number of trials.
@@ -31,6 +32,8 @@ class Widening(Strategy):
        path of plans, most noise removed per estimated cost first.
     4. Plans of the path between those that missed and those that met are tried: the loss is taken
        to be proportional to the noise. At most six trials.
+
+    Without an accelerator as the target, the strategy is `basic`.
     """
 
     name = "widening"
@@ -38,7 +41,10 @@ class Widening(Strategy):
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
         space, target = problem.space, problem.target
-        if target is None or not space.tunable_ops:
+        if target is None:
+            yield from Basic().search(problem)
+            return
+        if not space.tunable_ops:
             return
         (narrowest,) = yield [space.fastest_plan()]
         figures = None if narrowest.meets_accuracy else problem.probe.width_figures()
