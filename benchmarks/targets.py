@@ -59,9 +59,9 @@ class Quality:
         """Add a batch."""
         outputs, expected = np.asarray(preds), np.asarray(labels)
         if self.is_segmentation:
-            chosen, wanted = outputs > 0, expected > 0.5
-            self.right += int((chosen & wanted).sum())
-            self.all += int((chosen | wanted).sum())
+            mask, reference = outputs > 0, expected > 0.5
+            self.right += int((mask & reference).sum())
+            self.all += int((mask | reference).sum())
         else:
             self.right += int((outputs.argmax(1) == expected).sum())
             self.all += len(expected)

@@ -36,7 +36,7 @@ from neural_mp.api.saved_model import (
     writing,
 )
 from neural_mp.core.observations import Observations
-from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.plan import PLAN_KEY, PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
 from neural_mp.io.limits import trusting
@@ -321,7 +321,7 @@ class OptimizedModel:
 
     def _file_metadata(self) -> dict[str, str]:
         return {
-            "neural_mp.plan": self.plan.to_yaml(framework=self.framework),
+            PLAN_KEY: self.plan.to_yaml(framework=self.framework),
             "neural_mp.exact_on": self.exact_on,
         }
 

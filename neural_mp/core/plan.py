@@ -35,6 +35,8 @@ from neural_mp.util.validators import (
 )
 
 FILE_VERSION = 2
+#: Key of the plan in the metadata of a model file.
+PLAN_KEY = "neural_mp.plan"
 #: Key of the precisions of the given model in a plan file.
 _SOURCE = "source_precisions"
 

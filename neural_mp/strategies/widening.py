@@ -94,8 +94,8 @@ def _next_index(
     noise = max(path[missed].noise, _FLOOR)
     if met == len(path):
         if loss and tolerance and loss > 0:
-            wanted = noise * _AIM_RATIO * tolerance / loss
-            fitting = (index for index in inside if path[index].noise <= wanted)
+            aim = noise * _AIM_RATIO * tolerance / loss
+            fitting = (index for index in inside if path[index].noise <= aim)
             return next(fitting, inside[-1])
         return inside[len(inside) // 2]
     least = max(path[met].noise, _FLOOR)

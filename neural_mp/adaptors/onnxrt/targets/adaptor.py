@@ -176,9 +176,7 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
         """Return the model with pairs of Q/DQ ops, from value of the graph → range."""
         configs = {op: c for op, c in plan.plan.items() if c.activation is not None}
         program, counts = write_qdq(model.program, configs, ranges, self.profile)
-        return replace(
-            model, program=program, given=None, counts=counts, plan_configs=configs, _runners={}
-        )
+        return replace(model, program=program, given=None, counts=counts, _runners={})
 
     def width_figures(
         self, model: TargetModel, inputs: object, observations: Observations

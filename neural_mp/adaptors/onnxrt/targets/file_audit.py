@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,11 @@ from neural_mp.adaptors.onnxrt.targets.findings import Finding
 from neural_mp.adaptors.onnxrt.targets.qnn_audit import TargetAudit, audit_by_qnn
 from neural_mp.adaptors.onnxrt.targets.simulation import input_ranges, simulate
 from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
-from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.plan import PLAN_KEY, PrecisionPlan
 from neural_mp.errors import DataError, MissingFrameworkError, ModelLoadError, one_line
 from neural_mp.targets import TargetProfile
 from neural_mp.util.text import counted
 
-#: Key of the plan in the metadata of a file.
-_PLAN = "neural_mp.plan"
 #: Whether the rules were measured → the words for it.
 _EVIDENCE = {True: "measured with its compiler", False: "from documents, untested"}
 #: Execution provider whose compiler runs here.
@@ -59,7 +58,8 @@ class FileAudit:
     def notes(self) -> tuple[str, ...]:
         """Lines on the compiler's part, and on the evidence of the rules."""
         verdict = "no finding" if self.holds else counted(len(self.findings), "finding")
-        lines = [f"{verdict} for {self.profile.title}; its rules are {_EVIDENCE[self.is_measured]}"]
+        evidence = _EVIDENCE[self.profile.is_measured]
+        lines = [f"{verdict} for {self.profile.title}; its rules are {evidence}"]
         if self.compiled is None:
             return (*lines, self.not_compiled)
         lines.append(
@@ -69,11 +69,6 @@ class FileAudit:
         if self.compiled.sqnr_db is not None:
             lines.append(f"SQNR of the emulation to the simulation: {self.compiled.sqnr_db:.1f} dB")
         return tuple(lines)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the rules were measured with the target's compiler."""
-        return self.profile.is_measured
 
 
 def audit_file(
@@ -102,9 +97,10 @@ def audit_file(
     if profile.provider != _EMULATED:
         reason = f"no compiler of {profile.title} runs here: only the structure was audited"
         return FileAudit(profile, structure, None, reason)
-    feeds = _random_feeds(model, count)
-    if samples is not None:
-        feeds = [_feed_of(model, sample) for _, sample in zip(range(count), samples, strict=False)]
+    if samples is None:
+        feeds = _random_feeds(model, count)
+    else:
+        feeds = [_feed_of(model, sample) for sample in islice(samples, count)]
     try:
         compiled = audit_by_qnn(model, profile, feeds, simulate(model, feeds), integer_ops)
     except MissingFrameworkError as error:
@@ -124,7 +120,7 @@ def _load(path: Path) -> onnx.ModelProto:
 def _integer_ops(model: onnx.ModelProto) -> frozenset[str] | None:
     """Return the ops that the plan in a file has in integers; None without a plan."""
     for entry in model.metadata_props:
-        if entry.key == _PLAN:
+        if entry.key == PLAN_KEY:
             plan = PrecisionPlan.from_yaml(entry.value, "the plan in the file")
             return frozenset(op for op, config in plan.items() if config.activation is not None)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,11 +27,9 @@ class TargetModel(OnnxModel):
 
     Attributes:
         profile: the rules of the target.
-        plan_configs: for a converted model, op → its config in integers.
     """
 
     profile: TargetProfile | None = None
-    plan_configs: Mapping[str, OpConfig] = field(default_factory=dict)
 
     def session(self, program: ir.Model, **settings: Any) -> Runner:
         """Return a session that computes pairs of Q/DQ ops as written."""
