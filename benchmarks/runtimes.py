@@ -1,9 +1,10 @@
-"""The fastest runtime for four models: ours with `runtime=auto`, beside FP32 and other tools' INT8.
+"""The fastest runtime for known nets: ours with `runtime=auto`, beside FP32 and other tools' INT8.
 
-    python -m benchmarks.runtimes [--peer ENV/bin/python] [--models resnet50,bert,…]
+    python -m benchmarks.runtimes [--peer ENV/bin/python] [--models resnet50,bert,…|architectures]
                                   [--batches 1,8] [--rounds 25] [--only speed,own,costs]
                                   [--clock cpu] [--threads 1] [--keep FOLDER]
 
+`--models architectures` are the twelve nets of `nets/architecture_nets.py` with random weights.
 `--peer` is a Python with NNCF and torchao (and torch, onnx, openvino) in an environment of its own;
 its tools write files, which plain OpenVINO, ONNX Runtime and torch run here. ONNX Runtime's own
 tool runs in this environment, as does TFLite, which starts from Keras models of the same build.
@@ -19,6 +20,7 @@ products of large matrices in torch.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shutil
@@ -47,6 +49,7 @@ from benchmarks.measurement.runtime_stages import (
     TORCH,
     run_stage,
 )
+from benchmarks.nets.architecture_nets import ARCHITECTURES
 from benchmarks.nets.runtime_nets import CASES, case_of
 from neural_mp.profiling import Ratio, latency_ratio, uncontended_latency
 
@@ -65,6 +68,7 @@ class Column:
     Attributes:
         name, size: the model and the batch size.
         tuned: what the run of ours reports.
+        peer: CPU seconds and peak memory in bytes of NNCF's conversion; empty without NNCF.
         seconds: way → seconds of every round.
         noise: way → its noise.
         operations: multiplications and additions of a call.
@@ -74,6 +78,7 @@ class Column:
     name: str
     size: int
     tuned: dict[str, Any] = field(default_factory=dict)
+    peer: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
     operations: int = 0
@@ -135,9 +140,10 @@ class Bench:
         return self._child(python, "peers.runtime_peers", tool, source, data, target)
 
     def written(self, tool: str, source: Path, target: Path) -> None:
-        """Let a tool write its file, unless a kept folder has it."""
+        """Let a tool write its file and the figures of its call, unless a kept folder has them."""
         if not target.exists():
-            self.peer(tool, source, target)
+            figures = self.peer(tool, source, target)
+            target.with_suffix(".json").write_text(json.dumps(figures), encoding="utf-8")
 
     def _child(self, python: object, module: str, *arguments: object) -> dict[str, Any] | None:
         threads = dict.fromkeys(_THREADS, str(self.options.threads))
@@ -175,7 +181,7 @@ class Bench:
             timing = options.rounds, options.clock, options.only
             figures = self.stage("race", name, folder, size, *timing)
             if figures is not None:
-                yield Column(name, size, tuned, **figures)
+                yield Column(name, size, tuned, _call_cost(folder / "nncf.json"), **figures)
 
     def _others(self, name: str, folder: Path) -> float:
         """Let the other tools write their files; return the noise that ours may have."""
@@ -193,14 +199,23 @@ class Bench:
             self.stage("make", name, folder)
         result: dict[str, list[dict[str, Any]]] = {"ours": [], "NNCF": []}
         for _ in range(self.options.conversions):
-            seconds = {
+            calls = {
                 "ours": self.stage("convert", name, folder),
                 "NNCF": self.peer("nncf", source, folder / "nncf.xml"),
             }
-            for label, parts in seconds.items():
-                if parts is not None:
-                    result[label].append(parts)
+            for label, figures in calls.items():
+                if figures is not None:
+                    result[label].append(figures["parts"])
         return result
+
+
+def _call_cost(file: Path) -> dict[str, float]:
+    """Read the figures of a call; return its CPU seconds and peak memory, empty if it failed."""
+    figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    if figures is None:
+        return {}
+    seconds = sum(cpu for cpu, _ in figures["parts"].values())
+    return {"cpu": seconds, "peak_bytes": figures["peak_bytes"]}
 
 
 def column_table(column: Column, clock: str) -> Table:
@@ -305,22 +320,27 @@ def cost_table(costs: dict[str, dict[str, list[dict[str, Any]]]]) -> Table:
 
 
 def run_table(columns: list[Column]) -> Table:
-    """Return the table of CPU seconds of our runs: in total, and to choose the runtime."""
+    """Return the table of our runs: CPU seconds, peak memory, both over NNCF's, and the plan."""
     table = Table(title="runs of ours, CPU seconds")
-    for heading in ("", "run", "choice of the runtime", "trials", "target", "ops"):
+    headings = ("", "run", "over NNCF", "choice", "peak MB", "over NNCF", "trials", "target", "ops")
+    for heading in headings:
         table.add_column(heading)
     for column in columns:
-        tuned = column.tuned
-        if tuned:
-            plan = ", ".join(f"{count} {precision}" for precision, count in tuned["plan"].items())
-            table.add_row(
-                column.title,
-                f"{tuned['run']:.1f}",
-                f"{tuned.get('choice', 0.0):.1f}",
-                str(tuned["trials"]),
-                "met" if tuned["met"] else "missed",
-                plan,
-            )
+        tuned, peer = column.tuned, column.peer
+        if not tuned:
+            continue
+        plan = ", ".join(f"{count} {precision}" for precision, count in tuned["plan"].items())
+        table.add_row(
+            column.title,
+            f"{tuned['run']:.1f}",
+            f"{tuned['run'] / peer['cpu']:.1f}" if peer else "",
+            f"{tuned.get('choice', 0.0):.1f}",
+            f"{tuned['peak_bytes'] / 1e6:.0f}",
+            f"{tuned['peak_bytes'] / peer['peak_bytes']:.2f}" if peer else "",
+            str(tuned["trials"]),
+            "met" if tuned["met"] else "missed",
+            plan,
+        )
     return table
 
 
@@ -336,7 +356,12 @@ def _folder(keep: str | None) -> Iterator[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    names = ", ".join([*CASES, *ARCHITECTURES])
+    parser.add_argument(
+        "--models",
+        default=",".join(CASES),
+        help=f"of {names}, or architectures for the last twelve",
+    )
     parser.add_argument("--batches", help="of the batch sizes of a model; default: both")
     parser.add_argument("--peer", help="a Python with nncf, torchao, torch, onnx and openvino")
     parser.add_argument("--rounds", type=int, default=25)
@@ -354,7 +379,8 @@ def main() -> None:
     console = Console() if sys.stdout.isatty() else Console(width=160)
     bench, columns = Bench(options, console), list[Column]()
     costs: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for name in options.models.split(","):
+    models = options.models.replace("architectures", ",".join(ARCHITECTURES))
+    for name in models.split(","):
         with _folder(options.keep and str(Path(options.keep) / name)) as folder:
             if "speed" in options.only or "own" in options.only:
                 for column in bench.columns(name, folder):

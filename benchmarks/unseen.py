@@ -23,7 +23,14 @@ from rich.table import Table
 
 from benchmarks.measurement.runtime_stages import FLOATS, OURS, PEERS, TORCH
 from benchmarks.nets.drawn_nets import FAMILIES, drawn_names
-from benchmarks.runtimes import Bench, Column, decibels, speed_with_bound
+from benchmarks.runtimes import (
+    Bench,
+    Column,
+    column_table,
+    decibels,
+    run_table,
+    speed_with_bound,
+)
 
 #: Limit of a stage, in seconds.
 MAX_STAGE_SECONDS = 600.0
@@ -88,9 +95,13 @@ def main() -> None:
             results = [c for c in bench.columns(name, Path(folder)) if OURS in c.seconds]
         columns += results
         failures += [] if results else [name]
-        console.print(f"{name}: {'raced' if results else 'no result'}")
+        for column in results:
+            console.print(column_table(column, options.clock))
+        if not results:
+            console.print(f"{name}: no result")
     console.print(f"seed {options.seed}")
-    console.print(net_table(columns, failures), distribution_table(columns, failures))
+    tables = net_table(columns, failures), distribution_table(columns, failures)
+    console.print(*tables, run_table(columns))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measurement.clock import Clock
+from benchmarks.measurement.peak import peak_memory
 from benchmarks.measurement.runtime_own import (
     COMPILED,
     EAGER,
@@ -79,7 +80,7 @@ def convert(name: str, folder: Path) -> dict[str, Any]:
     with clock.part("calibrate + convert"):
         observed = adaptor.observe(model, batches, space)
         adaptor.convert(model, space.resolve(space.fastest_plan()), observed, space)
-    return clock.parts
+    return {"parts": clock.parts, "peak_bytes": peak_memory()}
 
 
 def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -> dict[str, Any]:
@@ -116,6 +117,7 @@ def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -
     result.save(folder / f"ours{size}")
     counts = {str(precision): count for precision, count in result.plan.counts().items()}
     return {
+        "peak_bytes": peak_memory(),
         **{part: cpu for part, (cpu, _) in clock.parts.items()},
         "runtime": result.framework,
         "met": result.met,

@@ -46,14 +46,14 @@ def drawn_names(seed: int, count: int, families: Sequence[str]) -> list[str]:
     ]
 
 
-def _normal(shape: tuple[int, ...], count: int, seed: int) -> Arrays:
+def draw_normal(shape: tuple[int, ...], count: int, seed: int) -> Arrays:
     """Draw samples whose neighbours resemble each other, as in pictures and sound."""
     noise = np.random.default_rng(seed).standard_normal((count, *shape), np.float32)
     smooth = np.cumsum(noise, axis=-1) / np.sqrt(np.arange(1, shape[-1] + 1, dtype=np.float32))
     return (0.5 * noise + 0.5 * smooth.astype(np.float32),)
 
 
-def _integers(most: int, length: int, count: int, seed: int) -> Arrays:
+def draw_integers(most: int, length: int, count: int, seed: int) -> Arrays:
     return (np.random.default_rng(seed).integers(0, most, (count, length)),)
 
 
@@ -63,25 +63,26 @@ def _case(
     samples: Callable[[int, int], Arrays],
     names: tuple[str, ...] = ("image",),
 ) -> Case:
-    seed = draw.randrange(1 << 30)
-
-    def build() -> nn.Module:
-        torch.manual_seed(seed)
-        net = make()
-        norms = [
-            part for part in net.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
-        ]
-        for norm in norms:
-            norm.momentum = 1.0
-        if norms:  # with the statistics of no data, signals vanish
-            with torch.no_grad():
-                net.train()(*map(torch.from_numpy, samples(_STATISTICS, seed)))
-        return net.eval()
-
+    build = partial(with_statistics, make, samples, draw.randrange(1 << 30))
     return Case(build, samples, names, (draw.choice(_BATCHES),), _JUDGED)
 
 
-class _Residual(nn.Module):
+def with_statistics(
+    make: Callable[[], nn.Module], samples: Callable[[int, int], Arrays], seed: int
+) -> nn.Module:
+    """Make a net with random weights, whose batch norms have the statistics of samples."""
+    torch.manual_seed(seed)
+    net = make()
+    norms = [part for part in net.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.momentum = 1.0
+    if norms:  # with the statistics of no data, signals vanish
+        with torch.no_grad():
+            net.train()(*map(torch.from_numpy, samples(_STATISTICS, seed)))
+    return net.eval()
+
+
+class Residual(nn.Module):
     def __init__(self, inner: nn.Module, outer: nn.Module | None = None) -> None:
         super().__init__()
         self.inner, self.outer = inner, outer or nn.Identity()
@@ -105,7 +106,7 @@ class _Excitation(nn.Module):
         return x * self.gate(x)
 
 
-def _conv(
+def conv_block(
     inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: Any = nn.ReLU
 ) -> nn.Sequential:
     conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
@@ -121,20 +122,21 @@ def convolutional(draw: random.Random) -> Case:
     kernel = draw.choice((3, 5, 7))
 
     def make() -> nn.Module:
-        parts: list[nn.Module] = [_conv(3, width, kernel, 2, act=act)]
+        parts: list[nn.Module] = [conv_block(3, width, kernel, 2, act=act)]
         parts += [nn.MaxPool2d(3, 2, 1)] if is_pooled else []
         for stage in range(stages):
             inputs, outputs = width << max(0, stage - 1), width << stage
-            parts.append(_conv(inputs, outputs, 3, 2 if stage else 1, act=act))
+            parts.append(conv_block(inputs, outputs, 3, 2 if stage else 1, act=act))
             for _ in range(depth):
                 inner = nn.Sequential(
-                    _conv(outputs, outputs, act=act), _conv(outputs, outputs, act=nn.Identity)
+                    conv_block(outputs, outputs, act=act),
+                    conv_block(outputs, outputs, act=nn.Identity),
                 )
-                parts.append(_Residual(inner, act()) if is_residual else inner)
+                parts.append(Residual(inner, act()) if is_residual else inner)
         head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(outputs, 100))
         return nn.Sequential(*parts, *head)
 
-    return _case(draw, make, partial(_normal, (3, side, side)))
+    return _case(draw, make, partial(draw_normal, (3, side, side)))
 
 
 def separable(draw: random.Random) -> Case:
@@ -145,22 +147,22 @@ def separable(draw: random.Random) -> Case:
 
     def block(inputs: int, outputs: int, stride: int) -> nn.Module:
         inner = inputs * growth
-        parts: list[nn.Module] = [_conv(inputs, inner, 1, act=act)]
-        parts.append(_conv(inner, inner, kernel, stride, inner, act))
+        parts: list[nn.Module] = [conv_block(inputs, inner, 1, act=act)]
+        parts.append(conv_block(inner, inner, kernel, stride, inner, act))
         parts += [_Excitation(inner)] if is_excited else []
-        bottleneck = nn.Sequential(*parts, _conv(inner, outputs, 1, act=nn.Identity))
-        return _Residual(bottleneck) if stride == 1 and inputs == outputs else bottleneck
+        bottleneck = nn.Sequential(*parts, conv_block(inner, outputs, 1, act=nn.Identity))
+        return Residual(bottleneck) if stride == 1 and inputs == outputs else bottleneck
 
     def make() -> nn.Module:
-        parts: list[nn.Module] = [_conv(3, width, 3, 2, act=act)]
+        parts: list[nn.Module] = [conv_block(3, width, 3, 2, act=act)]
         for stage in range(3):
             inputs, outputs = width + 16 * stage, width + 16 * (stage + 1)
             parts += [block(inputs, outputs, 2)]
             parts += [block(outputs, outputs, 1) for _ in range(depth)]
-        head = (_conv(outputs, 4 * outputs, 1, act=act), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        head = (conv_block(outputs, 4 * outputs, 1, act=act), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         return nn.Sequential(*parts, *head, nn.Linear(4 * outputs, 100))
 
-    return _case(draw, make, partial(_normal, (3, side, side)))
+    return _case(draw, make, partial(draw_normal, (3, side, side)))
 
 
 class _Attention(nn.Module):
@@ -226,7 +228,7 @@ def _attention_net(draw: random.Random, window: int, crosses: bool) -> Case:
     layer = partial(_Layer, heads=heads, act=act, window=window, crosses=crosses)
     patch, side = draw.choice((8, 16)), draw.choice((128, 192))
     make = partial(_Transformer, width, depth, patch, _QUERIES if crosses else 0, layer)
-    return _case(draw, make, partial(_normal, (3, side, side)))
+    return _case(draw, make, partial(draw_normal, (3, side, side)))
 
 
 def attention(draw: random.Random) -> Case:
@@ -244,19 +246,19 @@ def crossing(draw: random.Random) -> Case:
     return _attention_net(draw, 0, crosses=True)
 
 
-class _UNet(nn.Module):
+class UNet(nn.Module):
     def __init__(self, width: int, depth: int, act: Any, is_transposed: bool) -> None:
         super().__init__()
         widths = [width << level for level in range(depth + 1)]
-        self.stem = _conv(3, width, act=act)
-        self.down = nn.ModuleList(_conv(a, b, 3, 2, act=act) for a, b in pairwise(widths))
+        self.stem = conv_block(3, width, act=act)
+        self.down = nn.ModuleList(conv_block(a, b, 3, 2, act=act) for a, b in pairwise(widths))
         self.up = nn.ModuleList(
             nn.ConvTranspose2d(b, a, 2, 2)
             if is_transposed
             else nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(b, a, 1))
             for a, b in pairwise(widths)
         )
-        self.merge = nn.ModuleList(_conv(2 * a, a, act=act) for a in widths[:-1])
+        self.merge = nn.ModuleList(conv_block(2 * a, a, act=act) for a in widths[:-1])
         self.head = nn.Conv2d(width, 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -272,11 +274,11 @@ class _UNet(nn.Module):
 def transposed(draw: random.Random) -> Case:
     """Contraction and expansion with skips, by transposed convolutions or by resizing."""
     width, depth, side = draw.choice((16, 24, 32)), draw.choice((2, 3)), draw.choice((96, 128))
-    make = partial(_UNet, width, depth, draw.choice(_ACTIVATIONS), draw.random() < 0.7)
-    return _case(draw, make, partial(_normal, (3, side, side)))
+    make = partial(UNet, width, depth, draw.choice(_ACTIVATIONS), draw.random() < 0.7)
+    return _case(draw, make, partial(draw_normal, (3, side, side)))
 
 
-class _Recurrent(nn.Module):
+class Recurrent(nn.Module):
     def __init__(
         self, kind: Any, features: int, width: int, layers: int, is_bidirectional: bool
     ) -> None:
@@ -293,8 +295,8 @@ def recurrent(draw: random.Random) -> Case:
     features, length = draw.choice((32, 64, 80)), draw.choice((50, 100))
     width, layers = draw.choice((128, 256)), draw.choice((1, 2))
     is_bidirectional, kind = draw.random() < 0.5, draw.choice((nn.LSTM, nn.GRU))
-    make = partial(_Recurrent, kind, features, width, layers, is_bidirectional)
-    return _case(draw, make, partial(_normal, (length, features)), ("sequence",))
+    make = partial(Recurrent, kind, features, width, layers, is_bidirectional)
+    return _case(draw, make, partial(draw_normal, (length, features)), ("sequence",))
 
 
 def temporal(draw: random.Random) -> Case:
@@ -304,16 +306,16 @@ def temporal(draw: random.Random) -> Case:
     def make() -> nn.Module:
         def block(level: int) -> nn.Module:
             conv = nn.Conv1d(width, width, 3, padding=2**level, dilation=2**level, bias=False)
-            return _Residual(nn.Sequential(conv, nn.BatchNorm1d(width), nn.ReLU()), nn.ReLU())
+            return Residual(nn.Sequential(conv, nn.BatchNorm1d(width), nn.ReLU()), nn.ReLU())
 
         blocks = [block(level) for level in range(depth)]
         head = (nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, 32))
         return nn.Sequential(nn.Conv1d(40, width, 1), *blocks, *head)
 
-    return _case(draw, make, partial(_normal, (40, length)), ("sound",))
+    return _case(draw, make, partial(draw_normal, (40, length)), ("sound",))
 
 
-class _Tables(nn.Module):
+class Tables(nn.Module):
     def __init__(self, tables: int, width: int, hidden: int, depth: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(1000, width) for _ in range(tables))
@@ -329,11 +331,11 @@ class _Tables(nn.Module):
 def tables(draw: random.Random) -> Case:
     """Embeddings of categories through dense layers, as for recommendations."""
     count, width = draw.choice((8, 16, 26)), draw.choice((16, 32, 64))
-    make = partial(_Tables, count, width, draw.choice((256, 512, 1024)), draw.choice((2, 3)))
-    return _case(draw, make, partial(_integers, 1000, count), ("ids",))
+    make = partial(Tables, count, width, draw.choice((256, 512, 1024)), draw.choice((2, 3)))
+    return _case(draw, make, partial(draw_integers, 1000, count), ("ids",))
 
 
-class _FirstOutput(nn.Module):
+class FirstOutput(nn.Module):
     """The first output of a net of transformers, a tensor."""
 
     def __init__(self, net: nn.Module, name: str) -> None:
@@ -366,11 +368,11 @@ def transformers(draw: random.Random) -> Case:
     config = getattr(package, f"{name}Config")(**sizes)
     model = getattr(package, f"{name}Model")
     if "Bert" in name:
-        argument, samples = "input_ids", partial(_integers, 30000, draw.choice((64, 128)))
+        argument, samples = "input_ids", partial(draw_integers, 30000, draw.choice((64, 128)))
     else:
         side = 224 if name == "ViT" else 128
-        argument, samples = "pixel_values", partial(_normal, (3, side, side))
-    return _case(draw, lambda: _FirstOutput(model(config), argument), samples, (argument,))
+        argument, samples = "pixel_values", partial(draw_normal, (3, side, side))
+    return _case(draw, lambda: FirstOutput(model(config), argument), samples, (argument,))
 
 
 FAMILIES: dict[str, Callable[[random.Random], Case]] = {

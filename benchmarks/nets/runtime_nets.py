@@ -1,4 +1,4 @@
-"""The four models of `runtimes.py` in torch, their samples, and drawn nets by name."""
+"""The models of `runtimes.py` in torch and their samples, and drawn nets by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.nets.architecture_nets import ARCHITECTURES
 from benchmarks.nets.bert import bert_base
 from benchmarks.nets.case import Arrays, Case
 from benchmarks.nets.drawn_nets import drawn_case
@@ -36,8 +37,9 @@ CALIBRATED, JUDGED, TIMED = 1, 99, 7
 
 
 def case_of(name: str) -> Case:
-    """Return one of the four models, or a drawn net."""
-    return CASES[name] if name in CASES else drawn_case(name)
+    """Return one of the four models, of the twelve architectures, or a drawn net."""
+    fixed = CASES | ARCHITECTURES
+    return fixed[name] if name in fixed else drawn_case(name)
 
 
 def write_sources(name: str, folder: Path) -> None:

@@ -3,7 +3,7 @@
     PEER -m benchmarks.peers.runtime_peers nncf|static|pt2e SOURCE DATA TARGET
 
 SOURCE is an ONNX file, or the exported program for `pt2e`; DATA an `.npz` of calibration samples
-by input, in batches of eight. Prints CPU seconds of its parts.
+by input, in batches of eight. Prints CPU and wall seconds of all parts, and the peak memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measurement.clock import Clock
+from benchmarks.measurement.peak import peak_memory
 
 Feeds = dict[str, np.ndarray]
 _BATCH = 8
@@ -84,7 +85,7 @@ def main() -> None:
     tool, *paths = sys.argv[1:]
     clock = Clock()
     {"nncf": nncf, "static": static, "pt2e": pt2e}[tool](*map(Path, paths), clock)
-    print(json.dumps(clock.parts))
+    print(json.dumps({"parts": clock.parts, "peak_bytes": peak_memory()}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.adaptors.transfer import (
     CompilingLoader,
     TransferFile,
@@ -37,7 +37,7 @@ from neural_mp.errors import (
 )
 from neural_mp.profiling import latency_ratio, uncontended_latency
 from neural_mp.runs.report import RuntimeFigures
-from neural_mp.space import TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.measurement.objectives import Measurement
@@ -50,8 +50,10 @@ logger = logging.getLogger(__name__)
 _COMPARED, _CALIBRATED = 4, 2
 #: Sizes of further batches that are compared if the source runs on them.
 _OTHER_SIZES = (1, 3)
-#: Rounds that select the runtimes that are also timed in INT8.
+#: Rounds that select the runtimes that are also timed in lower precisions, and plans in each.
 _FIRST_ROUNDS = 5
+#: Plans slower than the fastest of a runtime by this factor in the first rounds are dropped.
+_SLOWER_RATIO = 1.25
 
 Load = Callable[[], AnyModel]
 
@@ -66,7 +68,8 @@ class RuntimeCandidate:
         sqnr_db: SQNR of the outputs relative to the source, in dB; None if not measured.
         reason: why the runtime is ruled out; empty if verified.
         rounds: seconds of FP32 in each round.
-        int8_rounds: seconds in INT8 in each round.
+        int8_rounds, low_float_rounds: seconds with all eligible ops in INT8, and in 16-bit floats,
+            in each round.
     """
 
     framework: str
@@ -75,11 +78,12 @@ class RuntimeCandidate:
     reason: str = ""
     rounds: Sequence[float] = ()
     int8_rounds: Sequence[float] = ()
+    low_float_rounds: Sequence[float] = ()
 
     @property
     def best(self) -> Sequence[float]:
-        """The rounds of the faster precision."""
-        timed = [rounds for rounds in (self.rounds, self.int8_rounds) if rounds]
+        """The rounds of the fastest precision."""
+        timed = filter(None, (self.rounds, self.int8_rounds, self.low_float_rounds))
         return min(timed, key=uncontended_latency)
 
     def figures(self, chosen: bool, reason: str) -> RuntimeFigures:
@@ -91,6 +95,9 @@ class RuntimeCandidate:
             self.sqnr_db,
             chosen,
             self.reason or reason,
+            low_float_latency=(
+                uncontended_latency(self.low_float_rounds) if self.low_float_rounds else None
+            ),
         )
 
 
@@ -134,7 +141,7 @@ class RuntimeChoice:
         load, source: the model in its own framework.
         calibration: None without data.
         hardware: the hardware to convert for.
-        int8: whether INT8 is requested.
+        precisions: the requested precisions.
         needs_gradients: whether the strategy needs gradients.
         constrained: model, its space → the space after the user's constraints;
             `ConfigurationError` if that is impossible.
@@ -145,7 +152,7 @@ class RuntimeChoice:
     calibration: Calibration | None
     measurement: Measurement
     hardware: Hardware
-    int8: bool
+    precisions: tuple[Precision, ...]
     needs_gradients: bool = False
     constrained: Callable[[AnyModel, TuningSpace], TuningSpace] = lambda model, space: space
 
@@ -294,46 +301,91 @@ class RuntimeChoice:
     def _time_candidates(self, candidates: Sequence[RuntimeCandidate]) -> list[RuntimeCandidate]:
         """Return candidates with their latencies, the source first."""
         models = [candidate.model for candidate in candidates if candidate.model is not None]
-        low = {}
-        count = self.measurement.limits.int8_runtimes
-        if self.int8 and self.calibration is not None and count:
+        low: list[tuple[int, _LowModel]] = []
+        count = self.measurement.limits.low_precision_runtimes
+        if self.calibration is not None and count:
             first = self.measurement.fastest_of(models, _FIRST_ROUNDS)
-            order = sorted(range(len(models)), key=first.__getitem__)
-            converted = {index: self._convert_to_int8(models[index]) for index in order[:count]}
-            low = {index: model for index, model in converted.items() if model is not None}
+            for index in sorted(range(len(models)), key=first.__getitem__)[:count]:
+                low += [(index, form) for form in self._select_low_models(models[index])]
 
         def with_rounds(rounds: Sequence[Sequence[float]]) -> list[RuntimeCandidate]:
-            int8 = dict(zip(low, rounds[len(models) :], strict=True))
-            return [
-                replace(candidate, rounds=rounds[index], int8_rounds=int8.get(index, ()))
-                for index, candidate in enumerate(candidates)
+            timed = [
+                replace(candidate, rounds=seconds)
+                for candidate, seconds in zip(candidates, rounds, strict=False)
             ]
+            for (index, form), seconds in zip(low, rounds[len(models) :], strict=True):
+                if form.has_int8:
+                    timed[index] = replace(timed[index], int8_rounds=seconds)
+                else:
+                    timed[index] = replace(timed[index], low_float_rounds=seconds)
+            return timed
 
         return with_rounds(
             self.measurement.interleaved(
-                [*models, *low.values()],
+                [*models, *(form.model for _, form in low)],
                 lambda rounds: is_certain([candidate.best for candidate in with_rounds(rounds)]),
-                is_warm=True,  # FP32 ran when verified, and INT8 when converted
+                is_warm=True,  # FP32 ran when verified, the others when converted
             )
         )
 
-    def _convert_to_int8(self, model: AnyModel) -> AnyModel | None:
-        """Return a model with all eligible ops in INT8; None if there are none."""
+    def _select_low_models(self, model: AnyModel) -> list[_LowModel]:
+        """Return a model with all eligible ops in INT8, and in 16-bit floats, if these are as fast.
+
+        Ops without INT8 run in FP32 or in 16-bit floats, whichever is faster.
+        """
+        forms = self._convert_to_low(model)
+        if len(forms) < 2:
+            return forms
+        seconds = self.measurement.fastest_of([form.model for form in forms], _FIRST_ROUNDS)
+        order = sorted(range(len(forms)), key=seconds.__getitem__)
+        fastest: dict[bool, _LowModel] = {}
+        for index in order:
+            if seconds[index] <= _SLOWER_RATIO * seconds[order[0]]:
+                fastest.setdefault(forms[index].has_int8, forms[index])
+        return list(fastest.values())
+
+    def _convert_to_low(self, model: AnyModel) -> list[_LowModel]:
+        """Return a model with as many ops as possible in INT8, in both, and in 16-bit floats."""
         assert self.calibration is not None
         try:
-            space = self._constrained_space(model).restricted_to([Precision.INT8])
-            if not space.resolve(space.fastest_plan()).has_low_precision:
-                return None
+            space = self._constrained_space(model).restricted_to(self.precisions)
+            space = space.without_emulated(self.hardware.forced)
+            low = [Precision.INT8, *(p for p in space.usable_precisions if p.is_16_bit)]
+            if not set(low) & set(space.usable_precisions):
+                return []
             batches = islice(self.calibration.inputs(), _CALIBRATED)
-            tunable = model.in_space(space).calibrated(batches)
-            plan = tunable.space.resolve(tunable.space.fastest_plan())
-            converted = tunable.converted(plan)
-            converted(self.measurement.inputs)
-            return converted
+            tunable = model.in_space(space.restricted_to(low)).calibrated(batches)
         except Exception:
-            # A plan of the search may work where this one does not.
-            logger.debug("no INT8 in %s", model.adaptor.framework, exc_info=True)
+            # A plan of the search may work where these do not.
+            logger.debug("no lower precision in %s", model.adaptor.framework, exc_info=True)
+            return []
+        plans = [
+            tunable.space.resolve(tunable.space.restricted_to(precisions).fastest_plan())
+            for precisions in ([Precision.INT8], low, low[1:])
+        ]
+        forms = [self._convert_by(tunable, plan) for plan in dict.fromkeys(plans)]
+        return [form for form in forms if form is not None]
+
+    def _convert_by(self, model: AnyTunableModel, plan: ResolvedPlan) -> _LowModel | None:
+        """Return a converted model that ran once; None for an all-FP32 plan, or if it fails."""
+        if not plan.has_low_precision:
             return None
+        try:
+            converted = model.converted(plan)
+            converted(self.measurement.inputs)
+        except Exception:
+            # Runtimes raise errors of any type for plans that they do not run.
+            logger.debug("no %s in %s", plan.plan, model.adaptor.framework, exc_info=True)
+            return None
+        return _LowModel(converted, Precision.INT8 in plan.effective.values())
+
+
+@dataclass(frozen=True)
+class _LowModel:
+    """A converted model, and whether any of its ops is in INT8."""
+
+    model: AnyModel
+    has_int8: bool
 
 
 def _select_fp32_rivals(
@@ -438,7 +490,7 @@ class RuntimeOptions:
             calibration,
             measurement(),
             self.hardware,
-            Precision.INT8 in self.precisions,
+            self.precisions,
             self.strategy.needs_gradients,
             lambda model, space: self.constrained(model, space)[0],
         )

@@ -32,7 +32,7 @@ class EffortLimits:
         multiple, extra_seconds: this multiple, and this number; infinite for no limit.
         duration: multiple of the usual duration of latency measurements.
         patience: maximum seconds of a measurement that decides, as a multiple of its time limit.
-        int8_runtimes: runtimes that are timed in INT8, to choose one before the search.
+        low_precision_runtimes: runtimes timed in lower precisions before one is chosen.
     """
 
     effort: Effort
@@ -40,7 +40,7 @@ class EffortLimits:
     extra_seconds: float = math.inf
     duration: float = 1.0
     patience: float = 6.0
-    int8_runtimes: int = 2
+    low_precision_runtimes: int = 2
 
     def without_bound(self) -> EffortLimits:
         """Return the same limits of measurements, without a limit of the whole run."""
@@ -62,7 +62,7 @@ class EffortLimits:
 EFFORT_LIMITS: Mapping[Effort, EffortLimits] = MappingProxyType(
     {
         Effort.QUICK: EffortLimits(
-            Effort.QUICK, 3.0, 10.0, duration=0.25, patience=1.0, int8_runtimes=0
+            Effort.QUICK, 3.0, 10.0, duration=0.25, patience=1.0, low_precision_runtimes=0
         ),
         Effort.NORMAL: EffortLimits(Effort.NORMAL, 30.0, 300.0),
         Effort.THOROUGH: EffortLimits(Effort.THOROUGH, duration=2.0),

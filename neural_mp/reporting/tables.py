@@ -203,7 +203,13 @@ def report_tables(report: Report, title: str) -> RenderableType:
     return Group(*parts)
 
 
-_RUNTIME_FIGURES = ("FP32", "all eligible ops in INT8", "SQNR of FP32", "result over FP32")
+_RUNTIME_FIGURES = (
+    "FP32",
+    "all eligible ops in INT8",
+    "all in BF16 or FP16",
+    "SQNR of FP32",
+    "result over FP32",
+)
 RUNTIME_HEADINGS = ("runtime", *_RUNTIME_FIGURES, "chosen", "reason")
 
 
@@ -214,6 +220,7 @@ def runtime_rows(runtimes: Sequence[RuntimeFigures]) -> list[tuple[str, ...]]:
             runtime.framework,
             formatting.seconds(runtime.latency),
             formatting.seconds(runtime.int8_latency),
+            formatting.seconds(runtime.low_float_latency),
             "" if runtime.sqnr_db is None else f"{runtime.sqnr_db:.1f} dB",
             formatting.times(runtime.result_speedup),
             "yes" if runtime.chosen else "",

@@ -52,8 +52,8 @@ class RuntimeFigures(JsonFields):
 
     Attributes:
         framework: the runtime.
-        latency, int8_latency: seconds per batch in FP32, and with all eligible ops in INT8; None if
-            not measured.
+        latency, int8_latency, low_float_latency: seconds per batch in FP32, and with all eligible
+            ops in INT8, and in BF16 or FP16; None if not measured, or far from the fastest.
         sqnr_db: lowest SQNR of FP32 relative to the source, in dB; None if not measured.
         chosen: whether the result runs in this runtime.
         result_speedup: speed of the result relative to FP32 in this runtime; None if not measured.
@@ -70,6 +70,7 @@ class RuntimeFigures(JsonFields):
     result_speedup: float | None = None
     result_speedup_low: float | None = None
     result_speedup_high: float | None = None
+    low_float_latency: NonNegative | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from neural_mp.api.runtime_comparison import ReferenceOutputs, compare_outputs
 from neural_mp.api.runtimes import RuntimeChoice
 from neural_mp.core import hardware
 from neural_mp.core.effort import EFFORT_LIMITS, Effort
+from neural_mp.core.precision import Precision
 from neural_mp.profiling import measurement as timing
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
@@ -74,13 +75,17 @@ def timed(monkeypatch) -> list[Sequence[partial[Any]]]:
     return measured
 
 
-def choice_of(source: Counted, effort: Effort, int8: bool = True) -> RuntimeChoice:
+def choice_of(
+    source: Counted,
+    effort: Effort,
+    precisions: tuple[Precision, ...] = (Precision.INT8,),
+    forced: frozenset[Precision] = frozenset(),
+) -> RuntimeChoice:
     assert len(list(runtimes_of(source))) == 2
     calibration = Calibration(Batches(arrays(), "calib_dataloader"), 100)
     measurement = Measurement(arrays()[0], limits=EFFORT_LIMITS[effort])
-    return RuntimeChoice(
-        lambda: source, source, calibration, measurement, hardware.detect(), int8=int8
-    )
+    machine = replace(hardware.detect(), forced=forced)
+    return RuntimeChoice(lambda: source, source, calibration, measurement, machine, precisions)
 
 
 @pytest.mark.slow
@@ -88,7 +93,7 @@ def choice_of(source: Counted, effort: Effort, int8: bool = True) -> RuntimeChoi
 def test_the_source_runs_once_on_each_compared_batch():
     """However many runtimes are compared with it: three batches, an example, and sizes 1 and 3."""
     source = counted()
-    figures = choice_of(source, Effort.NORMAL, int8=False).fastest().figures
+    figures = choice_of(source, Effort.NORMAL, ()).fastest().figures
     verified = [entry for entry in figures if entry.sqnr_db is not None]
     assert {entry.framework for entry in verified} == {"onnxrt", "openvino"}
     example = batch_size_of(source.example_inputs())
@@ -124,6 +129,35 @@ def test_the_effort_decides_how_many_runtimes_are_timed_in_int8(effort, converte
     assert sum(entry.int8_latency is not None for entry in figures) == converted
     assert sum(entry.latency is not None for entry in figures) == 3
     assert [len(models) for models in timed] == ([3] if not converted else [3, 3 + converted])
+
+
+@pytest.mark.slow
+def test_each_runtime_competes_with_its_fastest_plan_in_int8_and_in_16_bit_floats(monkeypatch):
+    """On a clock by which 16-bit floats take a tenth of the time of INT8, and only in OpenVINO."""
+
+    def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
+        return [[seconds_of(run.func)] * 20 for run in runs]
+
+    def seconds_of(model: LoadedModel[Any]) -> float:
+        is_fast = model.adaptor.framework == "openvino"
+        if model.conversions.quantize:
+            return 1e-3
+        if model.size == fp32_bytes:
+            return 2e-3 if is_fast else 3e-3
+        return 1e-4 if is_fast else 1e-2
+
+    fp32_bytes = counted().size
+
+    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    bf16 = frozenset({Precision.BF16})
+    choice = choice_of(counted(), Effort.NORMAL, (Precision.INT8, *bf16), bf16).fastest()
+    figures = {entry.framework: entry for entry in choice.figures}
+    assert choice.model.adaptor.framework == "openvino"
+    assert figures["openvino"].low_float_latency == 1e-4
+    assert figures["openvino"].int8_latency is None  # far slower there
+    others = [entry for entry in choice.figures if entry.framework != "openvino"]
+    assert all(entry.low_float_latency is None for entry in others)
+    assert [entry.int8_latency for entry in others if entry.int8_latency] == [1e-3]
 
 
 def read_by(batches: Sequence[torch.Tensor]) -> Callable[[], Iterator[torch.Tensor]]:
