@@ -35,8 +35,10 @@ from neural_mp.core.int8_accumulation import KernelKind
 FusionGroup = fusion.FusionGroup[str, str]
 Step = fusion.Step[str, str]
 
-#: The axis of channels, and the fewest axes of a picture.
-_CHANNELS, _LEAST_AXES = 1, 4
+#: The axis of channels, the axes of a sequence with channels, and the fewest of a picture.
+_CHANNELS, _SEQUENCE_AXES, _LEAST_AXES = 1, 3, 4
+#: Ops between a tensor and the convolution that it comes from.
+_MAX_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def joined_inputs(node: ov.Node) -> tuple[str, ...]:
         return ()
     sources = node.input_values()
     # The plugin has INT8 kernels of these ops for tensors with channels only.
-    if (rank_of(sources[0]) or 0) < _LEAST_AXES:
+    if not any(map(_has_channels, sources)):
         return ()
     if has_role(node, Role.MEAN):
         return (tensor_of(sources[0]),) if _averages_all_positions(node) else ()
@@ -149,6 +151,21 @@ def joined_inputs(node: ov.Node) -> tuple[str, ...]:
     if any(map(_is_convolution_result, sources)):
         return ()
     return tuple(map(tensor_of, sources))
+
+
+def _has_channels(output: ov.Output) -> bool:
+    """Whether a tensor is a picture, or a sequence that a convolution computes."""
+    rank = rank_of(output) or 0
+    return rank >= _LEAST_AXES or rank == _SEQUENCE_AXES and _is_convolved(output, _MAX_STEPS)
+
+
+def _is_convolved(output: ov.Output, steps: int) -> bool:
+    """Whether a convolution, at most some sums and activations before, computes a tensor."""
+    node = output.get_node()
+    if has_role(node, Role.CONVOLUTION):
+        return True
+    is_step = has_role(node, Role.SUM | Role.ACTIVATION)
+    return is_step and steps > 0 and any(_is_convolved(o, steps - 1) for o in node.input_values())
 
 
 def _averages_all_positions(node: ov.Node) -> bool:
