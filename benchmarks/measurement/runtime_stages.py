@@ -231,6 +231,7 @@ def lite(name: str, folder: Path) -> dict[str, Any]:
 
 def _operations(net: torch.nn.Module, inputs: tuple[np.ndarray, ...]) -> int:
     """The multiplications and additions of a call."""
+    net.requires_grad_(False)  # the counter follows the gradients of parameters
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         net(*map(torch.from_numpy, inputs))
     return int(counter.get_total_flops())

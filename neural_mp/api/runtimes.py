@@ -305,8 +305,10 @@ class RuntimeChoice:
         count = self.measurement.limits.low_precision_runtimes
         if self.calibration is not None and count:
             first = self.measurement.fastest_of(models, _FIRST_ROUNDS)
-            for index in sorted(range(len(models)), key=first.__getitem__)[:count]:
-                low += [(index, form) for form in self._select_low_models(models[index])]
+            order = sorted(range(len(models)), key=first.__getitem__)
+            for place, index in enumerate(order):
+                forms = self._select_low_models(models[index], has_int8=place < count)
+                low += [(index, form) for form in forms]
 
         def with_rounds(rounds: Sequence[Sequence[float]]) -> list[RuntimeCandidate]:
             timed = [
@@ -328,12 +330,12 @@ class RuntimeChoice:
             )
         )
 
-    def _select_low_models(self, model: AnyModel) -> list[_LowModel]:
+    def _select_low_models(self, model: AnyModel, has_int8: bool) -> list[_LowModel]:
         """Return a model with all eligible ops in INT8, and in 16-bit floats, if these are as fast.
 
         Ops without INT8 run in FP32 or in 16-bit floats, whichever is faster.
         """
-        forms = self._convert_to_low(model)
+        forms = self._convert_to_low(model, has_int8)
         if len(forms) < 2:
             return forms
         seconds = self.measurement.fastest_of([form.model for form in forms], _FIRST_ROUNDS)
@@ -344,14 +346,16 @@ class RuntimeChoice:
                 fastest.setdefault(forms[index].has_int8, forms[index])
         return list(fastest.values())
 
-    def _convert_to_low(self, model: AnyModel) -> list[_LowModel]:
+    def _convert_to_low(self, model: AnyModel, has_int8: bool) -> list[_LowModel]:
         """Return a model with as many ops as possible in INT8, in both, and in 16-bit floats."""
         assert self.calibration is not None
         try:
             space = self._constrained_space(model).restricted_to(self.precisions)
             space = space.without_emulated(self.hardware.forced)
-            low = [Precision.INT8, *(p for p in space.usable_precisions if p.is_16_bit)]
-            if not set(low) & set(space.usable_precisions):
+            floats = [p for p in space.usable_precisions if p.is_16_bit]
+            int8 = [Precision.INT8] if has_int8 else []
+            low = [p for p in space.usable_precisions if p in (*int8, *floats)]
+            if not low:
                 return []
             batches = islice(self.calibration.inputs(), _CALIBRATED)
             tunable = model.in_space(space.restricted_to(low)).calibrated(batches)
@@ -361,7 +365,7 @@ class RuntimeChoice:
             return []
         plans = [
             tunable.space.resolve(tunable.space.restricted_to(precisions).fastest_plan())
-            for precisions in ([Precision.INT8], low, low[1:])
+            for precisions in (int8, low, floats)
         ]
         forms = [self._convert_by(tunable, plan) for plan in dict.fromkeys(plans)]
         return [form for form in forms if form is not None]

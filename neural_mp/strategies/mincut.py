@@ -398,6 +398,8 @@ class _Run:
 
 #: A plan counts as faster below this ratio of measured latencies, or of predicted ones, if minimal.
 _FASTER, _PREDICTED_AS_FASTER = 0.97, 0.85
+#: A plan without INT8 is measured up to this ratio of predicted latencies.
+_WORTH_A_MEASUREMENT = 1.5
 
 
 @dataclass(frozen=True)
@@ -437,11 +439,12 @@ def first_plans(
 
 
 def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPlan]:
-    """Yield the minimum cut, and the lowest precisions except for ops that the cut speeds up.
+    """Yield the minimum cut, and plans with fewer ops in INT8 than the lowest precisions.
 
     Most ops without INT8 take too little time to tell two float precisions apart, while a change
-    from one to the other between two ops costs more than it gains. So these ops take the precisions
-    of the cut first, and then the lowest float precision.
+    from one to the other between two ops costs more than it gains. So the ops that the cut speeds
+    up take its precisions first, and then the lowest float precision, in which all ops are last:
+    single ops do not show the conversions that a whole model saves.
     """
     cut = model.best_plan(0.0)
     yield cut
@@ -453,6 +456,9 @@ def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPl
     faster = [op for op in in_int8 if op_time(op, cut) < op_time(op, low)]
     yield low.replacing({op: cut[op] for op in faster})
     yield low.replacing({op: _lowest_float(op, model) for op in faster})
+    in_floats = low.replacing({op: _lowest_float(op, model) for op in in_int8})
+    if model.cost(in_floats)[0] < _WORTH_A_MEASUREMENT * model.cost(low)[0]:
+        yield in_floats
 
 
 def _lowest_float(op: str, model: CostModel) -> OpConfig:

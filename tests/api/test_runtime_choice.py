@@ -133,7 +133,10 @@ def test_the_effort_decides_how_many_runtimes_are_timed_in_int8(effort, converte
 
 @pytest.mark.slow
 def test_each_runtime_competes_with_its_fastest_plan_in_int8_and_in_16_bit_floats(monkeypatch):
-    """On a clock by which 16-bit floats take a tenth of the time of INT8, and only in OpenVINO."""
+    """On a clock by which 16-bit floats take a tenth of the time of INT8, and only in OpenVINO.
+
+    OpenVINO's FP32 is the slowest of three.
+    """
 
     def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
         return [[seconds_of(run.func)] * 20 for run in runs]
@@ -143,7 +146,7 @@ def test_each_runtime_competes_with_its_fastest_plan_in_int8_and_in_16_bit_float
         if model.conversions.quantize:
             return 1e-3
         if model.size == fp32_bytes:
-            return 2e-3 if is_fast else 3e-3
+            return 4e-3 if is_fast else 3e-3
         return 1e-4 if is_fast else 1e-2
 
     fp32_bytes = counted().size
@@ -154,10 +157,10 @@ def test_each_runtime_competes_with_its_fastest_plan_in_int8_and_in_16_bit_float
     figures = {entry.framework: entry for entry in choice.figures}
     assert choice.model.adaptor.framework == "openvino"
     assert figures["openvino"].low_float_latency == 1e-4
-    assert figures["openvino"].int8_latency is None  # far slower there
-    others = [entry for entry in choice.figures if entry.framework != "openvino"]
+    assert figures["openvino"].int8_latency is None
+    others = [figures[name] for name in ("pytorch", "onnxrt")]
     assert all(entry.low_float_latency is None for entry in others)
-    assert [entry.int8_latency for entry in others if entry.int8_latency] == [1e-3]
+    assert [entry.int8_latency for entry in others] == [1e-3, 1e-3]
 
 
 def read_by(batches: Sequence[torch.Tensor]) -> Callable[[], Iterator[torch.Tensor]]:

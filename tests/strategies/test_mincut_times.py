@@ -102,6 +102,27 @@ def test_an_op_too_short_to_be_timed_does_not_change_its_float_precision_for_it(
     ]
 
 
+class WholeInFloats(MadeUpProbe):
+    """Each op seems fastest in INT8; the whole is, without conversions, in BF16."""
+
+    in_bf16: float = 2.0
+
+    def times(self):
+        by = {FP32.precision: 4.0, Precision.BF16: 1.2, Precision.INT8: 1.0}
+        return OpTimings({f"op{i}": by for i in range(6)}, 0.0)
+
+    def latencies(self, plans):
+        return [8.0 if int8_ops(plan) else self.in_bf16 for plan in plans]
+
+
+@pytest.mark.parametrize(("in_bf16", "precision"), [(2.0, "bf16"), (9.0, "int8")])
+def test_the_whole_without_int8_is_measured_beside_the_lowest_precisions(in_bf16, precision):
+    probe = WholeInFloats()
+    probe.in_bf16 = in_bf16
+    trials = tried(chain(6, (*INT8, BF16, FP32)), lambda plan: 0.0, {}, probe=probe)
+    assert {_at(trials[0].plan, f"op{i}") for i in range(6)} == {precision}
+
+
 class FloatsAlike(MadeUpProbe):
     """INT8 slows op3 down, and FP32 seems a little faster there than BF16, which all else has."""
 

@@ -156,7 +156,7 @@ def joined_inputs(node: ov.Node) -> tuple[str, ...]:
 def _has_channels(output: ov.Output) -> bool:
     """Whether a tensor is a picture, or a sequence that a convolution computes."""
     rank = rank_of(output) or 0
-    return rank >= _LEAST_AXES or rank == _SEQUENCE_AXES and _is_convolved(output, _MAX_STEPS)
+    return rank >= _LEAST_AXES or (rank == _SEQUENCE_AXES and _is_convolved(output, _MAX_STEPS))
 
 
 def _is_convolved(output: ov.Output, steps: int) -> bool:

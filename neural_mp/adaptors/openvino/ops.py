@@ -181,10 +181,7 @@ OPS: Mapping[str, OpRow] = {
     "Result": OpRow(role=Role.RESULT),
     "FakeQuantize": OpRow(role=Role.QUANTIZATION),
     "Convert": OpRow(fixed_types="it sets the type itself"),
-    **_parse_rows(
-        OpRow(dynamic_only=True),
-        "GroupQueryAttention: PagedAttentionExtension: ScaledDotProductAttention:",
-    ),
+    **_parse_rows(OpRow(dynamic_only=True), "GroupQueryAttention: PagedAttentionExtension:"),
 }
 _EMPTY = OpRow()
 
@@ -209,6 +206,8 @@ def types_by_kind() -> dict[str, tuple[str, ...]]:
 PRODUCT_KERNELS = frozenset({"FullyConnected", "MatMul"})
 LAYER_KERNELS = PRODUCT_KERNELS | {"Convolution"}
 INTEGER_KERNELS = LAYER_KERNELS | {"Deconvolution", "Eltwise", "Subgraph", "Pooling", "RNNSeq"}
+#: Those that compute value by value, in float registers whatever the types in memory.
+ELEMENTWISE_KERNELS = frozenset({"Eltwise", "Subgraph"})
 #: Those that only move values.
 MOVING_KERNELS = frozenset(
     str.split(

@@ -14,6 +14,7 @@ from neural_mp.adaptors.openvino.layer_params import REDUCED
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import (
     CONVERSION_KERNELS,
+    ELEMENTWISE_KERNELS,
     LAYER_KERNELS,
     PRODUCT_KERNELS,
     Role,
@@ -83,6 +84,7 @@ def trace(model: OpenVinoModel, inputs: object) -> dict[str, OpTrace]:
     runner(feeds)
     traces: dict[str, list[TracedKernel]] = {}
     products: set[str] = set()
+    in_registers: dict[str, bool] = {}
     for kernel in runner.kernels():
         if kernel.microseconds is None or kernel.type in CONVERSION_KERNELS:
             continue
@@ -96,6 +98,10 @@ def trace(model: OpenVinoModel, inputs: object) -> dict[str, OpTrace]:
             values = model.structure.nodes[op].input_values()[:1]
             quantized = all(value.get_element_type() not in _OWN_BYTES for value in values)
             traces.setdefault(op, []).append(_traced_kernel(kernel, quantized=quantized))
+            is_elementwise = kernel.type in ELEMENTWISE_KERNELS and not has_role(
+                model.structure.nodes[op], Role.LAYER
+            )
+            in_registers[op] = in_registers.get(op, True) and is_elementwise
         products.update(ran if kernel.type in PRODUCT_KERNELS else ())
     for op, node in reversed(list(model.structure.nodes.items())):
         reader = only_reader(node.output(0))
@@ -109,7 +115,8 @@ def trace(model: OpenVinoModel, inputs: object) -> dict[str, OpTrace]:
         for op, node in model.structure.nodes.items()
     }
     return {
-        model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in traces.items()
+        model.ops.get(op, op): op_trace(kernels, written.get(op), in_registers.get(op, False))
+        for op, kernels in traces.items()
     }
 
 

@@ -53,6 +53,18 @@ def test_calls_with_the_shapes_of_the_example_need_a_single_compilation(compiled
     assert compiled == [(4, 5)]
 
 
+def test_attention_is_compiled_for_the_example_with_the_same_results(compiled):
+    states = ops.parameter([-1, 2, -1, 8], np.float32, name="x")
+    attention = ops.scaled_dot_product_attention(states, states, states)
+    model = ov.Model([attention], [states], "attention")
+    x = np.random.default_rng(0).normal(size=(3, 2, 7, 8)).astype(np.float32)
+    fixed, dynamic = (ShapedRunner(model, (shape,))([x])[0] for shape in (x.shape, (1, 2, 1, 8)))
+    expected = torch.nn.functional.scaled_dot_product_attention(*[torch.from_numpy(x)] * 3)
+    assert compiled == [x.shape, None]
+    for result in (fixed, dynamic):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_other_shapes_run_the_dynamic_model(compiled):
     run = ShapedRunner(_dense(), ((4, 5),))
     for rows in (2, 4, 3, 4, 7):

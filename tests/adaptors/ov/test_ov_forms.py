@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from zoo.openvino_bodies import excited, pooled_by_mean, products
-from zoo.openvino_models import F32, PICTURES, STEPS, biased, built, convolved, grouped
+from zoo.openvino_models import (
+    F32,
+    PICTURES,
+    SIGNALS,
+    STEPS,
+    biased,
+    built,
+    convolved,
+    grouped,
+)
 
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
@@ -14,8 +23,8 @@ from neural_mp.adaptors.openvino.graph.edit import type_of
 from neural_mp.adaptors.openvino.layer_params import full_range_kernels, with_reduced_range
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
-from neural_mp.core.precision import Precision
-from neural_mp.profiling.audit import audit_model
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.profiling.audit import Verdict, audit_model
 from neural_mp.space import planned_ops
 from neural_mp.testing import machine, signal_to_noise
 
@@ -23,14 +32,16 @@ ADAPTOR = OpenVinoAdaptor()
 
 
 class Converted:
-    """A model with all ops in INT8 that can be."""
+    """A model with all ops in INT8 that can be, but for those of one type."""
 
-    def __init__(self, source):
+    def __init__(self, source, in_float=None):
         self.given = source
         self.model = ADAPTOR.load(source.model)
         space = ADAPTOR.space(self.model, machine()).restricted_to([Precision.INT8])
         self.seen = ADAPTOR.observe(self.model, source.batches, space)
-        resolved = space.resolve(space.fastest_plan())
+        plan = space.fastest_plan()
+        floats = {op.name: FP32 for op in space.graph if op.type == in_float and op.name in plan}
+        resolved = space.resolve(plan.replacing(floats))
         self.result = ADAPTOR.convert(self.model, resolved, self.seen, space)
         self.audit = audit_model(LoadedModel(ADAPTOR, self.result), planned_ops(space, resolved))
 
@@ -124,4 +135,26 @@ def test_a_mean_over_positions_is_written_in_int8():
     converted = Converted(built(pooled_by_mean, PICTURES))
     assert converted.audit.holds, converted.audit.findings
     assert converted.ran("ReduceMean") == [Precision.INT8]
+    assert converted.fidelity(converted.result) > 25
+
+
+def summed_signals(x):
+    """A residual sum of sequences between convolutions."""
+    first = ops.relu(biased(convolved(x, axes=1), axes=1))
+    second = ops.relu(biased(convolved(first, axes=1, seed=2), axes=1))
+    return convolved(ops.relu(ops.add(first, second)), 8, axes=1, size=1, seed=3)
+
+
+def test_sums_of_convolved_sequences_run_in_int8():
+    converted = Converted(built(summed_signals, SIGNALS))
+    assert converted.audit.holds, converted.audit.findings
+    assert Precision.INT8 in converted.ran("Add")
+    assert converted.fidelity(converted.result) > 25
+
+
+def test_a_sum_left_in_float_between_int8_layers_equals_float():
+    """The plugin reads bytes in the same kernel that computes the sum in float."""
+    converted = Converted(built(summed_signals, SIGNALS), in_float="Add")
+    assert converted.audit.holds, converted.audit.findings
+    assert Verdict.EQUAL_INT8 in [op.verdict for op in converted.audit.ops]
     assert converted.fidelity(converted.result) > 25
