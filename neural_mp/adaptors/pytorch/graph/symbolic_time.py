@@ -13,6 +13,8 @@ from neural_mp.util.system.interruption import interrupted_after
 #: op of a graph: sizes computed from other sizes, as in windows that are padded, may grow without
 #: bound.
 MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 6.0, 0.08
+#: The same for graphs of any size: beyond, an export with fewer dynamic axes takes a fraction.
+MAX_LARGE_EXPORT_SECONDS = 40.0
 
 
 def max_seconds(layers: nn.Module | int) -> float:
@@ -21,7 +23,8 @@ def max_seconds(layers: nn.Module | int) -> float:
         layers = len(layers.graph.nodes)
     elif isinstance(layers, nn.Module):
         layers = sum(1 for part in layers.modules() if not any(True for _ in part.children()))
-    return MAX_EXPORT_SECONDS + MAX_EXPORT_SECONDS_PER_LAYER * layers
+    seconds = MAX_EXPORT_SECONDS + MAX_EXPORT_SECONDS_PER_LAYER * layers
+    return min(seconds, MAX_LARGE_EXPORT_SECONDS)
 
 
 def limited(layers: nn.Module | int) -> AbstractContextManager[None]:
