@@ -43,26 +43,35 @@ def case_of(name: str) -> Case:
 
 
 def write_sources(name: str, folder: Path) -> None:
-    """Write the model as ONNX and, per batch size, as exported program, and calibration samples."""
+    """Write the model as ONNX and, per batch size, as exported program, and calibration samples.
+
+    The ONNX file takes the first batch size only where torch exports no other.
+    """
     case = case_of(name)
-    net, two = case.build(), tuple(map(torch.from_numpy, case.draw(2, TIMED)))
-    batch = torch.export.Dim("batch")
-    torch.onnx.export(
-        net,
-        two,
-        str(folder / "fp32.onnx"),
-        input_names=list(case.names),
-        output_names=["result"],
-        dynamic_shapes=tuple({0: batch} for _ in case.names),
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    net, batch = case.build(), torch.export.Dim("batch")
+    try:
+        _write_onnx(net, case, 2, tuple({0: batch} for _ in case.names), folder)
+    except torch.onnx.OnnxExporterError:
+        _write_onnx(net, case, case.batches[0], None, folder)
     for size in case.batches:
         program = torch.export.export(net, tuple(map(torch.from_numpy, case.draw(size, TIMED))))
         torch.export.save(program, folder / f"{size}.pt2")
     samples = case.draw(CALIBRATION, CALIBRATED)
     np.savez(folder / "calibration.npz", **dict(zip(case.names, samples, strict=True)))
+
+
+def _write_onnx(net: nn.Module, case: Case, size: int, shapes: Any, folder: Path) -> None:
+    torch.onnx.export(
+        net,
+        tuple(map(torch.from_numpy, case.draw(size, TIMED))),
+        str(folder / "fp32.onnx"),
+        input_names=list(case.names),
+        output_names=["result"],
+        dynamic_shapes=shapes,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
 
 
 def reference(name: str) -> tuple[nn.Module, np.ndarray]:

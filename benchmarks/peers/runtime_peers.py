@@ -3,7 +3,8 @@
     PEER -m benchmarks.peers.runtime_peers nncf|static|pt2e SOURCE DATA TARGET
 
 SOURCE is an ONNX file, or the exported program for `pt2e`; DATA an `.npz` of calibration samples
-by input, in batches of eight. Prints CPU and wall seconds of all parts, and the peak memory.
+by input, in batches of eight or of the file's size. Prints CPU and wall seconds of all parts, and
+the peak memory.
 """
 
 from __future__ import annotations
@@ -22,10 +23,19 @@ Feeds = dict[str, np.ndarray]
 _BATCH = 8
 
 
-def batches(path: Path) -> Iterator[Feeds]:
-    samples = dict(np.load(path))
-    for start in range(0, len(next(iter(samples.values()))), _BATCH):
-        yield {name: array[start : start + _BATCH] for name, array in samples.items()}
+def batches(path: Path, source: Path) -> Iterator[Feeds]:
+    """Yield the samples in batches of the size that an ONNX file takes."""
+    samples, size = dict(np.load(path)), _fixed_batch(source) or _BATCH
+    for start in range(0, len(next(iter(samples.values()))), size):
+        yield {name: array[start : start + size] for name, array in samples.items()}
+
+
+def _fixed_batch(source: Path) -> int:
+    """Return the size of the first axis of an ONNX file, 0 if dynamic."""
+    import onnx
+
+    graph = onnx.load(source, load_external_data=False).graph
+    return int(graph.input[0].type.tensor_type.shape.dim[0].dim_value)
 
 
 def nncf(source: Path, data: Path, target: Path, clock: Clock) -> None:
@@ -33,7 +43,7 @@ def nncf(source: Path, data: Path, target: Path, clock: Clock) -> None:
     import nncf
     import openvino
 
-    feeds = list(batches(data))
+    feeds = list(batches(data, source))
     is_transformer = len(feeds[0]) > 1
     with clock.part("read"):
         model = openvino.convert_model(source)  # folds batch norms, without which it loses
@@ -58,7 +68,7 @@ def static(source: Path, data: Path, target: Path, clock: Clock) -> None:
     with clock.part("read"):
         quant_pre_process(str(source), str(prepared))
     with clock.part("calibrate + convert"):
-        write_static(prepared, target, batches(data))
+        write_static(prepared, target, batches(data, source))
 
 
 def pt2e(source: Path, data: Path, target: Path, clock: Clock) -> None:

@@ -101,7 +101,7 @@ def convert_graph(
     """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
     graph = structure(program, model.rejected)
-    writer = _TensorWriter(graph, plan, ranges, _factor_scale_owners(graph, plan))
+    writer = _TensorWriter(graph, plan, ranges, _unshifted_scale_owners(graph, plan))
     weights = _WeightWriter(graph, plan, model.grouped, writer.owners)
     if groups := weights.input_groups():
         set_input_group(program, min(groups))
@@ -129,20 +129,21 @@ def convert_graph(
     )
 
 
-def _factor_scale_owners(
+def _unshifted_scale_owners(
     graph: GraphStructure, plan: ResolvedPlan
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the owners of the scales of first and of second factors of INT8 products."""
-    products = [
-        node
-        for name, node in graph.nodes.items()
-        if is_product(node) and plan.effective.get(name) is Precision.INT8
-    ]
-    first, second = (
-        frozenset(plan.flow.scale_owner[tensor_of(node.input_value(index))] for node in products)
-        for index in range(2)
-    )
-    return first, second
+    """Return the owners of the scales of inputs whose INT8 kernels take no zero point.
+
+    Those of transposed convolutions and of first factors of products, and of second factors.
+    """
+    in_int8 = [n for op, n in graph.nodes.items() if plan.effective.get(op) is Precision.INT8]
+    products = list(filter(is_product, in_int8))
+    transposed = [n for n in in_int8 if has_role(n, Role.TRANSPOSED) and has_weight(n)]
+
+    def owners(nodes: list[ov.Node], index: int) -> frozenset[str]:
+        return frozenset(plan.flow.scale_owner[tensor_of(n.input_value(index))] for n in nodes)
+
+    return owners([*products, *transposed], 0), owners(products, 1)
 
 
 def _limits_by_channel(span: ChannelRange, axes: int) -> tuple[Array, Array]:
@@ -158,9 +159,8 @@ class _TensorWriter:
     structure: GraphStructure
     plan: ResolvedPlan
     ranges: Mapping[str, Range]
-    #: Owners of the scales of first and of second factors of products of two computed matrices,
-    #: which take no zero points, and int8 only as second factor.
-    factors: tuple[frozenset[str], frozenset[str]]
+    #: Owners of the scales of inputs without zero points, the latter of which are always int8.
+    unshifted: tuple[frozenset[str], frozenset[str]]
     #: Inserted node → the op that it was inserted for.
     owners: dict[str, str] = field(default_factory=dict)
     quantized: int = 0
@@ -185,7 +185,7 @@ class _TensorWriter:
             written = tensor in flow.int8_outputs
             # INT8 moves through these ops with the scale of what they read.
             op = self.structure.parts.get(tensor, tensor)
-            if written and op in moved and not has_role(nodes[op], Role.CONCATENATION):
+            if written and op in moved:
                 continue
             # The state within the kernel of a sequence is quantized, its result is float.
             if self._is_sequence_head(op) and all(
@@ -274,7 +274,7 @@ class _TensorWriter:
     def _shared_scale_params(self, root: str) -> QuantParams:
         span = self.ranges[root]
         states = any(map(self._is_sequence_head, self.plan.flow.scale_members[root]))
-        first, second = self.factors
+        first, second = self.unshifted
         signed = states or root in second or (root in first and span[0] < 0)
         return (QuantParams.signed if signed else QuantParams.of)(span)
 

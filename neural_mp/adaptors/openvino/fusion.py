@@ -162,7 +162,7 @@ def _has_channels(output: ov.Output) -> bool:
 def _is_convolved(output: ov.Output, steps: int) -> bool:
     """Whether a convolution, at most some sums and activations before, computes a tensor."""
     node = output.get_node()
-    if has_role(node, Role.CONVOLUTION):
+    if has_role(node, Role.CONVOLUTION | Role.TRANSPOSED):
         return True
     is_step = has_role(node, Role.SUM | Role.ACTIVATION)
     return is_step and steps > 0 and any(_is_convolved(o, steps - 1) for o in node.input_values())

@@ -33,7 +33,7 @@ from neural_mp.adaptors.openvino.ops import Check, Role, has_role, row_of
 from neural_mp.adaptors.openvino.runtime import from_bytes, ops, ov, to_bytes
 
 #: Must change with the cases or the probe.
-_VERSION = 6
+_VERSION = 7
 _PROBE = "neural_mp.adaptors.openvino.kernel_check_probe"
 #: Places in the runtime information of a case: whether its op moves quantized values, and the types
 #: of the layers before.

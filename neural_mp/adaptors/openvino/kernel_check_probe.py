@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -135,14 +136,21 @@ def _rank_or_zero(output: ov.Output) -> int:
 
 
 # A bias in these layers would keep the scales, which are multiplied before, from moving.
-def _add_conv_relu(output: ov.Output, in_int8: bool) -> ov.Output:
+def _add_conv_relu(output: ov.Output, in_int8: bool, is_transposed: bool = False) -> ov.Output:
     shape, axes = output.get_partial_shape(), _rank_or_zero(output) - 2
     if axes + 2 not in _IMAGE_RANKS or shape[1].is_dynamic:
         return output
     size = shape[1].get_length()
-    weight = _per_channel_weight((size, size, *[1] * (axes - 1), _WINDOW), in_int8)
+    window = [*[1] * (axes - 1), _WINDOW]
+    weight = _per_channel_weight((size, size, *window), in_int8, int(is_transposed))
     ones, pads = [1] * axes, [*[0] * (axes - 1), _WINDOW // 2]
-    return ops.relu(ops.convolution(output, weight, ones, pads, pads, ones)).output(0)
+    if is_transposed:
+        layer = ops.convolution_backprop_data(
+            output, weight, ones, pads_begin=pads, pads_end=pads, dilations=ones
+        )
+    else:
+        layer = ops.convolution(output, weight, ones, pads, pads, ones)
+    return ops.relu(layer).output(0)
 
 
 def _add_product(output: ov.Output, in_int8: bool) -> ov.Output:
@@ -158,15 +166,18 @@ def _add_product(output: ov.Output, in_int8: bool) -> ov.Output:
 _KERNELS = {
     "Convolution": _add_conv_relu,
     "GroupConvolution": _add_conv_relu,
+    "ConvolutionBackpropData": partial(_add_conv_relu, is_transposed=True),
     "MatMul": _add_product,
 }
 
 
-def _per_channel_weight(shape: tuple[int, ...], in_int8: bool) -> ov.Node:
+def _per_channel_weight(shape: tuple[int, ...], in_int8: bool, channels: int = 0) -> ov.Node:
     random, limit = np.random.default_rng(shape[0]), _LARGEST_WEIGHT
     integers = random.integers(-limit, limit + 1, shape).astype(np.int8)
-    steps = np.linspace(0.5, 1, shape[0]) / (limit * np.sqrt(np.prod(shape[1:])))
-    scales = steps.astype(np.float32).reshape(-1, *[1] * (len(shape) - 1))
+    size = shape[channels]
+    steps = np.linspace(0.5, 1, size) / (limit * np.sqrt(np.prod(shape) / size))
+    own = [size if axis == channels else 1 for axis in range(len(shape))]
+    scales = steps.astype(np.float32).reshape(own)
     if not in_int8:
         return ops.constant(integers * scales)
     return ops.multiply(ops.convert(ops.constant(integers), "f32"), ops.constant(scales))

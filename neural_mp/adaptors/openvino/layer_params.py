@@ -58,7 +58,7 @@ def _build_layer_params(graph: GraphStructure, name: str, node: ov.Node) -> Laye
         result = name if addition is None else name_of(addition)
         return LayerParams(result, lambda: _constant_operand(node).reshape(-1))
     group = graph.fusion_groups.get(name)
-    if group is None or not has_weight(node):
+    if group is None or not has_weight(node) or has_role(node, Role.TRANSPOSED):
         return None
     result = name if group.bias is None else group.bias.ops[-1]
     weight = partial(_weight_array, node)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Role(Flag):
     """Part of an op in quantized graphs; some roles have subdivisions.
 
-    Layers multiply by a constant weight, or a product by a second computed matrix. Recurrent ops
+    Layers multiply by a constant weight, or a product by a second computed matrix; the kernels of
+    transposed convolutions take no residual sums and no zero points of inputs. Recurrent ops
     have integer kernels over sequences, some of them. Tables are read by row. The integer kernels
     of joining ops pay off between INT8 ops only. Activations are fused into layers. Moving ops only
     move or select values, and INT8 passes through them. Boundaries are no ops of a plan, which
@@ -26,8 +27,9 @@ class Role(Flag):
 
     NONE = 0
     CONVOLUTION = auto()
+    TRANSPOSED = auto()
     PRODUCT = auto()
-    LAYER = CONVOLUTION | PRODUCT
+    LAYER = CONVOLUTION | TRANSPOSED | PRODUCT
     SEQUENCE = auto()
     FLOAT_RECURRENT = auto()
     RECURRENT = SEQUENCE | FLOAT_RECURRENT
@@ -134,7 +136,9 @@ _GRAPH = "it has states or a graph of its own, whose types are fixed"
 OPS: Mapping[str, OpRow] = {
     "Convolution": replace(_CONVOLUTION, weight_outputs=(0,)),
     "GroupConvolution": replace(_CONVOLUTION, weight_outputs=(0, 1)),
-    "ConvolutionBackpropData": OpRow("conv_transpose", channels=1),
+    "ConvolutionBackpropData": OpRow(
+        "conv_transpose", Role.TRANSPOSED, KernelKind.CONVOLUTION, weight_outputs=(1,), channels=1
+    ),
     "GroupConvolutionBackpropData": OpRow("conv_transpose"),
     "MatMul": OpRow("matmul", Role.PRODUCT, KernelKind.DENSE),
     "LSTMSequence": replace(_SEQUENCE, recurrence=_LSTM),
@@ -204,8 +208,8 @@ def types_by_kind() -> dict[str, tuple[str, ...]]:
 
 #: Types of kernels in a compiled model with integer variants: of products, of all layers, of all.
 PRODUCT_KERNELS = frozenset({"FullyConnected", "MatMul"})
-LAYER_KERNELS = PRODUCT_KERNELS | {"Convolution"}
-INTEGER_KERNELS = LAYER_KERNELS | {"Deconvolution", "Eltwise", "Subgraph", "Pooling", "RNNSeq"}
+LAYER_KERNELS = PRODUCT_KERNELS | {"Convolution", "Deconvolution"}
+INTEGER_KERNELS = LAYER_KERNELS | {"Eltwise", "Subgraph", "Pooling", "RNNSeq"}
 #: Those that compute value by value, in float registers whatever the types in memory.
 ELEMENTWISE_KERNELS = frozenset({"Eltwise", "Subgraph"})
 #: Those that only move values.

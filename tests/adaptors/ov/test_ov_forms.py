@@ -14,6 +14,8 @@ from zoo.openvino_models import (
     built,
     convolved,
     grouped,
+    transposed,
+    weight,
 )
 
 from neural_mp.adaptors.loaded_model import LoadedModel
@@ -21,7 +23,7 @@ from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.capabilities import kernels
 from neural_mp.adaptors.openvino.graph.edit import type_of
 from neural_mp.adaptors.openvino.layer_params import full_range_kernels, with_reduced_range
-from neural_mp.adaptors.openvino.runtime import ops
+from neural_mp.adaptors.openvino.runtime import Runner, ops
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.profiling.audit import Verdict, audit_model
@@ -157,4 +159,47 @@ def test_a_sum_left_in_float_between_int8_layers_equals_float():
     converted = Converted(built(summed_signals, SIGNALS), in_float="Add")
     assert converted.audit.holds, converted.audit.findings
     assert Verdict.EQUAL_INT8 in [op.verdict for op in converted.audit.ops]
+    assert converted.fidelity(converted.result) > 25
+
+
+@pytest.mark.parametrize("activation", [ops.relu, ops.tanh], ids=["positive", "signed"])
+def test_transposed_convolutions_run_in_int8(activation):
+    """Their kernels take no zero points, so a signed input is stored as int8."""
+    first = Converted(
+        built(lambda x: convolved(transposed(activation(convolved(x))), 8, size=1), PICTURES)
+    )
+    assert first.audit.holds, first.audit.findings
+    assert first.ran("ConvolutionBackpropData") == [Precision.INT8]
+    assert first.fidelity(first.result) > 25
+
+
+def test_transposed_convolutions_with_strides_beyond_the_kernel_stay_in_float():
+    """OpenVINO leaves values between the products undefined in INT8."""
+
+    def spread(x):
+        kernel = weight(16, 16, 2, 2)
+        return convolved(ops.convolution_backprop_data(ops.relu(convolved(x)), kernel, [3, 3]))
+
+    converted = Converted(built(spread, PICTURES))
+    assert converted.audit.holds, converted.audit.findings
+    assert converted.ran("ConvolutionBackpropData") == [Precision.FP32]
+    assert converted.fidelity(converted.result) > 25
+
+
+def test_a_skip_into_a_concatenation_is_quantized_in_the_kernel_that_computes_it():
+    """As in a U-Net: the next convolution and the concatenation read the same integers."""
+
+    def skipping(x):
+        skip = ops.relu(biased(convolved(x)))
+        deeper = ops.relu(biased(convolved(skip, seed=2)))
+        joined = ops.concat([ops.relu(biased(convolved(deeper, seed=3))), skip], 1)
+        kernel = weight(8, 32, 1, 1)
+        return ops.convolution(joined, kernel, [1, 1], [0, 0], [0, 0], [1, 1])
+
+    converted = Converted(built(skipping, PICTURES))
+    assert converted.audit.holds, converted.audit.findings
+    kernels = Runner(converted.result.program).kernels()
+    separate = {"Subgraph", "FakeQuantize", "Eltwise"}
+    conversions = [op for kernel in kernels if kernel.type in separate for op in kernel.ops]
+    assert conversions == ["x0/quantize"]
     assert converted.fidelity(converted.result) > 25
