@@ -363,11 +363,12 @@ class RuntimeChoice:
             # A plan of the search may work where these do not.
             logger.debug("no lower precision in %s", model.adaptor.framework, exc_info=True)
             return []
-        plans = [
-            tunable.space.resolve(tunable.space.restricted_to(precisions).fastest_plan())
-            for precisions in (int8, low, floats)
-        ]
-        forms = [self._convert_by(tunable, plan) for plan in dict.fromkeys(plans)]
+        space = tunable.space
+        plans = [space.restricted_to(precisions).fastest_plan() for precisions in (int8, floats)]
+        if floats:
+            plans = [plans[0], *(space.with_floats_in(plan, floats[0]) for plan in plans)]
+        resolved = dict.fromkeys(map(space.resolve, plans))
+        forms = [self._convert_by(tunable, plan) for plan in resolved]
         return [form for form in forms if form is not None]
 
     def _convert_by(self, model: AnyTunableModel, plan: ResolvedPlan) -> _LowModel | None:

@@ -152,6 +152,22 @@ class TuningSpace:
         """Return the plan with every op in FP32."""
         return self.resolve(PrecisionPlan()).plan
 
+    def with_floats_in(self, plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
+        """Return a plan whose ops in FP32 run in a 16-bit precision, but for denied types.
+
+        Ops that are not layers follow the layers around them otherwise, and stay in FP32 between
+        layers in INT8, although a runtime may compute all floats of a model in one type fastest.
+        """
+        lists, effective = self.lists.get(precision), self.resolve(plan).effective
+        lowered = {
+            op.name: config
+            for op in self.graph
+            if effective[op.name] is Precision.FP32
+            and (lists is None or lists.of(op.type) is not AmpList.DENY)
+            and (config := self.capabilities[op.name].config(precision)) is not None
+        }
+        return plan.replacing(lowered)
+
     def restricted_to(self, precisions: Iterable[Precision]) -> TuningSpace:
         """Return the space with these precisions only, and FP32, which is always kept."""
         retained = {*precisions, Precision.FP32}

@@ -65,6 +65,13 @@ class Probe:
         """
         return None
 
+    def first_latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
+        """Return the latencies of plans that a search starts from, roughly if time is short.
+
+        None if measurement is impossible.
+        """
+        return self.latencies(plans)
+
     def weight_sensitivity(self) -> Mapping[str, float]:
         """Return op → sensitivity to INT8 rounding of its weight, by second derivatives (HAWQ-V2).
 

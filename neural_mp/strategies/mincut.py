@@ -427,7 +427,7 @@ def first_plans(
         return FirstPlans(low)
     if Objective.PERFORMANCE not in problem.objectives:
         return FirstPlans(candidates[0])
-    seconds = problem.probe.latencies([finished(plan) for plan in (low, *candidates)])
+    seconds = problem.probe.first_latencies([finished(plan) for plan in (low, *candidates)])
     if seconds is None:
         baseline, least = (model.cost(plan)[0] for plan in (low, candidates[0]))
         return FirstPlans(candidates[0] if least < baseline * _PREDICTED_AS_FASTER else low)
@@ -443,8 +443,8 @@ def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPl
 
     Most ops without INT8 take too little time to tell two float precisions apart, while a change
     from one to the other between two ops costs more than it gains. So the ops that the cut speeds
-    up take its precisions first, and then the lowest float precision, in which all ops are last:
-    single ops do not show the conversions that a whole model saves.
+    up take its precisions first, and then the lowest float precision, as all ops without INT8 do
+    next, and all ops last: single ops do not show the conversions that a whole model saves.
     """
     cut = model.best_plan(0.0)
     yield cut
@@ -456,9 +456,13 @@ def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPl
     faster = [op for op in in_int8 if op_time(op, cut) < op_time(op, low)]
     yield low.replacing({op: cut[op] for op in faster})
     yield low.replacing({op: _lowest_float(op, model) for op in faster})
+    floats = [precision for precision in model.space.usable_precisions if precision.is_16_bit]
+    if not floats:
+        return
+    yield model.space.with_floats_in(low, floats[0])
     in_floats = low.replacing({op: _lowest_float(op, model) for op in in_int8})
     if model.cost(in_floats)[0] < _WORTH_A_MEASUREMENT * model.cost(low)[0]:
-        yield in_floats
+        yield model.space.with_floats_in(in_floats, floats[0])
 
 
 def _lowest_float(op: str, model: CostModel) -> OpConfig:

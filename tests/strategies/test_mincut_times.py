@@ -123,6 +123,24 @@ def test_the_whole_without_int8_is_measured_beside_the_lowest_precisions(in_bf16
     assert {_at(trials[0].plan, f"op{i}") for i in range(6)} == {precision}
 
 
+def test_ops_that_follow_no_layer_in_floats_are_lowered_together():
+    """Of layers in INT8 and a norm between them, the norm is measured in BF16 as well."""
+
+    class OneFloatType(MadeUpProbe):
+        def times(self):
+            by = {FP32.precision: 4.0, Precision.BF16: 2.0, Precision.INT8: 1.0}
+            return OpTimings({f"op{i}": by for i in (0, 2)}, 0.0)
+
+        def latencies(self, plans):
+            return [1.0 if _at(plan, "op1") == "bf16" else 2.0 for plan in plans]
+
+    space = chain(3, (*INT8, BF16, FP32))
+    norm = {"op1": Capability((BF16, FP32))}
+    space = replace(space, capabilities={**space.capabilities, **norm})
+    (trial,) = tried(space, lambda plan: 0.0, {}, probe=OneFloatType())
+    assert [_at(trial.plan, f"op{i}") for i in range(3)] == ["int8", "bf16", "int8"]
+
+
 class FloatsAlike(MadeUpProbe):
     """INT8 slows op3 down, and FP32 seems a little faster there than BF16, which all else has."""
 

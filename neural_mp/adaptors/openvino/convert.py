@@ -179,7 +179,7 @@ class _TensorWriter:
     def quantize_tensors(self) -> None:
         """Insert a FakeQuantize for each quantized tensor and redirect its readers."""
         flow = self.plan.flow
-        moved, nodes = self.structure.agnostic_ops, self.structure.nodes
+        moved = self.structure.agnostic_ops
         for tensor, root in flow.scale_owner.items():
             output = self.structure.tensors[tensor]
             written = tensor in flow.int8_outputs

@@ -9,7 +9,7 @@ for rounding.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,7 +163,7 @@ def _add_product(output: ov.Output, in_int8: bool) -> ov.Output:
 
 
 #: Type of a layer before an op → its kernel.
-_KERNELS = {
+_KERNELS: Mapping[str, Callable[[ov.Output, bool], ov.Output]] = {
     "Convolution": _add_conv_relu,
     "GroupConvolution": _add_conv_relu,
     "ConvolutionBackpropData": partial(_add_conv_relu, is_transposed=True),

@@ -282,6 +282,26 @@ class MeasuringProbe(Probe):
         )
         return None if seconds is None else [float("inf") if s is None else s for s in seconds]
 
+    def first_latencies(self, plans: Sequence[PrecisionPlan]) -> list[float]:
+        """See the base class."""
+        seconds = self.latencies(plans)
+        if seconds is not None:
+            return seconds
+        resolved = [self.job.space.resolve(without_reconstruction(plan)) for plan in plans]
+        rough = self._whatever_the_time(
+            f"first latencies {_digest_plans(resolved)}",
+            list_of(optional(number)),
+            lambda: self._rough_latencies(resolved),
+        )
+        return [float("inf") if s is None else s for s in rough]
+
+    def _rough_latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None]:
+        """Return the seconds of each plan's model in few rounds; None if not convertible."""
+        models = [self._converted_or_none(plan) for plan in plans]
+        sound = [model for model in models if model is not None]
+        seconds = iter(self.job.measurement.fastest_of(sound, self.effort.whole_runs))
+        return [None if model is None else next(seconds) for model in models]
+
     def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
         started, models = time.process_time(), []
         for plan in plans:
@@ -340,9 +360,7 @@ class MeasuringProbe(Probe):
             for op, by in times.items()
         }
 
-    def _whatever_the_time(
-        self, key: str, kind: Validator[dict[str, T]], measure: Callable[[], dict[str, T]]
-    ) -> dict[str, T]:
+    def _whatever_the_time(self, key: str, kind: Validator[T], measure: Callable[[], T]) -> T:
         """Return a stored measurement, or make and store one that strategies cannot go without."""
         cached, value = self._recall_value(key, kind)
         if not cached or value is None:
@@ -350,7 +368,7 @@ class MeasuringProbe(Probe):
                 value = measure()
             self._shared.put(key, value)
             self.run_cache.put(key, value)
-        return dict(value)
+        return value
 
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """Return a model that runs, or None: the plan's trial will report the reason."""
