@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, Duration, OpTimings, ProfileRuns
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import CPU_PRECISIONS, OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.profiling import Ratio
@@ -32,6 +34,7 @@ from neural_mp.runs.report import (
 )
 from neural_mp.search.corrections import best_corrections, corrected_nsr
 from neural_mp.space import Capability, ResolvedPlan, TuningSpace, counted_reasons
+from neural_mp.targets.cost import TargetCosts
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
@@ -248,7 +251,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         cache_hits=tuple(log.cache_hits),
         stage_noise=log.stage_noise,
         runtimes=job.runtimes,
-        accelerator=_accelerator_figures(job, selection),
+        accelerator=accelerator_figures(job.target_costs, job.space.graph, selection.plan.plan),
         hint=_runtime_hint(job, selection, log),
     )
 
@@ -258,20 +261,20 @@ def _runtime_hint(job: TuningJob, selection: Selection, log: RunLog) -> RuntimeH
     return None if job.hint is None or seconds is None else job.hint(log.seconds, seconds)
 
 
-def _accelerator_figures(job: TuningJob, selection: Selection) -> AcceleratorFigures | None:
-    """Return the estimates of a result on the target; None for CPUs."""
-    costs, profile = job.target_costs, job.target
-    if costs is None or profile is None:
+def accelerator_figures(
+    costs: TargetCosts | None, graph: OpGraph, plan: PrecisionPlan
+) -> AcceleratorFigures | None:
+    """Return the estimates of a plan on an accelerator; None without costs, for CPUs."""
+    if costs is None:
         return None
-    configs = selection.plan.plan
-    refused = Counter(op.type for op in job.space.graph if op.type in profile.refuse)
+    profile = costs.profile
     return AcceleratorFigures(
         profile.name,
         profile.title,
         profile.evidence,
-        costs.figures(configs)["relative_target"],
-        costs.shares(configs),
-        refused,
+        costs.figures(plan)["relative_target"],
+        costs.shares(plan),
+        Counter(op.type for op in graph if op.type in profile.refuse),
     )
 
 
