@@ -77,8 +77,9 @@ def explain_op(
     op: str,
     precisions: tuple[Precision, ...],
     plan: PrecisionPlan | str | Path | None = None,
+    target: str = hardware.HOST_TARGET,
 ) -> tuple[Op, Mapping[Precision, Explanation]]:
-    """Explain for each precision whether an op runs in it on this machine.
+    """Explain for each precision whether an op runs in it on a CPU.
 
     Args:
         model: the model.
@@ -86,6 +87,8 @@ def explain_op(
         precisions: any of INT8, BF16 and FP16.
         plan: plan to explain, or the file of a plan, whose observations apply as well; default:
             every op that supports the precision runs in it.
+        target: the CPU, a name in `neural_mp.core.hardware.TARGETS`; accelerators have widths, see
+            `explain_widths`.
 
     Returns:
         The op, and precision → explanation.
@@ -100,7 +103,7 @@ def explain_op(
         )
     amp = gather_amp(None, None)
     sixteen = tuple(precision for precision in precisions if precision.is_16_bit)
-    host = hardware.detect()
+    host = hardware.detect().for_target(target)
     machine = replace(host, forced=frozenset(sixteen))
     lists, _ = edit_lists(model.adaptor, amp, sixteen)
     space = apply_force_all(model.adaptor.space(model.held, machine, lists), amp)

@@ -14,6 +14,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.portability import hardware_for
+from neural_mp.api.targets import profile_of, seen_by_target
 from neural_mp.config.options import OPTIONS
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Approach, Capture
@@ -34,28 +35,33 @@ from neural_mp.space import (
     reached_by,
     without_non_finite,
 )
+from neural_mp.targets import TargetProfile
+from neural_mp.targets.cost import TargetCosts
 from neural_mp.tuning.evaluation.batches import FirstBatch
-from neural_mp.tuning.final_selection import compare_latency
+from neural_mp.tuning.final_selection import UNMEASURED, compare_latency
 from neural_mp.tuning.measurement.objectives import Footprints, Measurement
+from neural_mp.tuning.recording import accelerator_figures
 from neural_mp.util.system.memory import FREED
 from neural_mp.util.text import counted
 
 
 @dataclass(frozen=True)
 class OpenedPlan:
-    """A model, and a plan that fits the model and this machine.
+    """A model, and a plan that fits the model and the target.
 
     Attributes:
-        loaded: the given model.
+        loaded: the given model, as planned for the target.
         tunable: the same with the plan's tuning space and observations.
         resolved: the plan.
         warnings: notes to the user.
+        accelerator: the accelerator that the plan is for; None for a CPU.
     """
 
     loaded: AnyModel
     tunable: AnyTunableModel
     resolved: ResolvedPlan
     warnings: tuple[str, ...]
+    accelerator: TargetProfile | None = None
 
     @property
     def needs_ranges(self) -> bool:
@@ -65,11 +71,14 @@ class OpenedPlan:
     def result(self, converted: AnyModel, started: float, inputs: object = None) -> OptimizedModel:
         """Return a converted model with its figures.
 
-        Latency is measured with `inputs`, by default with the example of the model.
+        Latency is measured with `inputs`, by default with the example of the model; not for an
+        accelerator, which this CPU only simulates.
         """
         measurement = Measurement(self.loaded.example_inputs() if inputs is None else inputs)
         footprints = Footprints(self.tunable, measurement.inputs)
-        speed = compare_latency(*measurement.rounds([self.loaded, converted]))
+        speed = UNMEASURED
+        if self.accelerator is None:
+            speed = compare_latency(*measurement.rounds([self.loaded, converted]))
         FREED.now()
         space = self.tunable.space
         report = Report(
@@ -84,6 +93,9 @@ class OpenedPlan:
             op_counts=count_ops(space.graph, self.resolved.effective),
             conversions=converted.conversions,
             warnings=(*self.warnings, *measurement.contention.warnings),
+            accelerator=accelerator_figures(
+                self._target_costs(measurement.inputs), space.graph, self.resolved.plan
+            ),
         )
         FREED.now()
         return OptimizedModel(
@@ -93,6 +105,11 @@ class OpenedPlan:
             observations=self.tunable.observations,
             planned=planned_ops(space, self.resolved),
         )
+
+    def _target_costs(self, inputs: object) -> TargetCosts | None:
+        if self.accelerator is None:
+            return None
+        return TargetCosts(self.accelerator, *self.tunable.op_work(inputs))
 
 
 def convert_with_plan(
@@ -121,7 +138,8 @@ def convert_with_plan(
         calibration: batches of inputs, for weights corrected with data (`awq`, `gptq`,
             `autoround`).
         hardware: hardware of this machine; default: detected.
-        target: CPU to convert for, a name in `neural_mp.core.hardware.TARGETS`.
+        target: CPU to convert for, a name in `neural_mp.core.hardware.TARGETS`; or an accelerator:
+            the name or the path of a profile.
         capture: see `MixedPrecision`.
         rounding_steps: steps per decoder block of `autoround`.
         random_seed: seed of these steps.
@@ -129,7 +147,8 @@ def convert_with_plan(
             interrupted call continues after them; None to keep none.
 
     Raises:
-        PlanError: the plan is malformed or does not fit the model or the hardware.
+        ConfigurationError: the target is unknown, or cannot run the model.
+        PlanError: the plan is malformed or does not fit the model or the target.
         ConversionError: the plan quantizes tensors of unknown range.
     """
     started = time.perf_counter()
@@ -153,7 +172,7 @@ def convert_with_plan(
             "use a plan file written by save_plan or `neural-mp tune --output`"
         )
     converted = opened.tunable.converted(opened.resolved)
-    opened.tunable.check_fusions(converted, loaded.example_inputs())
+    opened.tunable.check_fusions(converted, opened.loaded.example_inputs())
     return opened.result(converted, started, inputs)
 
 
@@ -169,9 +188,11 @@ def open_plan(
     """Return a model together with a plan; arguments as in `convert_with_plan`.
 
     Raises:
-        PlanError: the plan does not fit the model or the hardware.
+        ConfigurationError: the target is unknown, or cannot run the model.
+        PlanError: the plan does not fit the model or the target.
     """
-    target_machine, notes = hardware_for(target, hardware or machine.detect(), loaded.adaptor)
+    loaded, cpu = seen_by_target(loaded, target)
+    target_machine, notes = hardware_for(cpu, hardware or machine.detect(), loaded.adaptor)
     warnings = [*loaded.warnings, *notes]
     space = loaded.adaptor.space(loaded.held, target_machine)
     right = space.with_local_weight_ranges(plan)
@@ -186,7 +207,7 @@ def open_plan(
     tunable = loaded.in_space(space, calibration, options).observed(observations)
     # Corrections that need the missing data stay in this space: the conversion names them.
     resolved = without_non_finite(space, observations.non_finite).resolve(right)
-    return OpenedPlan(loaded, tunable, resolved, tuple(warnings))
+    return OpenedPlan(loaded, tunable, resolved, tuple(warnings), profile_of(target))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from neural_mp.cli.report import read_run
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
 
 if TYPE_CHECKING:
+    from neural_mp.adaptors.loaded_model import AnyModel
     from neural_mp.adaptors.onnxrt.targets.file_audit import FileAudit
     from neural_mp.api.explain import Explanation
     from neural_mp.api.optimized_model import OptimizedModel
@@ -173,19 +174,21 @@ def explain(
     model: ModelArgument,
     op: Annotated[str, typer.Argument(help="Name or pattern of an op or layer, as for op_wise.")],
     precision: Annotated[
-        list[str] | None, typer.Option(help="int8, bf16 or fp16; default: all.")
+        list[str] | None, typer.Option(help="int8, bf16 or fp16; default: all. Of CPUs only.")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Plan file to explain.")] = None,
     workspace: Annotated[
         Path | None,
         typer.Option(help="Workspace of a run, or a saved result, to explain with its noise."),
     ] = None,
+    target: TargetOption = None,
     *,
     options: ModelOptions,
     out: Output,
 ) -> None:
-    """Explain the precision of an op: INT8, 16 bits or FP32, and why."""
+    """Explain the precision of an op, or its widths on an accelerator, and why."""
     from neural_mp.api.explain import explain_op
+    from neural_mp.core import hardware
     from neural_mp.core.precision import parse_precisions
     from neural_mp.reporting import explanation_table
     from neural_mp.reporting.tables import stage_words
@@ -193,9 +196,19 @@ def explain(
     if plan is not None and workspace is not None:
         raise ConfigurationError("explain takes --plan or --workspace, got both; remove one")
     record = None if workspace is None else read_run(workspace)
+    target = target or _target_of(record)
+    if target not in hardware.TARGETS:
+        if precision:
+            raise ConfigurationError(
+                f"--precision is for CPUs, which {target!r} is not; remove --precision"
+            )
+        _explain_for_accelerator(out, options.load(model, out), op, target, plan, record)
+        return
     precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
     loaded = options.load(model, out)
-    explained_op, explanations = explain_op(loaded, op, precisions, plan or _plan_of_noise(record))
+    explained_op, explanations = explain_op(
+        loaded, op, precisions, plan or _plan_of_noise(record), target
+    )
     rows = {
         p: (explanation.list, explanation.runs_in, explanation.reason)
         for p, explanation in explanations.items()
@@ -207,6 +220,48 @@ def explain(
         out.line(f"SQNR of its result against FP32: {text}")
     if out.as_json:
         out.document(_explanation_document(explained_op, explanations, noise))
+
+
+def _target_of(record: RunRecord | None) -> str:
+    """Return the accelerator that a run was for; this CPU for any other run, and without one."""
+    from neural_mp.core import hardware
+
+    if record is None:
+        return hardware.HOST_TARGET
+    setting = record.setup.settings.get("target")
+    if setting is not None and setting.value not in hardware.TARGETS:
+        return setting.value  # the path of a profile, whose name alone would not be found
+    figures = None if record.ending is None else record.ending.report.accelerator
+    return hardware.HOST_TARGET if figures is None else figures.name
+
+
+def _explain_for_accelerator(
+    out: Output, loaded: AnyModel, op: str, target: str, plan: Path | None, record: RunRecord | None
+) -> None:
+    from neural_mp.api.explain_widths import explain_widths
+    from neural_mp.reporting.tables import widths_table
+
+    ending = None if record is None else record.ending
+    report = None if ending is None else ending.report
+    with out.working(f"Reading the widths of {target}"):
+        explained_op, rows = explain_widths(
+            loaded, op, target, plan or _plan_of_noise(record), report
+        )
+    out.show(
+        widths_table(
+            explained_op, {name: (row.decision.value, row.reason) for name, row in rows.items()}
+        )
+    )
+    if out.as_json:
+        widths = {name: {**vars(row), "decision": row.decision.value} for name, row in rows.items()}
+        out.document(
+            {
+                "op": explained_op.name,
+                "type": explained_op.type,
+                "target": target,
+                "widths": widths,
+            }
+        )
 
 
 def _plan_of_noise(record: RunRecord | None) -> PrecisionPlan | None:

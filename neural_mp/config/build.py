@@ -15,6 +15,7 @@ from neural_mp.config.inc_dialect import (
     Ignored,
     dialect_of,
     value_at,
+    with_target,
     without_ignored,
 )
 from neural_mp.config.options import OPTIONS, Options, criterion_of
@@ -55,7 +56,10 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
     """
     dialect = dialect or dialect_of(source.data)
     ignored = source.ignored
-    content = as_used(source.data, ignored) if dialect is Dialect.INC else source.data
+    content: Mapping[str, Any] = source.data
+    if dialect is Dialect.INC:
+        with source.at(()):
+            content = with_target(as_used(content, ignored))
     content = without_ignored(content, ignored)
     source.check_repeated(dialect)
     with source.at(()):

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from neural_mp.config.source import KeyPath
 from neural_mp.core.enums import Dialect
+from neural_mp.core.hardware import HOST_TARGET
 from neural_mp.core.quant_spec import QUANT_CHOICES
 from neural_mp.data.registry import plain_name
+from neural_mp.errors import ConfigurationError, error_path
 
 Found = TypeVar("Found")
 #: Receives a setting without effect: its key path, and the behavior instead.
@@ -128,6 +130,16 @@ _NAMES = """
 #: of INC.
 ONLY_THEIR_NAMES = frozenset(_NAMES.split())
 
+#: INC's execution provider of ONNX Runtime → our target.
+_TARGETS: Mapping[str, str] = {
+    "default": HOST_TARGET,
+    "onnxrt_dnnl_ep": HOST_TARGET,
+    "onnxrt_trt_ep": "tensorrt",
+}
+#: INC's execution providers with kernels of a GPU.
+_GPU_PROVIDERS = ("onnxrt_cuda_ep", "onnxrt_dml_ep")
+_BACKEND: KeyPath = ("model", "backend")
+
 #: INC's name of a strategy → ours, if different; None uses the default.
 STRATEGIES: Mapping[str, str | None] = {
     "auto": None,
@@ -176,6 +188,36 @@ _IGNORED_WORDS: Mapping[str, Mapping[str, str]] = {
 METRIC_DIRECTIONS = ("evaluation", "accuracy", "multi_metrics", "higher_is_better")
 #: Sections that limit the whole model if they have the keys of limits instead of op names.
 _WHOLE_MODEL = (("mixed_precision", "op_wise"), ("graph_optimization", "op_wise"))
+
+
+def target_of_backend(backend: object) -> str | None:
+    """Return the target that a backend of INC means; None for a backend without effect here.
+
+    Raises:
+        ConfigurationError: the backend runs kernels of a GPU.
+    """
+    if backend in _GPU_PROVIDERS:
+        raise ConfigurationError(
+            f"backend must be one of {', '.join(_TARGETS)}, got {backend!r}: there are no plans "
+            f"for a GPU's own kernels; set onnxrt_trt_ep for TensorRT, or convert with "
+            f"neural_mp.MixedPrecision and target='qdq', for a file with Q/DQ that other runtimes "
+            f"read"
+        )
+    return _TARGETS.get(backend) if isinstance(backend, str) else None
+
+
+def with_target(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the content of a file with the target that its backend means, if it means one.
+
+    Raises:
+        ConfigurationError: as for `target_of_backend`.
+    """
+    with error_path(*_BACKEND):
+        target = target_of_backend(value_at(content, _BACKEND))
+    if target is None:
+        return content
+    model = {key: value for key, value in content["model"].items() if key != "backend"}
+    return {"target": target, **content, "model": model}
 
 
 def why_ignored(path: KeyPath) -> str | None:

@@ -59,6 +59,10 @@ class Gpu:
     compute_capability: tuple[int, int]
 
 
+#: Reason why no CPU runs INT16.
+ONLY_ACCELERATORS = "only accelerators compute in integers of 16 bits"
+
+
 @dataclass(frozen=True)
 class Support:
     """Availability and speed of a precision on a device, with the reason."""
@@ -105,7 +109,7 @@ class Hardware(Displayed):
         if precision is Precision.FP32:
             return Support(True, True, "always")
         if precision is Precision.INT16:
-            return Support(False, False, "only accelerators compute in integers of 16 bits")
+            return Support(False, False, ONLY_ACCELERATORS)
         if precision.is_low_bit:
             return Support(True, True, f"{precision.bits}-bit weights are expanded to floats")
         native, reason = self._native_support(precision, device)

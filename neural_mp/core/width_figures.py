@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from neural_mp.core.precision import OpConfig
 from neural_mp.util.json_fields import JsonFields, NonNegative
 from neural_mp.util.validators import mapping_of, non_negative_float
 
@@ -57,3 +58,11 @@ class WidthFigures(JsonFields):
     def weight_noise(self, op: str, bits: int | None) -> float:
         """Return the noise of an op's weight in a number of bits; 0 in float."""
         return 0.0 if bits is None else self.weights.get(op, {}).get(str(bits), 0.0)
+
+    def op_noise(self, op: str, config: OpConfig) -> float:
+        """Return the noise of an op's tensors and weight, if these alone are in a config."""
+        noise = self.weight_noise(op, None if config.weight is None else config.weight.dtype.bits)
+        if config.activation is None:
+            return noise
+        bits = config.activation.dtype.bits
+        return noise + sum(tensor.at(bits) for tensor in self.tensors if op in tensor.ops)

@@ -93,6 +93,14 @@ def explanation_table(
     return table
 
 
+def widths_table(op: Op, rows: Mapping[str, tuple[str, str]]) -> Table:
+    """Return a table that explains the widths of one op, from width → decision and reason."""
+    table = formatting.table(f"{op.name} ({op.type})", "widths", "decision", "reason")
+    for widths, (decision, reason) in rows.items():
+        table.add_row(widths, decision, reason)
+    return table
+
+
 def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
     """Return a table of sensitivities, highest degradation first."""
     figures = ("quantization noise", "corrected", "output noise", "corrected", "time saved")

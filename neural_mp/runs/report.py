@@ -106,6 +106,8 @@ class AcceleratorFigures(JsonFields):
         relative_cost: estimated cost of the result, relative to all ops in float.
         shares: widths, e.g. `w8a16`, or a float precision → fraction of the multiplications.
         refused: op type that the compiler does not take → number of ops.
+        sqnr_db: op → widths → SQNR of the outputs in dB, if the tensors and the weight of this op
+            alone are in these widths; empty if the search did not measure noise.
     """
 
     name: str
@@ -114,6 +116,7 @@ class AcceleratorFigures(JsonFields):
     relative_cost: NonNegative
     shares: Mapping[str, NonNegative] = field(default_factory=dict)
     refused: Mapping[str, Count] = field(default_factory=dict)
+    sqnr_db: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
 
     @property
     def words(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.core.enums import Approach
+from neural_mp.core.hardware import ONLY_ACCELERATORS
 from neural_mp.core.precision import FP32, OpConfig, Precision, weight_only
 from neural_mp.core.quant_spec import QuantSpec
 
@@ -48,7 +49,9 @@ class Capability:
         """Return the reason for an ineligible precision; None if the precision is supported."""
         if self.config(precision) is not None:
             return None
-        return self.reasons.get(precision, "excluded by your constraints")
+        is_for_npus = precision is Precision.INT16
+        otherwise = ONLY_ACCELERATORS if is_for_npus else "excluded by your constraints"
+        return self.reasons.get(precision, otherwise)
 
     def without(self, precisions: Collection[Precision], reason: str) -> Capability:
         """Return the capability without some precisions, with a common reason."""

@@ -250,6 +250,14 @@ class TargetProfile(_Part):
         """Return the widths that the target computes an op type in, the cheapest first."""
         return self._widths.get(op_type, ())
 
+    def widths_of_kind(self, has_weight: bool) -> tuple[Widths, ...]:
+        """Return all widths of ops with a weight, or of those without, the narrowest first."""
+        weighted = {widths for by_op in self.ops.values() for widths in by_op}
+        bits = {dtype.bits for dtype in self.activation.types}
+        plain = {widths for widths in Widths if widths.activation_bits in bits}
+        known = weighted if has_weight else plain
+        return tuple(w for w in Widths if w in known and (w.weight_bits is not None) == has_weight)
+
     @property
     def is_measured(self) -> bool:
         """Whether the rules were measured with the target's compiler."""

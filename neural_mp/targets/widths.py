@@ -9,6 +9,13 @@ from __future__ import annotations
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.util.string_enum import StringEnum
 
+#: Reason of an op that only moves values.
+MOVES = "it keeps the integers that it moves"
+#: Reason of a further output of an op.
+FURTHER_OUTPUT = "it is a further output of an op and has the precision of that op"
+#: Reasons of ops that have the widths of another op.
+FOLLOWING = (MOVES, FURTHER_OUTPUT)
+
 
 class Widths(StringEnum):
     """Bits of an op's weight, if any, and of its activations; the narrowest first."""

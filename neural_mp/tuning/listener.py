@@ -84,6 +84,7 @@ class RunLog:
     Attributes:
         cache_hits: measurements taken from an earlier run.
         stage_noise: noise of a plan before and after its weights recovered accuracy; or None.
+        width_sqnr_db: op → widths → SQNR of the outputs; see `AcceleratorFigures.sqnr_db`.
         effort_seconds: limit that the effort sets to the run after calibration; None without one.
     """
 
@@ -98,6 +99,7 @@ class RunLog:
         self.seconds = dict(seconds or {})
         self.cache_hits: list[str] = []
         self.stage_noise: StageNoise | None = None
+        self.width_sqnr_db: Mapping[str, Mapping[str, float]] = {}
         self.effort_seconds: float | None = None
 
     def cache_hit(self, measurement: str) -> None:

@@ -9,16 +9,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, Duration, OpTimings, ProfileRuns
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import CPU_PRECISIONS, OpConfig, Precision
 from neural_mp.core.trial import Trial
+from neural_mp.core.width_figures import WidthFigures
 from neural_mp.profiling import Ratio
 from neural_mp.runs.report import (
     AcceleratorFigures,
@@ -32,10 +36,13 @@ from neural_mp.runs.report import (
 )
 from neural_mp.search.corrections import best_corrections, corrected_nsr
 from neural_mp.space import Capability, ResolvedPlan, TuningSpace, counted_reasons
+from neural_mp.targets import words_of
+from neural_mp.targets.cost import TargetCosts
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.op_timing import conversions_of
+from neural_mp.tuning.measurement.sqnr import decibels
 from neural_mp.util.system.environment import versions_of
 
 logger = logging.getLogger(__name__)
@@ -248,7 +255,9 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         cache_hits=tuple(log.cache_hits),
         stage_noise=log.stage_noise,
         runtimes=job.runtimes,
-        accelerator=_accelerator_figures(job, selection),
+        accelerator=accelerator_figures(
+            job.target_costs, job.space.graph, selection.plan.plan, log.width_sqnr_db
+        ),
         hint=_runtime_hint(job, selection, log),
     )
 
@@ -258,21 +267,40 @@ def _runtime_hint(job: TuningJob, selection: Selection, log: RunLog) -> RuntimeH
     return None if job.hint is None or seconds is None else job.hint(log.seconds, seconds)
 
 
-def _accelerator_figures(job: TuningJob, selection: Selection) -> AcceleratorFigures | None:
-    """Return the estimates of a result on the target; None for CPUs."""
-    costs, profile = job.target_costs, job.target
-    if costs is None or profile is None:
+def accelerator_figures(
+    costs: TargetCosts | None,
+    graph: OpGraph,
+    plan: PrecisionPlan,
+    sqnr_db: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> AcceleratorFigures | None:
+    """Return the estimates of a plan on an accelerator; None without costs, for CPUs.
+
+    `sqnr_db` is that of `width_sqnr`.
+    """
+    if costs is None:
         return None
-    configs = selection.plan.plan
-    refused = Counter(op.type for op in job.space.graph if op.type in profile.refuse)
+    profile = costs.profile
     return AcceleratorFigures(
         profile.name,
         profile.title,
         profile.evidence,
-        costs.figures(configs)["relative_target"],
-        costs.shares(configs),
-        refused,
+        costs.figures(plan)["relative_target"],
+        costs.shares(plan),
+        Counter(op.type for op in graph if op.type in profile.refuse),
+        sqnr_db,
     )
+
+
+def width_sqnr(space: TuningSpace, figures: WidthFigures) -> dict[str, dict[str, float]]:
+    """Return op → widths → SQNR of the outputs in dB, if this op alone is in these.
+
+    Widths without noise are left out.
+    """
+    noise = {
+        op: {words_of(c): figures.op_noise(op, c) for c in space.choices(op) if c.activation}
+        for op in space.tunable_ops
+    }
+    return {op: {w: decibels(nsr) for w, nsr in by.items() if nsr} for op, by in noise.items()}
 
 
 def _slowdown_warning(job: TuningJob, speed: Ratio) -> str:

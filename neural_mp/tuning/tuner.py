@@ -35,7 +35,14 @@ from neural_mp.tuning.measurement.float_kernels import latest, with_faster_kerne
 from neural_mp.tuning.measurement.objectives import best_trial
 from neural_mp.tuning.measurement.other_runtimes import Settlement, settle_runtime
 from neural_mp.tuning.measurement.probe import LEAST_ALLOWANCE, MeasuringProbe
-from neural_mp.tuning.recording import TuningResult, ending_of, report_of, setup_in_space, setup_of
+from neural_mp.tuning.recording import (
+    TuningResult,
+    ending_of,
+    report_of,
+    setup_in_space,
+    setup_of,
+    width_sqnr,
+)
 from neural_mp.tuning.trial_runner import TrialRunner, trained_selection
 from neural_mp.tuning.unchecked import converted_unchecked
 from neural_mp.util.user_calls import ReraiseUserErrors
@@ -94,6 +101,7 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
             f"{deadline.remedy}"
         )
     log.seconds["probe"] = probe.seconds
+    log.width_sqnr_db = {} if probe.widths is None else width_sqnr(model.space, probe.widths)
     _record_layer_errors(model, history, log)
     if probe.has_cache_hits:
         log.cache_hit("op times and output noise")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,9 +17,11 @@ from neural_mp.config.inc_dialect import (
     INT8_APPROACHES,
     OTHER_STRATEGIES,
     STRATEGIES,
+    target_of_backend,
 )
 from neural_mp.config.source import Source
 from neural_mp.core import criterion
+from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Approach, Dialect
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.data.option_checks import one_of
@@ -119,7 +121,9 @@ class _Conversion:
         op_type_dict, op_name_dict: constraints on op types, and on single ops.
         excluded_precisions: precisions that must not be used.
         accuracy_criterion, tuning_criterion: see these classes.
-        backend, model_name, example_inputs: no effect.
+        backend: `onnxrt_trt_ep` for the target `tensorrt`; `onnxrt_dnnl_ep`, `default` and others
+            for this CPU.
+        model_name, example_inputs: no effect.
     """
 
     device: str = "cpu"
@@ -137,14 +141,24 @@ class _Conversion:
     def settings_for(
         self, precisions: tuple[Precision, ...], constraints: Constraints, **options: Any
     ) -> Settings:
-        """Return the equivalent settings."""
-        self._warn_without_effect()
+        """Return the equivalent settings.
+
+        Raises:
+            ConfigurationError: a value is invalid, or the backend runs kernels of a GPU.
+        """
+        target = target_of_backend(self.backend)
+        self._warn_without_effect(("backend",) if target else ())
+        tuning = _tuning_options(self.accuracy_criterion, self.tuning_criterion)
+        if target not in (None, machine.HOST_TARGET):
+            if self.tuning_criterion.strategy == TuningCriterion.strategy:
+                del tuning["strategy"]  # accelerators have a strategy of their own
+            options["target"] = target
         return Settings(
             Options(
                 inputs=tuple(tensor_names(self.inputs) or ()) or None,
                 outputs=tuple(tensor_names(self.outputs) or ()) or None,
                 precisions=precisions,
-                **_tuning_options(self.accuracy_criterion, self.tuning_criterion),
+                **tuning,
                 **options,
             ),
             device=_validate_attribute(self, "device", validators.one_of(("cpu", "gpu"))),
@@ -152,8 +166,10 @@ class _Conversion:
             dialect=Dialect.INC,
         )
 
-    def _warn_without_effect(self) -> None:
+    def _warn_without_effect(self, heeded: Collection[str] = ()) -> None:
         for name, why in _WITHOUT_MEANING.items():
+            if name in heeded:
+                continue
             holder = self.tuning_criterion if name == "strategy_kwargs" else self
             value = getattr(holder, name, None)
             if value not in _UNSET:

@@ -193,7 +193,7 @@ class _Experiment(Configured):
         tuning.precisions = _without_idle_fp16(self.precisions, tuning.model, tuning.framework)
         tuning.calib_dataloader = self.calib_dataloader
         tuning.eval_dataloader = self.eval_dataloader
-        tuning.eval_func = on_graphs(self.eval_func, tuning.model)
+        tuning.eval_func = on_graphs(self.eval_func, tuning.model, tuning.target)
         tuning.metric = metric_of(self.metric, self.settings.options.framework)
         tuning.postprocess = postprocess_of(self.postprocess)
         tuning.objective = self.objective or tuning.objective

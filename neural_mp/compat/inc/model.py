@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.loaded_model import AnyModel, TransferredModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.compat.inc.user_objects import tensor_names
+from neural_mp.core.hardware import HOST_TARGET, TARGETS
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting.tables import verdict
 
@@ -257,9 +258,14 @@ def import_graph(graph_def: GraphDef) -> tf.Graph:
 
 
 def on_graphs(
-    function: Callable[[Any], float] | None, source: object
+    function: Callable[[Any], float] | None, source: object, target: str = HOST_TARGET
 ) -> Callable[[Any], float] | None:
-    """Return an evaluation that gets a `tf.Graph` if the FP32 source is one, as in INC."""
+    """Return an evaluation that gets the object of the FP32 source, as in INC.
+
+    A `tf.Graph` if the source is one, and for an accelerator the ONNX message.
+    """
+    if function is not None and target not in TARGETS and _is_onnx(source):
+        return _on_messages(function)
     is_file = isinstance(source, str | Path) and Path(source).suffix == ".pb"
     is_graph = is_file or hasattr(source, "get_tensor_by_name") or hasattr(source, "node")
     if function is None or not is_graph:
@@ -271,6 +277,20 @@ def on_graphs(
         return evaluate(import_graph(model.graph_def))
 
     return evaluate_graph
+
+
+def _is_onnx(source: object) -> bool:
+    if isinstance(source, str | Path):
+        return Path(source).suffix == ".onnx"
+    return hasattr(source, "graph") and hasattr(source, "SerializeToString")
+
+
+def _on_messages(evaluate: Callable[[Any], float]) -> Callable[[Any], float]:
+    @wraps(evaluate)
+    def evaluate_message(model: TransferredModel) -> float:
+        return evaluate(model.loaded.native)
+
+    return evaluate_message
 
 
 def node_name(tensor: str) -> str:

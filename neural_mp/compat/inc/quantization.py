@@ -68,7 +68,7 @@ def tune(
     tuning.model = native(model)
     tuning.calib_dataloader = calib_dataloader
     tuning.eval_dataloader = eval_dataloader
-    tuning.eval_func = on_graphs(eval_func, tuning.model)
+    tuning.eval_func = on_graphs(eval_func, tuning.model, tuning.target)
     tuning.metric = metric_of(eval_metric)
     ports = ports_there(tuning.model, tuning.inputs, tuning.outputs)
     tuning.inputs, tuning.outputs = ports

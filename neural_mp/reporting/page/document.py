@@ -12,6 +12,7 @@ from pathlib import Path
 from neural_mp.errors import NeuralMPError
 from neural_mp.reporting import formatting
 from neural_mp.reporting.jobs import figure_headings, figures, has_several_metrics, totals
+from neural_mp.reporting.page.accelerator_section import accelerator_section
 from neural_mp.reporting.page.charts import (
     NAMES,
     card,
@@ -142,6 +143,7 @@ def _build_content(view: View) -> list[Child]:
         tiles(view),
         notices(view),
         _pair_sections(runtimes_section(view)),
+        _pair_sections(accelerator_section(view)),
         _pair_sections(trials_section(view), time_section(view)),
         map_section(view),
         _pair_sections(noise_section(view, wide=single is None), single),

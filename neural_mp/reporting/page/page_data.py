@@ -17,6 +17,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import visible
 from neural_mp.reporting.page.map_layout import map_levels
 from neural_mp.reporting.page.page_model import View
+from neural_mp.targets import words_of
 from neural_mp.util.html import Element, element, raw
 
 #: Letter of each precision, for a compact encoding of plans.
@@ -138,6 +139,8 @@ def _describe_config(view: View, op: Op) -> str | int:
     if config is None or config.approach is None:
         return decided
     parts = [] if config.approach is Approach.STATIC else [config.approach.value.replace("_", " ")]
+    if view.report is not None and view.report.accelerator is not None:
+        parts.append(words_of(config))
     if config.activation is not None and config.approach is Approach.STATIC:
         parts.append(f"calibration {config.activation.algorithm.value}")
     parts.extend(name.replace("_", " ") for name in config.corrections)

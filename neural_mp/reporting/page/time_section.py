@@ -79,6 +79,8 @@ def _time_bars(view: View) -> list[Child]:
     ending = view.ending
     if ending is None or not ending.baseline_times:
         why = "the run is unfinished" if ending is None else "the framework does not time ops"
+        if ending is not None and ending.report.accelerator is not None:
+            why = "only the accelerator could"
         return [empty_note(f"The ops of the result were not timed: {why}.")]
     timed = {view.source: ending.baseline_times, "result": ending.result_times}
     sums = {title: time_by_type(view, times) for title, times in timed.items() if times}

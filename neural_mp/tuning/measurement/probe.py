@@ -115,6 +115,7 @@ class MeasuringProbe(Probe):
         has_cache_hits: whether any measurement was taken from an earlier run.
         effort: the number of runs.
         converted: plan → its model, kept for further use; None keeps no models.
+        widths: noise of tensors and weights by width, if a strategy asked for these.
         gauge: the run of the FP32 model that took too long to time its ops, if it did.
     """
 
@@ -129,6 +130,7 @@ class MeasuringProbe(Probe):
     cache: MeasurementCache = NO_CACHE
     effort: Effort = THOROUGH
     converted: dict[ResolvedPlan, AnyModel] | None = field(default=None, repr=False)
+    widths: WidthFigures | None = None
     gauge: TimedRun | None = None
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
@@ -165,7 +167,8 @@ class MeasuringProbe(Probe):
         stored = self._whatever_the_time(
             _WIDTHS, mapping_of(anything), lambda: self.model.width_figures(inputs).to_dict()
         )
-        return WidthFigures.from_dict(stored)
+        self.widths = WidthFigures.from_dict(stored)
+        return self.widths
 
     def reconstructable(self) -> frozenset[str]:
         """See the base class."""

@@ -19,6 +19,7 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.space import Capability
 from neural_mp.targets import TargetProfile
+from neural_mp.targets.widths import FURTHER_OUTPUT, MOVES
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +62,19 @@ def capabilities_of(model: TargetModel) -> dict[str, Capability]:
     for name, node in model.structure.nodes.items():
         own = model.configs.get(name)
         if own is not None:
-            capabilities[name] = Capability((*own, FP32), others)
+            missing = {*_INTEGERS} - {config.precision for config in own}
+            reasons = {
+                p: f"{title} does not compute {node.op_type} in {p.bits} bits" for p in missing
+            }
+            capabilities[name] = Capability((*own, FP32), {**others, **reasons})
             continue
         moves = node.op_type in model.rules.same_scale
         reason = configs_of(node, model.rules)
-        text = "it keeps the integers that it moves" if moves else str(reason)
+        text = MOVES if moves else str(reason)
         capabilities[name] = Capability(reasons={**others, **dict.fromkeys(_INTEGERS, text)})
-    part = "it is a further output of an op and has the precision of that op"
     for name in model.structure.parts:
-        capabilities[name] = Capability(reasons={**others, **dict.fromkeys(_INTEGERS, part)})
+        reasons = {**others, **dict.fromkeys(_INTEGERS, FURTHER_OUTPUT)}
+        capabilities[name] = Capability(reasons=reasons)
     return capabilities
 
 
