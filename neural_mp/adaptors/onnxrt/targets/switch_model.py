@@ -7,7 +7,7 @@ each plan would take several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,12 +28,12 @@ from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
 from neural_mp.core.width_figures import TensorNoise
 from neural_mp.targets import TargetProfile
+from neural_mp.util.noise import mean_nsr
+from neural_mp.util.pytree import float_arrays
 
 #: Noise in 8 bits below which that in 16 bits is computed: 256 times finer steps.
 _NEGLIGIBLE_NSR = 1e-3
 _FINER_POWER = 256.0**2
-#: NSR of outputs that are not finite.
-MAX_NSR = 1e9
 #: Last ops of a graph that saturate: noise is measured before them.
 _SATURATING = ("Softmax", "Sigmoid", "LogSoftmax")
 
@@ -231,17 +231,15 @@ Run = Callable[[Mapping[str, Array]], list[Array]]
 
 
 def measure_noise(
-    model: SwitchModel, run: Run, feeds: Iterable[Mapping[str, Array]]
+    model: SwitchModel, run: Run, feeds: Mapping[str, Array]
 ) -> tuple[tuple[TensorNoise, ...], dict[str, dict[str, float]]]:
-    """Return the noise of every tensor, and op → bits → noise of its weight."""
+    """Return the noise of every tensor on a batch, and op → bits → noise of its weight."""
     off = dict.fromkeys(model.switches, np.zeros((), np.float32))
-    batches = [dict(batch) for batch in feeds]
-    reference = [run({**batch, **off}) for batch in batches]
+    reference = float_arrays(run({**feeds, **off}))
 
     def noise_of(switch: str) -> float:
-        settings = {**off, switch: np.ones((), np.float32)}
-        noisy = [run({**batch, **settings}) for batch in batches]
-        return _mean_nsr(reference, noisy)
+        outputs = run({**feeds, **off, switch: np.ones((), np.float32)})
+        return mean_nsr(reference, float_arrays(outputs))
 
     def by_bits(switches: Mapping[QuantDType, str]) -> dict[str, float]:
         noise: dict[str, float] = {}
@@ -258,21 +256,3 @@ def measure_noise(
         for tensor, switches in model.tensors.items()
     )
     return tensors, {op: by_bits(switches) for op, switches in model.weights.items()}
-
-
-def _mean_nsr(reference: Sequence[Sequence[Array]], noisy: Sequence[Sequence[Array]]) -> float:
-    """Return the NSR of outputs over batches, averaged over the floating-point outputs."""
-    ratios = []
-    for index, first in enumerate(reference[0]):
-        if first.dtype.kind != "f":
-            continue
-        pairs = [
-            (expected[index].astype(np.float64), actual[index].astype(np.float64))
-            for expected, actual in zip(reference, noisy, strict=True)
-        ]
-        with np.errstate(over="ignore", invalid="ignore"):
-            noise = sum(float(np.square(actual - expected).sum()) for expected, actual in pairs)
-        signal = sum(float(np.square(expected).sum()) for expected, _ in pairs)
-        ratios.append(noise / signal if signal > 0 else noise)
-    mean = float(np.mean(ratios)) if ratios else 0.0
-    return min(mean, MAX_NSR) if np.isfinite(mean) else MAX_NSR
