@@ -163,6 +163,35 @@ def test_wider_activations_are_more_precise(mixed):
     assert planned.sqnr(wide, data[0]) > planned.sqnr({}, data[0]) + 5
 
 
+def test_ops_that_move_integers_count_as_these_integers():
+    """A pooling of floats, one of 16 bits, and an op that has 8 bits, as the file has them."""
+    nodes = [
+        op("MaxPool", "x", "floats", kernel_shape=[2, 2]),
+        op("Relu", "floats", "narrow"),
+        op("Sigmoid", "floats", "wide"),
+        op("MaxPool", "wide", "pooled", kernel_shape=[1, 1]),
+        op("Add", "narrow pooled", "y"),
+    ]
+    net = graph(nodes, {"x": ["batch", 1, 8, 8]}, ["y"], {}, opset=21)
+    planned = Planned(net, "qnn", batches(1))
+    configs = planned.space.capabilities["wide"].configs
+    (wide,) = (c for c in configs if str(Widths.of(c)) == "a16")
+    resolved = planned.space.resolve(planned.space.fastest_plan().replacing({"wide": wide}))
+    executed = planned.space.graph.executed(resolved.effective)
+    expected = {"floats": "fp32", "narrow": "int8", "wide": "int16", "pooled": "int16"}
+    assert executed == {**expected, "y": "int8"}
+    written = planned.converted({"wide": wide}).program.graph
+    types = {node.name: node.outputs[0] for node in written if node.name in executed}
+    stored = {
+        name: next((u.node.inputs[2].dtype.name for u in value.uses() if "Q" in u.node.op_type), "")
+        for name, value in types.items()
+    }
+    assert stored == {"floats": "UINT8", "narrow": "UINT8", "wide": "UINT16"} | {
+        "pooled": "UINT16",
+        "y": "UINT8",
+    }
+
+
 def test_large_bias_of_a_tiny_channel_stays_within_int32(tmp_path):
     """Activations of 16 bits and a channel of tiny weights: the scale of the weights gives way."""
     weight = np.ones((4, 2), np.float32)

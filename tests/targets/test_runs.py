@@ -50,6 +50,7 @@ def test_module_of_torch_becomes_a_file_of_onnx_alone(net, digits, tmp_path):
     assert figures.shares["w8a8"] > 0.8
     assert result.report.latency is None  # times of this CPU are not the target's
     assert result.report.speedup is None
+    assert result.report.op_counts["MaxPool"] == {"int8": 1}  # moves integers
     result.save(tmp_path / "model.onnx")
     model = onnx.load(tmp_path / "model.onnx")
     assert {node.domain for node in model.graph.node} == {""}

@@ -12,16 +12,14 @@ import numpy as np
 
 from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.onnxrt import observe
+from neural_mp.adaptors.onnxrt.base import OnnxGraphAdaptor
 from neural_mp.adaptors.onnxrt.files import loading, storage
-from neural_mp.adaptors.onnxrt.graph.edit import is_float32, tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph.edit import is_float32
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
-from neural_mp.adaptors.onnxrt.kernels.ops import TYPES
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.targets.model import (
     TargetModel,
@@ -45,6 +43,7 @@ from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.targets import TargetProfile
+from neural_mp.util.noise import noise_and_signal
 from neural_mp.util.system.memory import collection_paused
 
 logger = logging.getLogger(__name__)
@@ -55,26 +54,14 @@ _LEAST_EXACT_DB, _LEAST_CLIPPED_DB = 80.0, 30.0
 _ALGORITHM = "minmax"
 
 
-class TargetAdaptor(GraphAdaptor[TargetModel]):
+class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
     """The adaptor of a target.
 
     Args:
         profile: the rules of the target.
     """
 
-    framework = "onnxrt"
-    title = "ONNX"
-    packages = ("onnxruntime", "onnx")
-    op_kinds = TYPES
-    op_outputs = optional.OpOutputs(
-        observe.observable_ops, observe.op_outputs, observe.first_non_finite
-    )
-
     graph = staticmethod(build_graph)
-    observe_tensors = staticmethod(observe.observe_tensors)
-    observe_and_keep = staticmethod(observe.observe_tensors)
-    element_counts = staticmethod(observe.element_counts)
-    fingerprint = staticmethod(storage.fingerprint)
 
     def __init__(self, profile: TargetProfile) -> None:
         self.profile = profile
@@ -190,7 +177,7 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
         outputs = [str(value.name) for value in switched.program.graph.outputs]
         run = model.session(switched.program).fetching(outputs)
         feeds = model.signature.bind(inputs)
-        tensors, weights = measure_noise(switched, run, [feeds])
+        tensors, weights = measure_noise(switched, run, feeds)
         return WidthFigures(tensors, weights, *self.op_work(model, inputs))
 
     def op_work(
@@ -212,10 +199,6 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
         """Return the ONNX message, with static sizes where the target needs them."""
         return storage.to_message(static_form(model))
 
-    def weight_bytes(self, model: TargetModel) -> int:
-        """Return the size of the constants in bytes."""
-        return sum(map(tensor_bytes, tensors_in(model.runs)))
-
     def save(self, model: TargetModel, folder: Path) -> None:
         """Write the model with the sizes of the example, and its metadata."""
         storage.save(static_form(model), folder)
@@ -232,9 +215,8 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
 def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
     """Whether an output has an SQNR; values that are not finite in either are left out."""
     finite = np.isfinite(expected) & np.isfinite(actual)
-    before, after = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
-    noise, signal = np.square(after - before).sum(), np.square(before).sum()
-    return bool(noise <= signal * 10 ** (-least_db / 10))
+    noise, signal = noise_and_signal(expected[finite], actual[finite])
+    return noise <= signal * 10 ** (-least_db / 10)
 
 
 def _value_ranges(model: TargetModel, observations: Observations) -> dict[str, Range]:

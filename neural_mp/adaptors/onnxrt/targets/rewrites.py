@@ -168,11 +168,8 @@ def _replace_by_gelu(erf: ir.Node, names: GraphNames) -> None:
     last, factors = _product_of(added)
     constants = [factor for factor in factors if isinstance(factor, float)]
     others = [factor for factor in factors if not isinstance(factor, float)]
-    if (
-        last is None
-        or others != [data]
-        or not math.isclose(math.prod(constants), 0.5, rel_tol=1e-3)
-    ):
+    is_half = math.isclose(math.prod(constants), 0.5, rel_tol=_TOLERANCE)
+    if last is None or others != [data] or not is_half:
         return
     result = ir.val(names.new(f"{last.name}/gelu"), ir.DataType.FLOAT, last.outputs[0].shape)
     gelu = ir.node("Gelu", [data], outputs=[result], name=names.new(f"{erf.name}/Gelu"))
@@ -199,35 +196,42 @@ def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
     return None
 
 
-def _product_of(node: ir.Node) -> tuple[ir.Node | None, list[ir.Value | float]]:
-    """Return the last of the products that follow a node, and their factors besides the node.
-
-    A factor that is itself a multiple by a constant counts as two factors.
-    """
-    factors: list[ir.Value | float] = []
-    last: ir.Node | None = None
-    current = node
-    while True:
-        reader = _only_reader(current)
-        if reader is None or reader.op_type not in ("Mul", "Div") or reader.domain:
-            return last, factors
-        position = list(reader.inputs).index(current.outputs[0])
-        operand = reader.inputs[1 - position]
-        number = _number(operand)
-        if number is not None and (reader.op_type == "Mul" or position == 0):
-            factors.append(number if reader.op_type == "Mul" else 1 / number)
-        elif operand is not None and reader.op_type == "Mul":
-            halved = _scaled_by(operand, 0.5)
-            factors += [operand] if halved is None else [halved, 0.5]
-        else:
-            return last, factors
-        last, current = reader, reader
-        if len(factors) == _GELU_FACTORS:
-            return last, factors
-
-
 #: Factors of Gelu besides 1 + erf: the tensor and ½.
 _GELU_FACTORS = 2
+
+
+def _product_of(node: ir.Node) -> tuple[ir.Node | None, list[ir.Value | float]]:
+    """Return the last of the products that follow a node, and their factors besides the node."""
+    factors: list[ir.Value | float] = []
+    last: ir.Node | None = None
+    while len(factors) < _GELU_FACTORS:
+        product = _only_reader(last or node)
+        added = None if product is None else _factors_besides(product, (last or node).outputs[0])
+        if not added:
+            break
+        factors += added
+        last = product
+    return last, factors
+
+
+def _factors_besides(product: ir.Node, value: ir.Value) -> list[ir.Value | float]:
+    """Return the other factor of a product; none for another op, and for a tensor as divisor.
+
+    A tensor that is itself the half of another counts as two factors.
+    """
+    if product.op_type not in ("Mul", "Div") or product.domain:
+        return []
+    position = list(product.inputs).index(value)
+    operand = product.inputs[1 - position]
+    number = _number(operand)
+    if product.op_type == "Div":
+        return [1 / number] if number and position == 0 else []
+    if number is not None:
+        return [number]
+    halved = _scaled_by(operand, 0.5)
+    if halved is not None:
+        return [halved, 0.5]
+    return [] if operand is None else [operand]
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:
