@@ -175,7 +175,7 @@ def test_ops_that_move_integers_count_as_these_integers():
     net = graph(nodes, {"x": ["batch", 1, 8, 8]}, ["y"], {}, opset=21)
     planned = Planned(net, "qnn", batches(1))
     configs = planned.space.capabilities["wide"].configs
-    (wide,) = (c for c in configs if str(Widths.of(c)) == "a16")
+    wide = next(c for c in configs if str(Widths.of(c)) == "a16")
     resolved = planned.space.resolve(planned.space.fastest_plan().replacing({"wide": wide}))
     executed = planned.space.graph.executed(resolved.effective)
     expected = {"floats": "fp32", "narrow": "int8", "wide": "int16", "pooled": "int16"}
@@ -190,6 +190,35 @@ def test_ops_that_move_integers_count_as_these_integers():
         "pooled": "UINT16",
         "y": "UINT8",
     }
+
+
+def test_range_of_a_tensor_is_that_of_the_op_which_writes_it():
+    """A graph input has the range of its first reader, also past an op that moves integers."""
+    nodes = [
+        op("MaxPool", "x", "pooled", kernel_shape=[2, 2]),
+        op("Relu", "pooled", "first"),
+        op("Sigmoid", "first", "y"),
+    ]
+    net = graph(nodes, {"x": ["batch", 1, 8, 8]}, ["y"], {}, opset=21)
+    planned = Planned(net, "qnn", batches())
+    for algorithms in (("kl", "mse"), ("minmax", "percentile")):
+        configs = {
+            name: next(
+                c
+                for c in planned.space.capabilities[name].configs
+                if c.activation.algorithm == algorithm and c.activation.dtype.bits == 8
+            )
+            for name, algorithm in zip(("first", "y"), algorithms, strict=True)
+        }
+        written = planned.adaptor.native(planned.converted(configs))
+        scales = {
+            tensor.name: float(numpy_helper.to_array(tensor))
+            for tensor in written.graph.initializer
+            if tensor.name.endswith("/scale")
+        }
+        for tensor, observed in (("pooled", "x"), ("first", "first")):
+            low, high = planned.observed.ranges[observed][algorithms[0]]
+            assert scales[f"{tensor}/uint8/scale"] == pytest.approx((high - low) / 255)
 
 
 def test_large_bias_of_a_tiny_channel_stays_within_int32(tmp_path):

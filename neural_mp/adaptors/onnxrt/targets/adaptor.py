@@ -27,18 +27,19 @@ from neural_mp.adaptors.onnxrt.targets.model import (
     capabilities_of,
     work_of,
 )
-from neural_mp.adaptors.onnxrt.targets.qdq_writer import join_ranges, write_qdq
+from neural_mp.adaptors.onnxrt.targets.qdq_writer import write_qdq
 from neural_mp.adaptors.onnxrt.targets.rewrites import (
     RewrittenGraph,
     rewrite_for,
     with_static_shapes,
 )
+from neural_mp.adaptors.onnxrt.targets.shared_scales import chosen_ranges, ranges_by_algorithm
 from neural_mp.adaptors.onnxrt.targets.switch_model import build_switch_model, measure_noise
 from neural_mp.amp import FourLists
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.observations import KeptOutputs, Observations, Range
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan, TuningSpace
@@ -50,8 +51,6 @@ logger = logging.getLogger(__name__)
 
 #: SQNR in dB that a rewritten graph must reach, and one with clipped masks.
 _LEAST_EXACT_DB, _LEAST_CLIPPED_DB = 80.0, 30.0
-#: Range of the calibration of activations.
-_ALGORITHM = "minmax"
 
 
 class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
@@ -155,29 +154,37 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         """Return the model with pairs of Q/DQ ops; `model` itself for an all-float plan."""
         if not any(config.activation for config in plan.plan.values()):
             return model
-        return self.convert_graph(model, plan, _value_ranges(model, observations))
+        observed = _observed_ranges(model, observations)
+        graph, configs = model.program.graph, _integer_configs(plan)
+        return self.convert_graph(
+            model, plan, chosen_ranges(graph, observed, configs, self.profile)
+        )
 
     def convert_graph(
         self, model: TargetModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
     ) -> TargetModel:
         """Return the model with pairs of Q/DQ ops, from value of the graph → range."""
-        configs = {op: c for op, c in plan.plan.items() if c.activation is not None}
-        program, counts = write_qdq(model.program, configs, ranges, self.profile)
+        program, counts = write_qdq(model.program, _integer_configs(plan), ranges, self.profile)
         return replace(model, program=program, given=None, counts=counts, _runners={})
 
     def width_figures(
         self, model: TargetModel, inputs: object, observations: Observations
     ) -> WidthFigures:
         """Return the noise of every tensor and weight on one batch, and the work of every op."""
-        ranges = _value_ranges(model, observations)
-        ranges = join_ranges(model.program.graph, ranges, self.profile)
         switched = build_switch_model(
-            model.program, model.configs, ranges, model.tensor_names, self.profile
+            model.program,
+            model.configs,
+            ranges_by_algorithm(
+                model.program.graph, _observed_ranges(model, observations), self.profile
+            ),
+            model.tensor_names,
+            self.profile,
         )
         outputs = [str(value.name) for value in switched.program.graph.outputs]
         run = model.session(switched.program).fetching(outputs)
         feeds = model.signature.bind(inputs)
-        tensors, weights = measure_noise(switched, run, feeds)
+        samples = model.signature.samples(feeds)
+        tensors, weights = measure_noise(switched, run, feeds, samples)
         return WidthFigures(tensors, weights, *self.op_work(model, inputs))
 
     def op_work(
@@ -219,14 +226,17 @@ def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
     return noise <= signal * 10 ** (-least_db / 10)
 
 
-def _value_ranges(model: TargetModel, observations: Observations) -> dict[str, Range]:
-    """Return value of the graph → the observed range of its tensor."""
+def _integer_configs(plan: ResolvedPlan) -> dict[str, OpConfig]:
+    """Return op → its config, for ops in integers."""
+    return {op: config for op, config in plan.plan.items() if config.activation is not None}
+
+
+def _observed_ranges(
+    model: TargetModel, observations: Observations
+) -> dict[str, Mapping[str, Range]]:
+    """Return value of the graph → calibration algorithm → the observed range of its tensor."""
     ranges = observations.ranges
-    return {
-        value: ranges[name][_ALGORITHM]
-        for value, name in model.tensor_names.items()
-        if name in ranges
-    }
+    return {value: ranges[name] for value, name in model.tensor_names.items() if name in ranges}
 
 
 def static_form(model: TargetModel) -> TargetModel:

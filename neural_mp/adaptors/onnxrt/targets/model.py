@@ -13,8 +13,8 @@ import onnx_ir as ir
 from neural_mp.adaptors.onnxrt.graph.edit import constants_of, read_by, sizes_of, used_outputs
 from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.targets.qdq_writer import keeps_scale
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import configs_of, multiplications
+from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale
 from neural_mp.adaptors.onnxrt.targets.simulation import PLAIN_QDQ
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, OpConfig, Precision

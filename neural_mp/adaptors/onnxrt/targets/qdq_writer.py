@@ -25,8 +25,8 @@ from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
     channel_axis,
     is_parameter,
     weight_of,
-    writes_float,
 )
+from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale, moved_operands
 from neural_mp.core.enums import Granularity, QuantDType
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
@@ -48,15 +48,14 @@ def write_qdq(
     Args:
         program: the float graph, with types.
         configs: op → its config; other ops stay in float, or keep the integers that they move.
-        ranges: value → the range that its integers must cover.
+        ranges: value → the range that its integers must cover, of `chosen_ranges`.
         profile: the rules of the target.
 
     Raises:
         ConversionError: a tensor to be quantized was not observed.
     """
     written = program.clone()
-    shared = join_ranges(written.graph, ranges, profile)
-    writer = _Writer(written.graph, configs, shared, profile)
+    writer = _Writer(written.graph, configs, ranges, profile)
     for node in list(written.graph):
         writer.write(node)
     writer.store_outputs()
@@ -65,49 +64,6 @@ def write_qdq(
         if not value.uses() and value not in outputs:
             del written.graph.initializers[name]
     return written, ConversionCounts(0, writer.quantized, writer.dequantized)
-
-
-def keeps_scale(node: ir.Node, profile: TargetProfile) -> bool:
-    """Whether an op moves integers: its results have the scale of its operands."""
-    return not node.domain and node.op_type in profile.same_scale and writes_float(node)
-
-
-def moved_operands(node: ir.Node) -> list[int]:
-    """Return the positions of the tensors that an op moves: the first, or all of a Concat."""
-    positions = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
-    return [position for position in positions if is_float32(node.inputs[position])]
-
-
-def join_ranges(
-    graph: ir.Graph, ranges: Mapping[str, Range], profile: TargetProfile
-) -> dict[str, Range]:
-    """Return the ranges, with one range for all tensors that an op moves into one."""
-    roots: dict[ir.Value, ir.Value] = {}
-
-    def root_of(value: ir.Value) -> ir.Value:
-        while value in roots:
-            value = roots[value]
-        return value
-
-    joined = dict(ranges)
-    for node in graph:
-        if not keeps_scale(node, profile):
-            continue
-        values = (node.inputs[position] for position in moved_operands(node))
-        moved = [root_of(value) for value in values if value and value.const_value is None]
-        if not moved:
-            continue
-        spans = [joined[str(v.name)] for v in moved if str(v.name) in joined]
-        if spans:
-            joined[str(moved[0].name)] = min(s[0] for s in spans), max(s[1] for s in spans)
-        for value in (*moved[1:], *used_outputs(node)):
-            if value is not moved[0]:
-                roots[value] = moved[0]
-    for value in roots:
-        span = joined.get(str(root_of(value).name))
-        if span is not None:
-            joined[str(value.name)] = span
-    return joined
 
 
 @dataclass(frozen=True)
