@@ -57,6 +57,7 @@ class WidthFigures(JsonFields):
         weights: op → bits → NSR at the outputs if the weight of this op alone is in integers.
         macs: op → multiplications with one sample.
         elements: op → elements that the op writes with one sample.
+        biases: the ops whose bias can be corrected for the rounding of their weight.
     """
 
     refuses_unknown_keys: ClassVar[bool] = True
@@ -67,6 +68,7 @@ class WidthFigures(JsonFields):
     ] = field(default_factory=dict)
     macs: Mapping[str, NonNegative] = field(default_factory=dict)
     elements: Mapping[str, NonNegative] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
 
     def weight_noise(self, op: str, bits: int | None) -> float:
         """Return the noise of an op's weight in a number of bits; 0 in float."""

@@ -23,8 +23,8 @@ from neural_mp.core.width_figures import TensorNoise, WidthFigures
 
 #: Calibration algorithm of ranges unless another one is chosen.
 _DEFAULT = CalibrationAlgorithm.MINMAX
-#: Fraction by which noise must fall for another algorithm to be chosen.
-_LEAST_FALL_RATIO = 0.1
+#: Fraction by which noise must fall for another algorithm or a correction to be chosen.
+LEAST_FALL_RATIO = 0.1
 #: Cost of an op in a config.
 CostOf = Callable[[str, OpConfig], float]
 
@@ -73,7 +73,7 @@ def choose_algorithms(figures: WidthFigures) -> dict[str, CalibrationAlgorithm]:
     for op, tensors in decided.items():
         noise = {str(a): sum(t.by_algorithm(a) for t in tensors) for a in RANGE_ALGORITHMS}
         best = min(RANGE_ALGORITHMS, key=noise.__getitem__)
-        if noise[best] < (1 - _LEAST_FALL_RATIO) * noise[_DEFAULT]:
+        if noise[best] < (1 - LEAST_FALL_RATIO) * noise[_DEFAULT]:
             chosen[op] = best
     return chosen
 
@@ -84,7 +84,7 @@ def with_algorithms(
     """Return the noise of tensors under chosen algorithms; None if all noise falls too little."""
     after = [t.by_algorithm(algorithms.get(t.ops[0], _DEFAULT)) for t in figures.tensors]
     before = [tensor.by_algorithm(_DEFAULT) for tensor in figures.tensors]
-    if not sum(after) < (1 - _LEAST_FALL_RATIO) * sum(before):
+    if not sum(after) < (1 - LEAST_FALL_RATIO) * sum(before):
         return None
     tensors = tuple(
         tensor.scaled(new / old) if old else tensor

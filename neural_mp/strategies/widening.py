@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import log
 
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig
+from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Trial
+from neural_mp.core.width_figures import WidthFigures
 from neural_mp.search.widening import (
+    LEAST_FALL_RATIO,
     WidthPlan,
     calibrated,
     choose_algorithms,
@@ -40,8 +42,8 @@ class Widening(Strategy):
     1. The plan with all ops in their narrowest widths is tried.
     2. If it misses, one run per tensor and weight, with the quantization of that tensor alone,
        gives its noise at the outputs in each width, and by each calibration algorithm.
-    3. If other algorithms than `minmax` lower the noise clearly, the plan with these is tried. They
-       stay if less is lost.
+    3. If other algorithms than `minmax`, or corrections of biases, lower the noise clearly, the
+       plan with these is tried. They stay if less is lost.
     4. From the narrowest widths on, steps that widen the ops around a tensor, or a weight, form a
        path of plans, most noise removed per estimated cost first.
     5. Plans of the path between those that missed and those that met are tried: the loss is taken
@@ -65,26 +67,70 @@ class Widening(Strategy):
         if figures is None:
             return
         choices, trials = _choices_by_width(space), MAX_TRIALS - 1
-        algorithms = _offered_algorithms(space, choose_algorithms(figures))
-        quieter = with_algorithms(figures, algorithms)
-        if quieter is not None:
-            plan = calibrated({op: own[0] for op, own in choices.items()}, figures, algorithms)
-            (trial,) = yield [PrecisionPlan(plan)]
+        plain = PrecisionPlan({op: own[0] for op, own in choices.items()})
+        corrections = _choose_corrections(plain, figures, problem)
+        if corrections.changes_plan:
+            (trial,) = yield [corrections.applied(plain)]
             if trial.meets_accuracy:
                 return
             trials -= 1
-        if quieter is not None and _loses_less(trial, narrowest):
-            figures, narrowest = quieter, trial
-        else:
-            algorithms = {}
+            if _loses_less(trial, narrowest):
+                narrowest = trial
+            else:
+                corrections = _Corrections(figures)
+        figures = corrections.figures
         costs = TargetCosts(target, figures.macs, figures.elements)
         in_float = sum(costs.of_op(op, FP32) for op in choices)
         path = [
-            replace(plan, configs=calibrated(plan.configs, figures, algorithms))
+            replace(plan, configs=corrections.applied(PrecisionPlan(plan.configs)).configs)
             for plan in widening_path(choices, figures, costs.of_op)
             if plan.cost < in_float
         ]
         yield from _try_path(path, problem, narrowest.loss, trials)
+
+
+@dataclass(frozen=True)
+class _Corrections:
+    """Changes of a plan that cost nothing on the target.
+
+    Attributes:
+        figures: the noise with the calibration algorithms.
+        algorithms: op → its calibration algorithm, if not the default.
+        biases: the ops with a corrected bias.
+    """
+
+    figures: WidthFigures
+    algorithms: Mapping[str, CalibrationAlgorithm] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+
+    @property
+    def changes_plan(self) -> bool:
+        """Whether there is a change."""
+        return bool(self.algorithms or self.biases)
+
+    def applied(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """Return a plan with the changes; biases only of ops in 8 bits."""
+        changed = PrecisionPlan(calibrated(plan.configs, self.figures, self.algorithms))
+        narrow = [op for op in self.biases if changed[op].precision is Precision.INT8]
+        return changed.replacing(
+            {op: replace(changed[op], corrections=("bias_correction",)) for op in narrow}
+        )
+
+
+def _choose_corrections(
+    plan: PrecisionPlan, figures: WidthFigures, problem: TuningProblem
+) -> _Corrections:
+    """Return the changes that lower the noise of the narrowest plan clearly, each by itself."""
+    algorithms = _offered_algorithms(problem.space, choose_algorithms(figures))
+    quieter = with_algorithms(figures, algorithms)
+    chosen = _Corrections(figures) if quieter is None else _Corrections(quieter, algorithms)
+    corrected = replace(chosen, biases=tuple(op for op in figures.biases if op in plan))
+    if not corrected.biases:
+        return chosen
+    before, after = (problem.probe.output_noise(c.applied(plan)) for c in (chosen, corrected))
+    if before is None or after is None or after >= (1 - LEAST_FALL_RATIO) * before:
+        return chosen
+    return corrected
 
 
 def _loses_less(trial: Trial, reference: Trial) -> bool:

@@ -1,6 +1,7 @@
 """Models with pairs of Q/DQ ops for accelerators: numbers, forms, and predicted noise."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -18,7 +19,11 @@ from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
 from neural_mp.core.enums import QuantDType, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import FP32, Precision
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.errors import PlanError
 from neural_mp.search.widening import widening_path
+from neural_mp.strategies.base import Probe, TuningProblem
+from neural_mp.strategies.widening import Widening
 from neural_mp.targets import Widths, load_profile, profile_names
 from neural_mp.targets.cost import TargetCosts
 
@@ -219,6 +224,72 @@ def test_range_of_a_tensor_is_that_of_the_op_which_writes_it():
         for tensor, observed in (("pooled", "x"), ("first", "first")):
             low, high = planned.observed.ranges[observed][algorithms[0]]
             assert scales[f"{tensor}/uint8/scale"] == pytest.approx((high - low) / 255)
+
+
+@pytest.fixture
+def shifting():
+    """Positive channels of different sizes, and a convolution whose rounded weight shifts means."""
+    draw = np.random.default_rng(2)
+    constants = {
+        "w": draw.normal(size=(6, 2, 3, 3)).astype(np.float32),
+        "b": draw.normal(size=6).astype(np.float32),
+    }
+    constants["w"][0, 0, 0, 0] = 40.0  # one scale for the whole weight: the others lose digits
+    nodes = [
+        op("Relu", "x", "positive"),
+        op("Conv", "positive w b", "grouped", group=2),
+    ]
+    net = graph(nodes, {"x": ["batch", 4, 8, 8]}, ["grouped"], constants, opset=21)
+    sizes = np.array([1, 2, 3, 0.01])[:, None, None]
+    data = [(sizes * draw.uniform(0, 1, (8, 4, 8, 8))).astype(np.float32) for _ in range(2)]
+    return Planned(net, "vitisai-a8w8", data), data
+
+
+def test_corrected_bias_removes_the_mean_error_of_a_rounded_weight(shifting):
+    planned, data = shifting
+    assert planned.observed.channels.keys() >= {"positive"}
+    plain = planned.space.fastest_plan()["grouped"]
+    expected = planned.adaptor.predict(planned.held, data[0])
+    before, after = (
+        np.abs(
+            (planned.adaptor.predict(planned.converted(configs), data[0]) - expected).mean(
+                (0, 2, 3)
+            )
+        )
+        for configs in ({}, {"grouped": replace(plain, corrections=("bias_correction",))})
+    )
+    assert after.max() < 0.3 * before.max()
+
+
+def test_correction_without_statistics_is_one_error(shifting):
+    planned, _ = shifting
+    plain = planned.space.fastest_plan()
+    config = replace(plain["grouped"], corrections=("bias_correction",))
+    planned.observed = replace(planned.observed, channels={})
+    with pytest.raises(PlanError, match="requires channel statistics"):
+        planned.converted({"grouped": config})
+
+
+@pytest.mark.parametrize(("noise", "corrected"), [(0.5, True), (0.95, False)])
+def test_biases_are_corrected_if_the_noise_falls_by_a_tenth(shifting, noise, corrected):
+    planned, data = shifting
+
+    class Measured(Probe):
+        def width_figures(self):
+            return planned.adaptor.width_figures(planned.held, (data[0],), planned.observed)
+
+        def output_noise(self, plan, unit=None):
+            return noise if any(config.corrections for config in plan.values()) else 1.0
+
+    profile = load_profile("vitisai-a8w8")
+    problem = TuningProblem(
+        planned.space, planned.observed, (Precision.INT8,), probe=Measured(), target=profile
+    )
+    search = Widening().search(problem)
+    (first,) = next(search)
+    (second,) = search.send([Trial(first, Outcome.MISSED, 0.5, 0.5)])
+    names = {name for config in second.values() for name in config.corrections}
+    assert names == ({"bias_correction"} if corrected else set())
 
 
 def test_large_bias_of_a_tiny_channel_stays_within_int32(tmp_path):

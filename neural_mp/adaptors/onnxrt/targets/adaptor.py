@@ -21,6 +21,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import is_float32
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.targets.bias_correction import corrects_bias
 from neural_mp.adaptors.onnxrt.targets.model import (
     TargetModel,
     build_graph,
@@ -154,17 +155,25 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         """Return the model with pairs of Q/DQ ops; `model` itself for an all-float plan."""
         if not any(config.activation for config in plan.plan.values()):
             return model
-        observed = _observed_ranges(model, observations)
         graph, configs = model.program.graph, _integer_configs(plan)
-        return self.convert_graph(
-            model, plan, chosen_ranges(graph, observed, configs, self.profile)
-        )
+        observed = _observed_ranges(model, observations)
+        ranges = chosen_ranges(graph, observed, configs, self.profile)
+        return self._written(model, configs, ranges, _channel_means(model, observations))
 
     def convert_graph(
         self, model: TargetModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
     ) -> TargetModel:
         """Return the model with pairs of Q/DQ ops, from value of the graph → range."""
-        program, counts = write_qdq(model.program, _integer_configs(plan), ranges, self.profile)
+        return self._written(model, _integer_configs(plan), ranges, {})
+
+    def _written(
+        self,
+        model: TargetModel,
+        configs: Mapping[str, OpConfig],
+        ranges: Mapping[str, Range],
+        means: Mapping[str, Array],
+    ) -> TargetModel:
+        program, counts = write_qdq(model.program, configs, ranges, self.profile, means)
         return replace(model, program=program, given=None, counts=counts, _runners={})
 
     def width_figures(
@@ -185,7 +194,10 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         feeds = model.signature.bind(inputs)
         samples = model.signature.samples(feeds)
         tensors, weights = measure_noise(switched, run, feeds, samples)
-        return WidthFigures(tensors, weights, *self.op_work(model, inputs))
+        means = _channel_means(model, observations)
+        nodes = model.structure.nodes.items()
+        biases = tuple(op for op, node in nodes if corrects_bias(node, means))
+        return WidthFigures(tensors, weights, *self.op_work(model, inputs), biases)
 
     def op_work(
         self, model: TargetModel, inputs: object
@@ -237,6 +249,16 @@ def _observed_ranges(
     """Return value of the graph → calibration algorithm → the observed range of its tensor."""
     ranges = observations.ranges
     return {value: ranges[name] for value, name in model.tensor_names.items() if name in ranges}
+
+
+def _channel_means(model: TargetModel, observations: Observations) -> dict[str, Array]:
+    """Return value of the graph → the mean of each channel, for tensors whose channels are kept."""
+    channels = observations.channels
+    return {
+        value: np.asarray(channels[name].mean)
+        for value, name in model.tensor_names.items()
+        if name in channels
+    }
 
 
 def static_form(model: TargetModel) -> TargetModel:

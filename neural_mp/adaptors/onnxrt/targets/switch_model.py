@@ -41,6 +41,9 @@ _FINER_POWER = 256.0**2
 _DEFAULT = CalibrationAlgorithm.MINMAX
 #: Share of the remaining noise from which other algorithms are tried for the tensors of an op.
 _MIN_NOISE_SHARE = 0.01
+#: Step of another range, relative to that of the default, from which its noise is measured: noise
+#: falls with the square of the step at most.
+_MAX_STEP_RATIO = 0.95
 #: Last ops of a graph that saturate: noise is measured before them.
 _SATURATING = ("Softmax", "Sigmoid", "LogSoftmax")
 
@@ -313,10 +316,11 @@ class _Meter:
 
     def _alternatives(self, tensor: str, switch: str) -> dict[str, float]:
         grids = self.model.grids.get(tensor, {})
+        steps = {algorithm: float(next(iter(grid.values()))) for algorithm, grid in grids.items()}
         return {
             algorithm: self._typical_nsr(self._outputs(switch, grid))
             for algorithm, grid in grids.items()
-            if algorithm != _DEFAULT and grid != grids[_DEFAULT]
+            if steps[algorithm] <= _MAX_STEP_RATIO * steps[_DEFAULT]
         }
 
     def _typical_nsr(self, outputs: Sequence[Array]) -> float:
