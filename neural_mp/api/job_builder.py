@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
@@ -107,12 +107,12 @@ def _in_words(value: object) -> str:
     return str(value)
 
 
-def cache_of(options: Options, model: AnyModel) -> FileCache:
-    """Return the workspace's cache of measurements of a model on this machine."""
+def cache_of(options: Options, model: AnyModel, target: TargetProfile | None = None) -> FileCache:
+    """Return the workspace's cache of measurements of a model on this machine, or for a target."""
     folder = _cache_folder(options)
     if folder is None:
         return NO_CACHE
-    rules = target_fingerprint(profile_of(options.target))
+    rules = target_fingerprint(target)
     return FileCache(
         folder, {"model": model.fingerprint, **rules, **machine_key(model.adaptor.packages)}
     )
@@ -209,15 +209,20 @@ class JobBuilder:
         """Precisions set by the user, in Python or in the file; None if unset."""
         return self.options.precisions if self.options.is_set("precisions") else None
 
+    @cached_property
+    def target(self) -> TargetProfile | None:
+        """The profile of an accelerator; None for a CPU."""
+        return profile_of(self.options.target)
+
     def job(self) -> tuple[TuningJob, Path | None]:
         """Return the tuning job, and the folder for log files if one is set."""
         options, log = self.options, self.log
         check_options(options)
-        target = profile_of(options.target)
+        target = self.target
         if target is not None:
             check_ignored(options)
         cpu = options.target if target is None else machine.HOST_TARGET
-        strategy = config_objects.strategy(self.settings, self._strategy_name(target))
+        strategy = config_objects.strategy(self.settings, self._strategy_name())
         host = options.hardware or machine.detect()
         amp = gather_amp(options.amp, self.settings.amp)
         log_folder = writable_folder(amp.log_path)
@@ -302,7 +307,7 @@ class JobBuilder:
                 size_limit=SizeLimit(options.max_bytes, options.max_bits),
             ),
             amp=amp.words(),
-            cache=cache_of(options, loaded),
+            cache=cache_of(options, loaded, target),
             description=RunDescription(
                 model_name(options.model), describe_settings(options, self.settings), hardware
             ),
@@ -313,9 +318,9 @@ class JobBuilder:
         )
         return job, log_folder
 
-    def _strategy_name(self, target: TargetProfile | None) -> str:
+    def _strategy_name(self) -> str:
         """Return the strategy of the options; by default, the one that suits the target."""
-        is_set = target is None or self.options.is_set("strategy")
+        is_set = self.target is None or self.options.is_set("strategy")
         return self.options.strategy if is_set else Widening.name
 
     def _build_evaluator(self, evaluation: Batches | None, metrics: MetricSet) -> Evaluator:
@@ -471,7 +476,7 @@ class JobBuilder:
         enabled = options.runtime == SOURCE_RUNTIME and self.log.listener.wants_hints
         if not enabled or read_workers(options.workers).several:
             return None
-        return HintSearch(source, measured(source), cache_of(options, source))
+        return HintSearch(source, measured(source), cache_of(options, source, self.target))
 
     def _run_fingerprint(
         self,
@@ -489,7 +494,7 @@ class JobBuilder:
         return {
             "model": model,
             **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
-            **target_fingerprint(profile_of(options.target)),
+            **target_fingerprint(self.target),
             **({} if streams is None else {"throughput": f"{streams} streams"}),
             **({} if workload is None else {"workload": str(workload)}),
             "data": evaluation.fingerprint() if evaluation is not None else "none",

@@ -20,9 +20,9 @@ from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.profiling import latency_ratio, uncontended_latency
 from neural_mp.runs.report import RuntimeHint
 from neural_mp.tuning.measurement.objectives import Measurement
-from neural_mp.tuning.measurement.sqnr import decibels, mean_nsr
 from neural_mp.util.batch_cache import bytes_of, copy_batch
 from neural_mp.util.json_fields import to_plain
+from neural_mp.util.noise import decibels, mean_nsr
 from neural_mp.util.pytree import as_numpy, structure_of, tree_leaves
 from neural_mp.util.system.environment import versions_of
 from neural_mp.util.text import shape_words

@@ -71,6 +71,8 @@ class Op(JsonFields):
             A plan's FP32 keeps this precision.
         widened: whether a plan with lower precisions runs the op in float32 instead of keeping
             `source_precision`.
+        moves_integers: whether a target moves the integers of the op's inputs, whatever the plan
+            says, if one of the inputs is in integers.
         shape: sizes of the first result, None for a free size; None if unknown.
     """
 
@@ -89,8 +91,9 @@ class Op(JsonFields):
     weights: Count = 0
     layers: tuple[Annotated[Layer, _layer], ...] = ()
     source_precision: Precision = Precision.FP32
-    # Neither field changes which plans exist: digests of spaces are of `repr`.
+    # None of these fields changes which plans exist: digests of spaces are of `repr`.
     widened: bool = field(default=False, repr=False)
+    moves_integers: bool = field(default=False, repr=False)
     shape: tuple[Count | None, ...] | None = field(default=None, repr=False, compare=False)
     constants: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
@@ -223,14 +226,20 @@ class OpGraph:
         return precision_name(self.source_precisions)
 
     def executed(self, effective: Mapping[str, Precision]) -> dict[str, Precision]:
-        """Return op → the precision in which it is executed; FP32 keeps that of the given model."""
+        """Return op → the precision in which it is executed; FP32 keeps that of the given model.
+
+        Ops that move integers have the widest integers among their inputs.
+        """
         unchanged = all(precision is Precision.FP32 for precision in effective.values())
-        return {
-            op.name: op.source_precision
-            if effective[op.name] is Precision.FP32 and (unchanged or not op.widened)
-            else effective[op.name]
-            for op in self
-        }
+        executed: dict[str, Precision] = {}
+        for op in self:
+            precision = effective[op.name]
+            if precision is Precision.FP32 and (unchanged or not op.widened):
+                precision = op.source_precision
+            sources = (executed.get(name, Precision.FP32) for name in op.inputs)
+            moved = [source for source in sources if op.moves_integers and source.is_integer]
+            executed[op.name] = max(moved, key=lambda p: p.bits, default=precision)
+        return executed
 
     @cached_property
     def types(self) -> tuple[str, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
+from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.precision import OpConfig
 from neural_mp.util.json_fields import JsonFields, NonNegative
 from neural_mp.util.validators import mapping_of, non_negative_float
 
-#: Bits, as text → NSR at the outputs.
-NoiseByBits = Annotated[Mapping[str, float], mapping_of(non_negative_float)]
+#: Bits as text, or calibration algorithm → NSR at the outputs.
+NoiseBy = Annotated[Mapping[str, float], mapping_of(non_negative_float)]
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,27 @@ class TensorNoise(JsonFields):
     Attributes:
         tensor: the op or graph input that computes the tensor.
         ops: the ops that a plan decides on, and that write or read the tensor.
-        noise: bits → NSR at the outputs if this tensor alone is in integers.
+        noise: bits → NSR at the outputs if this tensor alone is in integers, by `minmax`.
+        typical: calibration algorithm → NSR at the outputs of a typical sample if this tensor alone
+            is in the fewest bits: the mean over samples, of which each counts as 1 at most, so that
+            an outlier in one sample does not hide the others. Empty if not measured.
     """
 
     refuses_unknown_keys: ClassVar[bool] = True
 
     tensor: str
     ops: tuple[str, ...]
-    noise: NoiseByBits
+    noise: NoiseBy
+    typical: NoiseBy = field(default_factory=dict)
+
+    def by_algorithm(self, algorithm: str) -> float:
+        """Return the typical noise by a calibration algorithm; that of `minmax` if not measured."""
+        return self.typical.get(algorithm, self.typical.get(CalibrationAlgorithm.MINMAX, 0.0))
+
+    def scaled(self, ratio: float) -> TensorNoise:
+        """Return the noise times a ratio in the fewest bits."""
+        fewest = min(self.noise, key=int)
+        return replace(self, noise={**self.noise, fewest: ratio * self.noise[fewest]})
 
     def at(self, bits: int) -> float:
         """Return the noise in a number of bits; 0 in float."""
@@ -44,6 +58,7 @@ class WidthFigures(JsonFields):
         weights: op → bits → NSR at the outputs if the weight of this op alone is in integers.
         macs: op → multiplications with one sample.
         elements: op → elements that the op writes with one sample.
+        biases: the ops whose bias can be corrected for the rounding of their weight.
     """
 
     refuses_unknown_keys: ClassVar[bool] = True
@@ -54,6 +69,7 @@ class WidthFigures(JsonFields):
     ] = field(default_factory=dict)
     macs: Mapping[str, NonNegative] = field(default_factory=dict)
     elements: Mapping[str, NonNegative] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
 
     def weight_noise(self, op: str, bits: int | None) -> float:
         """Return the noise of an op's weight in a number of bits; 0 in float."""

@@ -30,7 +30,7 @@ from neural_mp.runs.report import (
     StageNoise,
 )
 from neural_mp.tuning.measurement.sensitivity import Sensitivity
-from neural_mp.tuning.measurement.sqnr import decibels
+from neural_mp.util.noise import decibels
 from neural_mp.util.text import counted
 
 #: Environment variables that limit the instruction sets of oneDNN.

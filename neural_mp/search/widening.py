@@ -4,6 +4,9 @@ The noise of a plan is the sum of the noises of its tensors and weights, measure
 errors are nearly independent. A tensor is as noisy as the narrowest op that writes or reads it, so
 that one step widens all of these ops. Steps for activations and for weights compete by the same
 ratio: one multiplier between noise and cost, as in a knapsack (`search.knapsack`).
+
+Ahead of the path, other calibration algorithms may lower the noise of the narrowest widths, which
+costs nothing on the target.
 """
 
 from __future__ import annotations
@@ -11,11 +14,17 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.precision import OpConfig
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.core.width_figures import TensorNoise, WidthFigures
 
+#: Calibration algorithm of ranges unless another one is chosen.
+_DEFAULT = CalibrationAlgorithm.MINMAX
+#: Fraction by which noise must fall for another algorithm or a correction to be chosen.
+LEAST_FALL_RATIO = 0.1
 #: Cost of an op in a config.
 CostOf = Callable[[str, OpConfig], float]
 
@@ -50,6 +59,58 @@ def widening_path(
     """
     search = _Widening(choices, figures, cost_of)
     return list(search.plans())
+
+
+def choose_algorithms(figures: WidthFigures) -> dict[str, CalibrationAlgorithm]:
+    """Return op → the calibration algorithm with the least noise, of ops that gain by another.
+
+    An op decides on the tensors of which it is the first: the noise of all of them counts.
+    """
+    decided: dict[str, list[TensorNoise]] = defaultdict(list)
+    for tensor in figures.tensors:
+        decided[tensor.ops[0]].append(tensor)
+    chosen: dict[str, CalibrationAlgorithm] = {}
+    for op, tensors in decided.items():
+        noise = {str(a): sum(t.by_algorithm(a) for t in tensors) for a in RANGE_ALGORITHMS}
+        best = min(RANGE_ALGORITHMS, key=noise.__getitem__)
+        if noise[best] < (1 - LEAST_FALL_RATIO) * noise[_DEFAULT]:
+            chosen[op] = best
+    return chosen
+
+
+def with_algorithms(
+    figures: WidthFigures, algorithms: Mapping[str, CalibrationAlgorithm]
+) -> WidthFigures | None:
+    """Return the noise of tensors under chosen algorithms; None if all noise falls too little."""
+    after = [t.by_algorithm(algorithms.get(t.ops[0], _DEFAULT)) for t in figures.tensors]
+    before = [tensor.by_algorithm(_DEFAULT) for tensor in figures.tensors]
+    if not sum(after) < (1 - LEAST_FALL_RATIO) * sum(before):
+        return None
+    tensors = tuple(
+        tensor.scaled(new / old) if old else tensor
+        for tensor, new, old in zip(figures.tensors, after, before, strict=True)
+    )
+    return replace(figures, tensors=tensors)
+
+
+def calibrated(
+    configs: Mapping[str, OpConfig],
+    figures: WidthFigures,
+    algorithms: Mapping[str, CalibrationAlgorithm],
+) -> dict[str, OpConfig]:
+    """Return the configs of a plan with the chosen calibration algorithms.
+
+    Only where a tensor has its fewest bits: more bits reach its outliers without other noise.
+    """
+    result = dict(configs)
+    for tensor in figures.tensors:
+        op, fewest = tensor.ops[0], min(map(int, tensor.noise))
+        spec = configs[op].activation
+        is_narrow = any(_activation_bits(configs[name]) == fewest for name in tensor.ops)
+        if op in algorithms and is_narrow and spec is not None:
+            spec = replace(spec, algorithm=algorithms[op])
+            result[op] = replace(configs[op], activation=spec)
+    return result
 
 
 @dataclass

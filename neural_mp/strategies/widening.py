@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import log
 
-from neural_mp.core.precision import FP32
-from neural_mp.search.widening import WidthPlan, widening_path
+from neural_mp.core.enums import CalibrationAlgorithm
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.trial import Trial
+from neural_mp.core.width_figures import WidthFigures
+from neural_mp.search.widening import (
+    LEAST_FALL_RATIO,
+    WidthPlan,
+    calibrated,
+    choose_algorithms,
+    widening_path,
+    with_algorithms,
+)
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
+from neural_mp.targets import Widths
 from neural_mp.targets.cost import TargetCosts
 
 #: Maximum number of trials.
@@ -27,10 +41,12 @@ class Widening(Strategy):
 
     1. The plan with all ops in their narrowest widths is tried.
     2. If it misses, one run per tensor and weight, with the quantization of that tensor alone,
-       gives its noise at the outputs in each width.
-    3. From the narrowest widths on, steps that widen the ops around a tensor, or a weight, form a
+       gives its noise at the outputs in each width, and by each calibration algorithm.
+    3. If other algorithms than `minmax`, or corrections of biases, lower the noise clearly, the
+       plan with these is tried. They stay if less is lost.
+    4. From the narrowest widths on, steps that widen the ops around a tensor, or a weight, form a
        path of plans, most noise removed per estimated cost first.
-    4. Plans of the path between those that missed and those that met are tried: the loss is taken
+    5. Plans of the path between those that missed and those that met are tried: the loss is taken
        to be proportional to the noise. At most six trials.
 
     Without an accelerator as the target, the strategy is `basic`.
@@ -50,26 +66,115 @@ class Widening(Strategy):
         figures = None if narrowest.meets_accuracy else problem.probe.width_figures()
         if figures is None:
             return
+        choices, trials = _choices_by_width(space), MAX_TRIALS - 1
+        plain = PrecisionPlan({op: own[0] for op, own in choices.items()})
+        corrections = _choose_corrections(plain, figures, problem)
+        if corrections.changes_plan:
+            (trial,) = yield [corrections.applied(plain)]
+            if trial.meets_accuracy:
+                return
+            trials -= 1
+            if _loses_less(trial, narrowest):
+                narrowest = trial
+            else:
+                corrections = _Corrections(figures)
+        figures = corrections.figures
         costs = TargetCosts(target, figures.macs, figures.elements)
-        choices = {op: space.choices(op) for op in space.tunable_ops}
         in_float = sum(costs.of_op(op, FP32) for op in choices)
-        path = widening_path(choices, figures, costs.of_op)
-        path = [plan for plan in path if plan.cost < in_float]
-        yield from _try_path(path, problem, narrowest.loss)
+        path = [
+            replace(plan, configs=corrections.applied(PrecisionPlan(plan.configs)).configs)
+            for plan in widening_path(choices, figures, costs.of_op)
+            if plan.cost < in_float
+        ]
+        yield from _try_path(path, problem, narrowest.loss, trials)
 
 
-def _try_path(path: Sequence[WidthPlan], problem: TuningProblem, loss: float | None) -> Search:
+@dataclass(frozen=True)
+class _Corrections:
+    """Changes of a plan that cost nothing on the target.
+
+    Attributes:
+        figures: the noise with the calibration algorithms.
+        algorithms: op → its calibration algorithm, if not the default.
+        biases: the ops with a corrected bias.
+    """
+
+    figures: WidthFigures
+    algorithms: Mapping[str, CalibrationAlgorithm] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+
+    @property
+    def changes_plan(self) -> bool:
+        """Whether there is a change."""
+        return bool(self.algorithms or self.biases)
+
+    def applied(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """Return a plan with the changes; biases only of ops in 8 bits."""
+        changed = PrecisionPlan(calibrated(plan.configs, self.figures, self.algorithms))
+        narrow = [op for op in self.biases if changed[op].precision is Precision.INT8]
+        return changed.replacing(
+            {op: replace(changed[op], corrections=("bias_correction",)) for op in narrow}
+        )
+
+
+def _choose_corrections(
+    plan: PrecisionPlan, figures: WidthFigures, problem: TuningProblem
+) -> _Corrections:
+    """Return the changes that lower the noise of the narrowest plan clearly, each by itself."""
+    algorithms = _offered_algorithms(problem.space, choose_algorithms(figures))
+    quieter = with_algorithms(figures, algorithms)
+    chosen = _Corrections(figures) if quieter is None else _Corrections(quieter, algorithms)
+    corrected = replace(chosen, biases=tuple(op for op in figures.biases if op in plan))
+    if not corrected.biases:
+        return chosen
+    before, after = (problem.probe.output_noise(c.applied(plan)) for c in (chosen, corrected))
+    if before is None or after is None or after >= (1 - LEAST_FALL_RATIO) * before:
+        return chosen
+    return corrected
+
+
+def _loses_less(trial: Trial, reference: Trial) -> bool:
+    """Whether a trial is known to lose less than another."""
+    if trial.loss is None or reference.loss is None:
+        return False
+    return trial.loss < reference.loss
+
+
+def _offered_algorithms(
+    space: TuningSpace, algorithms: Mapping[str, CalibrationAlgorithm]
+) -> dict[str, CalibrationAlgorithm]:
+    """Return op → its calibration algorithm, of ops for which the space has that algorithm."""
+    return {
+        op: algorithm
+        for op, algorithm in algorithms.items()
+        if any(c.activation and c.activation.algorithm is algorithm for c in space.choices(op))
+    }
+
+
+def _choices_by_width(space: TuningSpace) -> dict[str, tuple[OpConfig, ...]]:
+    """Return op → its best config of each width, the narrowest first, and the float config."""
+    choices = {}
+    for op in space.tunable_ops:
+        by_width: dict[Widths | None, OpConfig] = {}
+        for config in space.choices(op):
+            by_width.setdefault(Widths.of(config), config)
+        choices[op] = tuple(by_width.values())
+    return choices
+
+
+def _try_path(
+    path: Sequence[WidthPlan], problem: TuningProblem, loss: float | None, trials: int
+) -> Search:
     """Try plans between the last that missed, first the narrowest, and the first that met.
 
-    `loss` is that of the narrowest plan.
+    `loss` is that of the narrowest plan, `trials` the most trials.
     """
     missed, met = 0, len(path)
-    for _ in range(MAX_TRIALS - 1):
+    for _ in range(trials):
         if met - missed <= 1 or _gains_little(path, missed, met):
             return
         index = _next_index(path, missed, met, loss, problem.tolerance)
-        plan = problem.space.fastest_plan().replacing(path[index].configs)
-        (trial,) = yield [plan]
+        (trial,) = yield [PrecisionPlan(path[index].configs)]
         if trial.meets_accuracy:
             met = index
         else:

@@ -138,8 +138,8 @@ class TuningJob:
         `fp32_seconds` are those of an evaluation of FP32, or of loading if none is evaluated.
         """
         limits = self.measurement.limits
-        known = log.seconds.get("calibrate", 0.0) + fp32_seconds
-        earliest = deadline.or_earlier(limits.deadline(known))
+        seconds = log.seconds.get("calibrate", 0.0) + fp32_seconds
+        earliest = deadline.or_earlier(limits.deadline(seconds))
         if earliest is not deadline:
             log.limit(earliest.seconds, limits.effort)
         return earliest

@@ -14,7 +14,7 @@ from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, DataError
-from neural_mp.tuning.measurement.sqnr import decibels, mean_nsr
+from neural_mp.util.noise import decibels, mean_nsr
 
 CHANNELS = 8
 RANDOM = np.random.default_rng(0)

@@ -72,6 +72,25 @@ def test_mistakes_are_one_error_each(written, tmp_path):
     (tmp_path / "text.onnx").write_text("no model")
     with pytest.raises(ModelLoadError, match="not an ONNX model"):
         audit_file(tmp_path / "text.onnx", "qdq")
+    onnx.save(onnx.ModelProto(ir_version=10), tmp_path / "empty.onnx")
+    with pytest.raises(ModelLoadError, match="the graph is missing"):
+        audit_file(tmp_path / "empty.onnx", "qdq")
+
+
+def test_weights_beside_a_file_are_read_and_their_loss_is_an_error(written, tmp_path):
+    apart = tmp_path / "apart.onnx"
+    onnx.save(
+        onnx.load(written), apart, save_as_external_data=True, location="w.data", size_threshold=0
+    )
+    assert audit_file(apart, "vitisai").holds
+    (tmp_path / "w.data").unlink()
+    with pytest.raises(ModelLoadError, match=r"w\.data"):
+        audit_file(apart, "vitisai")
+
+
+def test_link_to_a_file_is_audited_as_the_file(written, tmp_path):
+    (tmp_path / "link.onnx").symlink_to(written)
+    assert audit_file(tmp_path / "link.onnx", "vitisai").holds
 
 
 def test_data_without_an_input_are_refused(written, tmp_path):

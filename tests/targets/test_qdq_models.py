@@ -1,6 +1,7 @@
 """Models with pairs of Q/DQ ops for accelerators: numbers, forms, and predicted noise."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -18,7 +19,11 @@ from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
 from neural_mp.core.enums import QuantDType, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import FP32, Precision
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.errors import PlanError
 from neural_mp.search.widening import widening_path
+from neural_mp.strategies.base import Probe, TuningProblem
+from neural_mp.strategies.widening import Widening
 from neural_mp.targets import Widths, load_profile, profile_names
 from neural_mp.targets.cost import TargetCosts
 
@@ -161,6 +166,182 @@ def test_wider_activations_are_more_precise(mixed):
         for name in planned.space.tunable_ops
     }
     assert planned.sqnr(wide, data[0]) > planned.sqnr({}, data[0]) + 5
+
+
+def test_ops_that_move_integers_count_as_these_integers():
+    """A pooling of floats, one of 16 bits, and an op that has 8 bits, as the file has them."""
+    nodes = [
+        op("MaxPool", "x", "floats", kernel_shape=[2, 2]),
+        op("Relu", "floats", "narrow"),
+        op("Sigmoid", "floats", "wide"),
+        op("MaxPool", "wide", "pooled", kernel_shape=[1, 1]),
+        op("Add", "narrow pooled", "y"),
+    ]
+    net = graph(nodes, {"x": ["batch", 1, 8, 8]}, ["y"], {}, opset=21)
+    planned = Planned(net, "qnn", batches(1))
+    configs = planned.space.capabilities["wide"].configs
+    wide = next(c for c in configs if str(Widths.of(c)) == "a16")
+    resolved = planned.space.resolve(planned.space.fastest_plan().replacing({"wide": wide}))
+    executed = planned.space.graph.executed(resolved.effective)
+    expected = {"floats": "fp32", "narrow": "int8", "wide": "int16", "pooled": "int16"}
+    assert executed == {**expected, "y": "int8"}
+    written = planned.converted({"wide": wide}).program.graph
+    types = {node.name: node.outputs[0] for node in written if node.name in executed}
+    stored = {
+        name: next((u.node.inputs[2].dtype.name for u in value.uses() if "Q" in u.node.op_type), "")
+        for name, value in types.items()
+    }
+    assert stored == {"floats": "UINT8", "narrow": "UINT8", "wide": "UINT16"} | {
+        "pooled": "UINT16",
+        "y": "UINT8",
+    }
+
+
+def test_range_of_a_tensor_is_that_of_the_op_which_writes_it():
+    """A graph input has the range of its first reader, also past an op that moves integers."""
+    nodes = [
+        op("MaxPool", "x", "pooled", kernel_shape=[2, 2]),
+        op("Relu", "pooled", "first"),
+        op("Sigmoid", "first", "y"),
+    ]
+    net = graph(nodes, {"x": ["batch", 1, 8, 8]}, ["y"], {}, opset=21)
+    planned = Planned(net, "qnn", batches())
+    for algorithms in (("kl", "mse"), ("minmax", "percentile")):
+        configs = {
+            name: next(
+                c
+                for c in planned.space.capabilities[name].configs
+                if c.activation.algorithm == algorithm and c.activation.dtype.bits == 8
+            )
+            for name, algorithm in zip(("first", "y"), algorithms, strict=True)
+        }
+        written = planned.adaptor.native(planned.converted(configs))
+        scales = {
+            tensor.name: float(numpy_helper.to_array(tensor))
+            for tensor in written.graph.initializer
+            if tensor.name.endswith("/scale")
+        }
+        for tensor, observed in (("pooled", "x"), ("first", "first")):
+            low, high = planned.observed.ranges[observed][algorithms[0]]
+            assert scales[f"{tensor}/uint8/scale"] == pytest.approx((high - low) / 255)
+
+
+@pytest.fixture
+def shifting():
+    """Positive channels of different sizes, and a convolution whose rounded weight shifts means."""
+    draw = np.random.default_rng(2)
+    constants = {
+        "w": draw.normal(size=(6, 2, 3, 3)).astype(np.float32),
+        "b": draw.normal(size=6).astype(np.float32),
+    }
+    constants["w"][0, 0, 0, 0] = 40.0  # one scale for the whole weight: the others lose digits
+    nodes = [
+        op("Relu", "x", "positive"),
+        op("Conv", "positive w b", "grouped", group=2),
+    ]
+    net = graph(nodes, {"x": ["batch", 4, 8, 8]}, ["grouped"], constants, opset=21)
+    sizes = np.array([1, 2, 3, 0.01])[:, None, None]
+    data = [(sizes * draw.uniform(0, 1, (8, 4, 8, 8))).astype(np.float32) for _ in range(2)]
+    return Planned(net, "vitisai-a8w8", data), data
+
+
+def test_corrected_bias_removes_the_mean_error_of_a_rounded_weight(shifting):
+    planned, data = shifting
+    assert planned.observed.channels.keys() >= {"positive"}
+    plain = planned.space.fastest_plan()["grouped"]
+    expected = planned.adaptor.predict(planned.held, data[0])
+    before, after = (
+        np.abs(
+            (planned.adaptor.predict(planned.converted(configs), data[0]) - expected).mean(
+                (0, 2, 3)
+            )
+        )
+        for configs in ({}, {"grouped": replace(plain, corrections=("bias_correction",))})
+    )
+    assert after.max() < 0.3 * before.max()
+
+
+def test_correction_without_statistics_is_one_error(shifting):
+    planned, _ = shifting
+    plain = planned.space.fastest_plan()
+    config = replace(plain["grouped"], corrections=("bias_correction",))
+    planned.observed = replace(planned.observed, channels={})
+    with pytest.raises(PlanError, match="requires channel statistics"):
+        planned.converted({"grouped": config})
+
+
+@pytest.mark.parametrize(("noise", "corrected"), [(0.5, True), (0.95, False)])
+def test_biases_are_corrected_if_the_noise_falls_by_a_tenth(shifting, noise, corrected):
+    planned, data = shifting
+
+    class Measured(Probe):
+        def width_figures(self):
+            return planned.adaptor.width_figures(planned.held, (data[0],), planned.observed)
+
+        def output_noise(self, plan, unit=None):
+            return noise if any(config.corrections for config in plan.values()) else 1.0
+
+    profile = load_profile("vitisai-a8w8")
+    problem = TuningProblem(
+        planned.space, planned.observed, (Precision.INT8,), probe=Measured(), target=profile
+    )
+    search = Widening().search(problem)
+    (first,) = next(search)
+    (second,) = search.send([Trial(first, Outcome.MISSED, 0.5, 0.5)])
+    names = {name for config in second.values() for name in config.corrections}
+    assert names == ({"bias_correction"} if corrected else set())
+
+
+def normalization(square, axis=2, opset=17, doubled=False):
+    """A layer normalization over 16 channels of [batch, 5, 16], as exporters wrote before."""
+    draw = np.random.default_rng(3)
+    constants = {
+        "gain": draw.normal(1, 0.3, 16).astype(np.float32),
+        "shift": draw.normal(size=16).astype(np.float32),
+        "eps": np.float32(1e-5),
+        "two": np.float32(2),
+    }
+    nodes = [
+        op("ReduceMean", "x", "mean", axes=[axis]),
+        op("Sub", "x mean", "centered"),
+        op("Sub", "x mean", "again"),
+        op(*square, "squares"),
+        op("ReduceMean", "squares", "variance", axes=[axis]),
+        op("Add", "variance eps", "safe"),
+        op("Sqrt", "safe", "root"),
+        op("Div", "again root" if doubled else "centered root", "quotient"),
+        op("Mul", "gain quotient", "scaled"),
+        op("Add", "scaled shift", "y"),
+    ]
+    return graph(nodes, {"x": ["batch", 5, 16]}, ["y"], constants, opset=opset)
+
+
+SQUARES = {"power": ("Pow", "centered two"), "product": ("Mul", "centered centered")}
+
+
+@pytest.mark.parametrize("square", SQUARES)
+@pytest.mark.parametrize("settings", [{}, {"axis": -1, "doubled": True}])
+def test_layer_normalization_of_single_ops_is_one_op(square, settings):
+    """In integers less noisy than the single ops, which reach 37 dB."""
+    draw = np.random.default_rng(0)
+    data = [draw.normal(3, 2, (4, 5, 16)).astype(np.float32) for _ in range(2)]
+    net = normalization(SQUARES[square], **settings)
+    planned = Planned(net, "qnn", data)
+    kinds = [node.op_type for node in planned.held.program.graph]
+    assert kinds == ["LayerNormalization"]
+    planned.held = replace(planned.held, given=None, _runners={})
+    (expected,) = run(net, x=data[0])
+    actual = planned.adaptor.predict(planned.held, data[0])
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    assert planned.sqnr({}, data[0]) > 39
+
+
+def test_normalization_over_another_axis_stays():
+    data = [np.random.default_rng(0).normal(size=(4, 16, 16)).astype(np.float32)]
+    net = normalization(SQUARES["power"], axis=1)
+    net.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 16
+    kinds = {node.op_type for node in Planned(net, "qnn", data).held.program.graph}
+    assert "LayerNormalization" not in kinds
 
 
 def test_large_bias_of_a_tiny_channel_stays_within_int32(tmp_path):

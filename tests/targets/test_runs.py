@@ -8,6 +8,7 @@ from onnx_nets import as_onnx
 
 import neural_mp
 from neural_mp import MixedPrecision
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import ConfigurationError, HistoryError
 from neural_mp.targets import Widths
 
@@ -50,6 +51,7 @@ def test_module_of_torch_becomes_a_file_of_onnx_alone(net, digits, tmp_path):
     assert figures.shares["w8a8"] > 0.8
     assert result.report.latency is None  # times of this CPU are not the target's
     assert result.report.speedup is None
+    assert result.report.op_counts["MaxPool"] == {"int8": 1}  # moves integers
     result.save(tmp_path / "model.onnx")
     model = onnx.load(tmp_path / "model.onnx")
     assert {node.domain for node in model.graph.node} == {""}
@@ -88,6 +90,23 @@ def test_target_out_of_reach_of_8_bits_is_met_by_wider_ops(hostile_net, digits):
     assert words & {"w8a16", "w16a16"}
     assert words & {"w8a8", "a8"}
     assert result.report.accelerator.relative_cost < 1
+
+
+def test_outlier_in_calibration_is_clipped_before_any_op_is_widened(net, digits):
+    """One pixel of one picture is 200 times brighter, which makes the steps of min/max coarse."""
+    data = batches_of(digits[1])
+    images = data[0][0].copy()
+    images[0, 0, 0, 0] = 200 * images.max()
+    calibration = [(images, data[0][1]), *data[1:]]
+    result = run_for("qnn", net, data, calib_dataloader=calibration)
+    assert result.met
+    assert [trial.meets_accuracy for trial in result.trials] == [False, True]
+    assert {str(Widths.of(config)) for config in result.plan.values()} <= {"w8a8", "a8"}
+    algorithms = {str(config.activation.algorithm) for config in result.plan.values()}
+    assert algorithms - {"minmax"}
+    text = result.plan.to_yaml()
+    assert all(algorithm in text for algorithm in algorithms)
+    assert PrecisionPlan.from_yaml(text, "the plan") == result.plan
 
 
 def test_target_that_no_width_meets_leaves_the_float_model(net, digits):

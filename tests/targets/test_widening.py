@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.width_figures import TensorNoise, WidthFigures
-from neural_mp.search.widening import widening_path
+from neural_mp.search.widening import (
+    calibrated,
+    choose_algorithms,
+    widening_path,
+    with_algorithms,
+)
 from neural_mp.targets import Widths
 
 A8 = QuantSpec("uint8", "asymmetric", "per_tensor")
@@ -107,6 +112,41 @@ def test_op_of_one_width_does_not_keep_its_neighbours_narrow():
     path = widening_path({"layer": LAYER, "only": only}, figures, cost_of_pair)
     assert words(path[1]) == ["w8a16", "fp32"]
     assert path[1].noise == pytest.approx(1e-7)
+
+
+def noisy(tensor, ops, minmax, **others):
+    """A tensor with its typical noise by algorithm; other noises are ten times as large."""
+    return TensorNoise(tensor, ops, {"8": 10 * minmax, "16": 0.0}, {"minmax": minmax, **others})
+
+
+def test_algorithm_of_an_op_lowers_the_noise_of_all_tensors_that_it_decides_on():
+    figures = WidthFigures(
+        (
+            noisy("x", ("first",), 0.02, kl=0.001, mse=0.015),
+            noisy("first", ("first", "second"), 0.01, kl=0.08, mse=0.002),
+            noisy("second", ("second",), 0.001, kl=0.00099),
+        )
+    )
+    assert choose_algorithms(figures) == {"first": "mse"}
+    quieter = with_algorithms(figures, {"first": "mse"})
+    assert [t.noise["8"] for t in quieter.tensors] == pytest.approx([0.15, 0.02, 0.01])
+
+
+def test_algorithms_that_lower_all_noise_by_less_than_a_tenth_are_left_out():
+    figures = WidthFigures((noisy("x", ("op",), 0.01, kl=0.0), noisy("y", ("other",), 0.2)))
+    assert choose_algorithms(figures) == {"op": "kl"}
+    assert with_algorithms(figures, {"op": "kl"}) is None
+    assert with_algorithms(figures, {}) is None
+
+
+def test_wider_op_keeps_its_algorithm_only_for_a_reader_in_8_bits():
+    """The reader converts to 8 bits by the range of the op that writes the tensor."""
+    figures = WidthFigures((noisy("first", ("first", "second"), 0.01, kl=0.001),))
+    narrow, wide = LAYER[:2]
+    for reader, algorithm in ((narrow, "kl"), (wide, "minmax")):
+        configs = calibrated({"first": wide, "second": reader}, figures, {"first": "kl"})
+        assert configs["first"].activation.algorithm == algorithm
+        assert configs["second"] == reader
 
 
 def cost_of_pair(op, config):

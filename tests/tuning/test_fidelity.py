@@ -14,7 +14,8 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.observations import KeptOutputs
 from neural_mp.tuning.measurement import sqnr
 from neural_mp.tuning.measurement.objectives import Measurement
-from neural_mp.tuning.measurement.sqnr import OutputNoise, TimedRun, mean_nsr, output_sqnr_db
+from neural_mp.tuning.measurement.sqnr import OutputNoise, TimedRun, output_sqnr_db
+from neural_mp.util.noise import mean_nsr
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.tuning.measurement.probe import MeasuringProbe, mean_nsr
+from neural_mp.tuning.measurement.probe import MeasuringProbe
+from neural_mp.util.noise import mean_nsr
 
 SEEN: dict[str, object] = {}
 

@@ -8,17 +8,16 @@ from pathlib import Path
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor, with_weights
+from neural_mp.adaptors.common.named_graphs.graph_model import with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.onnxrt import layer_params, observe, profiler
+from neural_mp.adaptors.onnxrt.base import OnnxGraphAdaptor
 from neural_mp.adaptors.onnxrt.capabilities import kernels
 from neural_mp.adaptors.onnxrt.convert import convert_graph
 from neural_mp.adaptors.onnxrt.files import loading, storage
-from neural_mp.adaptors.onnxrt.graph.edit import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.int8_accumulation import int8_accumulation
-from neural_mp.adaptors.onnxrt.kernels.ops import TYPES
 from neural_mp.adaptors.onnxrt.kernels.registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel, build_graph
 from neural_mp.core.hardware import Hardware
@@ -29,20 +28,13 @@ from neural_mp.util.system.memory import collection_paused
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"
 
 
-class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
+class OnnxRuntimeAdaptor(OnnxGraphAdaptor[OnnxModel]):
     """The adaptor of ONNX files, messages and serialized messages.
 
     Args:
         provider: name of the execution provider; by default `NEURAL_MP_ONNX_PROVIDER`, else CPU.
     """
 
-    framework = "onnxrt"
-    title = "ONNX"
-    packages = ("onnxruntime", "onnx")
-    op_kinds = TYPES
-    op_outputs = optional.OpOutputs(
-        observe.observable_ops, observe.op_outputs, observe.first_non_finite
-    )
     unoptimized_run = optional.UnoptimizedRun(
         observe.unoptimized_outputs, observe.first_deviating_op
     )
@@ -59,13 +51,9 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
-    observe_tensors = staticmethod(observe.observe_tensors)
-    observe_and_keep = staticmethod(observe.observe_tensors)
-    element_counts = staticmethod(observe.element_counts)
     convert_graph = staticmethod(convert_graph)
     native = staticmethod(storage.to_message)
     save = staticmethod(storage.save)
-    fingerprint = staticmethod(storage.fingerprint)
     time_ops = staticmethod(profiler.time_ops)
     trace_kernels = staticmethod(profiler.trace)
     export_onnx = staticmethod(storage.save_file)
@@ -88,10 +76,6 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     def op_types(self) -> Collection[str]:
         """Return the op types of ONNX and ONNX Runtime."""
         return every_op_type(self.provider)
-
-    def weight_bytes(self, model: OnnxModel) -> int:
-        """Return the size of the constants in bytes."""
-        return sum(map(tensor_bytes, tensors_in(model.runs)))
 
     def restore(self, folder: Path) -> OnnxModel:
         """Read back the files of `save`."""

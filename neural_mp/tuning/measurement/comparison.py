@@ -25,7 +25,8 @@ from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.sqnr import MAX_NSR, MIN_SQNR_DB, decibels
+from neural_mp.tuning.measurement.sqnr import MIN_SQNR_DB
+from neural_mp.util.noise import MAX_NSR, decibels
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
 from neural_mp.util.text import Displayed, counted, displays
 

@@ -47,8 +47,9 @@ from neural_mp.tuning.measurement.op_timing import (
     weights_in_int8,
     with_conversions,
 )
-from neural_mp.tuning.measurement.sqnr import MAX_NSR, TimedRun, mean_nsr
+from neural_mp.tuning.measurement.sqnr import TimedRun
 from neural_mp.util.fingerprint import digest_of
+from neural_mp.util.noise import MAX_NSR, mean_nsr
 from neural_mp.util.validators import (
     Validator,
     anything,

@@ -17,9 +17,9 @@ Rounds = Sequence[Sequence[float]]
 
 
 def select_runtime(rounds: Rounds, source: int | None = 0, current: int | None = None) -> int:
-    """Return the index of the fastest runtime whose lower bounds pass; else that of the kept one.
+    """Return the index of the fastest runtime whose lower bounds pass; else that of the incumbent.
 
-    The kept runtime is the current one if it gains enough over the source, else the source.
+    The incumbent is the current one if it gains enough over the source, else the source.
 
     Args:
         rounds: the rounds of each runtime.
@@ -29,18 +29,18 @@ def select_runtime(rounds: Rounds, source: int | None = 0, current: int | None =
             none.
     """
     ranking = _rank(rounds)
-    kept = _kept_runtime(rounds, source, current)
-    if kept is None:
+    incumbent = _incumbent(rounds, source, current)
+    if incumbent is None:
         return ranking[0]
     return next(
         (
             index
             for index in ranking
-            if index != kept
+            if index != incumbent
             and _gains_enough(rounds, source, index)
-            and latency_ratio(rounds[kept], rounds[index]).low > 1
+            and latency_ratio(rounds[incumbent], rounds[index]).low > 1
         ),
-        kept,
+        incumbent,
     )
 
 
@@ -62,7 +62,7 @@ def _rank(rounds: Rounds) -> list[int]:
     return sorted(range(len(rounds)), key=lambda index: uncontended_latency(rounds[index]))
 
 
-def _kept_runtime(rounds: Rounds, source: int | None, current: int | None) -> int | None:
+def _incumbent(rounds: Rounds, source: int | None, current: int | None) -> int | None:
     if current is not None and _gains_enough(rounds, source, current):
         return current
     return source

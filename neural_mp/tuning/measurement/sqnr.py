@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,71 +16,16 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.util.fingerprint import digest_of
-from neural_mp.util.pytree import Array, float_arrays
+from neural_mp.util.noise import MAX_NSR, decibels, mean_signal_nsr, output_nsrs
+from neural_mp.util.pytree import float_arrays
 from neural_mp.util.text import shape_words
 
-#: NSR of non-finite outputs, since files have no infinity.
-MAX_NSR = 1e9
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
 MIN_SQNR_DB = 20.0
 #: Minimum number of timed runs of FP32: memory is allocated in the first two.
 _LEAST_FP32_RUNS = 3
 #: A first run that takes longer than any later one by this factor warmed the model up.
 _COLD = 1.2
-
-
-def decibels(nsr: float) -> float:
-    """Return the SQNR of an NSR in dB; infinite without noise."""
-    return -10 * math.log10(nsr) if nsr > 0 else math.inf
-
-
-def finite_values(reference: object, output: object) -> tuple[Array, Array] | None:
-    """Return the finite values of a reference, and what those of another array add to them.
-
-    None if NaN and Inf are not at the same places in both, or if the shapes differ, as those of
-    speech whose length a model predicts.
-    """
-    expected, actual = (np.asarray(values, np.float64) for values in (reference, output))
-    if expected.shape != actual.shape:
-        return None
-    finite = np.isfinite(expected)
-    if not finite.all():
-        if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True):
-            return None
-        expected, actual = expected[finite], actual[finite]
-    difference = actual - expected
-    return (expected, difference) if np.isfinite(difference).all() else None
-
-
-def output_nsrs(reference: list[Any], outputs: list[Any]) -> list[float]:
-    """Return the NSR of each output, at most 1e9; NaN for an output without signal.
-
-    1e9 also stands for other shapes, and for NaN or Inf in one of both alone. Values that are NaN
-    or Inf in both alike, as in masks, are neither noise nor signal.
-    """
-    nsrs = []
-    for pair in zip(reference, outputs, strict=True):
-        values = finite_values(*pair)
-        if values is None:
-            nsrs.append(MAX_NSR)
-            continue
-        power, error = (float(np.square(array, dtype=np.float64).sum()) for array in values)
-        nsrs.append(min(error / power, MAX_NSR) if power > 0 else math.nan)
-    return nsrs
-
-
-def mean_nsr(reference: list[Any], outputs: list[Any]) -> float:
-    """Return the mean of `output_nsrs`, or 1e9 if one output is that bad.
-
-    Mean over the outputs, so that outputs with large values do not dominate.
-    """
-    return _mean_signal_nsr(output_nsrs(reference, outputs))
-
-
-def _mean_signal_nsr(nsrs: Iterable[float]) -> float:
-    """Return the mean of the NSRs of signals, or 1e9 if one is that bad; 0 without a signal."""
-    signals = [nsr for nsr in nsrs if not math.isnan(nsr)]
-    return MAX_NSR if MAX_NSR in signals else float(np.mean(signals)) if signals else 0.0
 
 
 @dataclass(frozen=True)
@@ -242,11 +186,11 @@ class OutputNoise:
 
 
 def _mean_fidelity(nsrs: list[list[float]]) -> Fidelity:
-    mean = decibels(float(np.mean([_mean_signal_nsr(batch) for batch in nsrs])))
+    mean = decibels(float(np.mean([mean_signal_nsr(batch) for batch in nsrs])))
     if len({len(batch) for batch in nsrs}) > 1:
         return Fidelity(mean)
     outputs = zip(*nsrs, strict=True)
-    return Fidelity(mean, tuple(decibels(_mean_signal_nsr(output)) for output in outputs))
+    return Fidelity(mean, tuple(decibels(mean_signal_nsr(output)) for output in outputs))
 
 
 def output_sqnr_db(

@@ -156,8 +156,8 @@ def test_files_whose_export_takes_too_long_hold_fewer_dynamic_axes(
         with caplog.at_level(logging.WARNING):
             sequence_result.save(tmp_path / name)
         assert "CPU seconds" in caplog.text
-    (given,) = onnx.load(tmp_path / "model.onnx").graph.input
-    batch, length, _ = given.type.tensor_type.shape.dim
+    (port,) = onnx.load(tmp_path / "model.onnx").graph.input
+    batch, length, _ = port.type.tensor_type.shape.dim
     assert (batch.dim_param, length.dim_value) == ("batch", 5)
     program = torch.export.load(tmp_path / "model.pt2").module()
     assert program(torch.randn(3, 5, 6)).shape == (3, 5, 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,24 +120,34 @@ def _names_or_example(inputs: object) -> tuple[tuple[str, ...], Any]:
     )
 
 
-def example_for(signature: Signature) -> dict[str, Array]:
-    """Return synthetic inputs: floats drawn from 0…1, integers zero, unknown sizes 1.
+#: Values of an input: the input and its sizes → the array.
+Fill = Callable[[TensorSpec, Sequence[int]], Array]
+
+
+def example_for(signature: Signature, fill: Fill | None = None) -> dict[str, Array]:
+    """Return synthetic inputs, unknown sizes 1; by default, floats from 0…1 and zeros.
 
     Raises:
         DataError: an input is too large.
     """
-    return {port.tensor: _made_up(port) for port in signature.inputs}
+    fill = fill or _plain_values
+    return {
+        port.tensor: fill(port, _known_sizes(port)) if port.default is None else port.default
+        for port in signature.inputs
+    }
 
 
-def _made_up(port: TensorSpec) -> Array:
-    if port.default is not None:
-        return port.default
+def _known_sizes(port: TensorSpec) -> list[int]:
     shape = [1 if size is None else size for size in port.shape or ()]
     if math.prod(shape) > MAX_EXAMPLE_ELEMENTS:
         raise DataError(
             f"inputs generated without data must have at most {MAX_EXAMPLE_ELEMENTS} elements, got "
             f"the input {port}; pass data, or set inputs to example arrays"
         )
+    return shape
+
+
+def _plain_values(port: TensorSpec, shape: Sequence[int]) -> Array:
     if port.dtype is None:
         return np.zeros(shape)
     if port.dtype.hasobject:

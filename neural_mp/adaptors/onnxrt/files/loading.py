@@ -111,7 +111,7 @@ def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
     file = _read_source(source)
     given, program = program_of(file), program_of(file)
     origin = Origin.of(file.folder, given)
-    signature = _read_signature(given).choosing(spec.names, spec.outputs)
+    signature = read_signature(given).choosing(spec.names, spec.outputs)
     folder = origin.folder if origin else None
     original = _start_runner(given, program, folder, provider)
     _keep_outputs(program, signature)
@@ -302,7 +302,8 @@ def program_of(file: _Read) -> ir.Model:
     return program
 
 
-def _read_signature(program: ir.Model) -> Signature:
+def read_signature(program: ir.Model) -> Signature:
+    """Return the inputs and outputs of a graph."""
     fed = [value for value in program.graph.inputs if not value.is_initializer()]
     outputs = tuple(map(_tensor_spec, program.graph.outputs))
     returns = 0 if len(outputs) == 1 else list(range(len(outputs)))

@@ -12,69 +12,56 @@ import numpy as np
 
 from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.onnxrt import observe
+from neural_mp.adaptors.onnxrt.base import OnnxGraphAdaptor
 from neural_mp.adaptors.onnxrt.files import loading, storage
-from neural_mp.adaptors.onnxrt.graph.edit import is_float32, tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph.edit import is_float32
 from neural_mp.adaptors.onnxrt.graph.opset import opset_of
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
-from neural_mp.adaptors.onnxrt.kernels.ops import TYPES
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.targets.bias_correction import corrects_bias
 from neural_mp.adaptors.onnxrt.targets.model import (
     TargetModel,
     build_graph,
     capabilities_of,
     work_of,
 )
-from neural_mp.adaptors.onnxrt.targets.qdq_writer import join_ranges, write_qdq
+from neural_mp.adaptors.onnxrt.targets.qdq_writer import write_qdq
 from neural_mp.adaptors.onnxrt.targets.rewrites import (
     RewrittenGraph,
     rewrite_for,
     with_static_shapes,
 )
+from neural_mp.adaptors.onnxrt.targets.shared_scales import chosen_ranges, ranges_by_algorithm
 from neural_mp.adaptors.onnxrt.targets.switch_model import build_switch_model, measure_noise
 from neural_mp.amp import FourLists
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.observations import KeptOutputs, Observations, Range
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.targets import TargetProfile
+from neural_mp.util.noise import noise_and_signal
 from neural_mp.util.system.memory import collection_paused
 
 logger = logging.getLogger(__name__)
 
 #: SQNR in dB that a rewritten graph must reach, and one with clipped masks.
 _LEAST_EXACT_DB, _LEAST_CLIPPED_DB = 80.0, 30.0
-#: Range of the calibration of activations.
-_ALGORITHM = "minmax"
 
 
-class TargetAdaptor(GraphAdaptor[TargetModel]):
+class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
     """The adaptor of a target.
 
     Args:
         profile: the rules of the target.
     """
 
-    framework = "onnxrt"
-    title = "ONNX"
-    packages = ("onnxruntime", "onnx")
-    op_kinds = TYPES
-    op_outputs = optional.OpOutputs(
-        observe.observable_ops, observe.op_outputs, observe.first_non_finite
-    )
-
     graph = staticmethod(build_graph)
-    observe_tensors = staticmethod(observe.observe_tensors)
-    observe_and_keep = staticmethod(observe.observe_tensors)
-    element_counts = staticmethod(observe.element_counts)
-    fingerprint = staticmethod(storage.fingerprint)
 
     def __init__(self, profile: TargetProfile) -> None:
         self.profile = profile
@@ -168,30 +155,49 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
         """Return the model with pairs of Q/DQ ops; `model` itself for an all-float plan."""
         if not any(config.activation for config in plan.plan.values()):
             return model
-        return self.convert_graph(model, plan, _value_ranges(model, observations))
+        graph, configs = model.program.graph, _integer_configs(plan)
+        observed = _observed_ranges(model, observations)
+        ranges = chosen_ranges(graph, observed, configs, self.profile)
+        return self._written(model, configs, ranges, _channel_means(model, observations))
 
     def convert_graph(
         self, model: TargetModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
     ) -> TargetModel:
         """Return the model with pairs of Q/DQ ops, from value of the graph → range."""
-        configs = {op: c for op, c in plan.plan.items() if c.activation is not None}
-        program, counts = write_qdq(model.program, configs, ranges, self.profile)
+        return self._written(model, _integer_configs(plan), ranges, {})
+
+    def _written(
+        self,
+        model: TargetModel,
+        configs: Mapping[str, OpConfig],
+        ranges: Mapping[str, Range],
+        means: Mapping[str, Array],
+    ) -> TargetModel:
+        program, counts = write_qdq(model.program, configs, ranges, self.profile, means)
         return replace(model, program=program, given=None, counts=counts, _runners={})
 
     def width_figures(
         self, model: TargetModel, inputs: object, observations: Observations
     ) -> WidthFigures:
         """Return the noise of every tensor and weight on one batch, and the work of every op."""
-        ranges = _value_ranges(model, observations)
-        ranges = join_ranges(model.program.graph, ranges, self.profile)
         switched = build_switch_model(
-            model.program, model.configs, ranges, model.tensor_names, self.profile
+            model.program,
+            model.configs,
+            ranges_by_algorithm(
+                model.program.graph, _observed_ranges(model, observations), self.profile
+            ),
+            model.tensor_names,
+            self.profile,
         )
         outputs = [str(value.name) for value in switched.program.graph.outputs]
         run = model.session(switched.program).fetching(outputs)
         feeds = model.signature.bind(inputs)
-        tensors, weights = measure_noise(switched, run, [feeds])
-        return WidthFigures(tensors, weights, *self.op_work(model, inputs))
+        samples = model.signature.samples(feeds)
+        tensors, weights = measure_noise(switched, run, feeds, samples)
+        means = _channel_means(model, observations)
+        nodes = model.structure.nodes.items()
+        biases = tuple(op for op, node in nodes if corrects_bias(node, means))
+        return WidthFigures(tensors, weights, *self.op_work(model, inputs), biases)
 
     def op_work(
         self, model: TargetModel, inputs: object
@@ -212,10 +218,6 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
         """Return the ONNX message, with static sizes where the target needs them."""
         return storage.to_message(static_form(model))
 
-    def weight_bytes(self, model: TargetModel) -> int:
-        """Return the size of the constants in bytes."""
-        return sum(map(tensor_bytes, tensors_in(model.runs)))
-
     def save(self, model: TargetModel, folder: Path) -> None:
         """Write the model with the sizes of the example, and its metadata."""
         storage.save(static_form(model), folder)
@@ -232,18 +234,30 @@ class TargetAdaptor(GraphAdaptor[TargetModel]):
 def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
     """Whether an output has an SQNR; values that are not finite in either are left out."""
     finite = np.isfinite(expected) & np.isfinite(actual)
-    before, after = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
-    noise, signal = np.square(after - before).sum(), np.square(before).sum()
-    return bool(noise <= signal * 10 ** (-least_db / 10))
+    noise, signal = noise_and_signal(expected[finite], actual[finite])
+    return noise <= signal * 10 ** (-least_db / 10)
 
 
-def _value_ranges(model: TargetModel, observations: Observations) -> dict[str, Range]:
-    """Return value of the graph → the observed range of its tensor."""
+def _integer_configs(plan: ResolvedPlan) -> dict[str, OpConfig]:
+    """Return op → its config, for ops in integers."""
+    return {op: config for op, config in plan.plan.items() if config.activation is not None}
+
+
+def _observed_ranges(
+    model: TargetModel, observations: Observations
+) -> dict[str, Mapping[str, Range]]:
+    """Return value of the graph → calibration algorithm → the observed range of its tensor."""
     ranges = observations.ranges
+    return {value: ranges[name] for value, name in model.tensor_names.items() if name in ranges}
+
+
+def _channel_means(model: TargetModel, observations: Observations) -> dict[str, Array]:
+    """Return value of the graph → the mean of each channel, for tensors whose channels are kept."""
+    channels = observations.channels
     return {
-        value: ranges[name][_ALGORITHM]
+        value: np.asarray(channels[name].mean)
         for value, name in model.tensor_names.items()
-        if name in ranges
+        if name in channels
     }
 
 

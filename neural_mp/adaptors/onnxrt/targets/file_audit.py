@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+import onnx_ir as ir
+from onnx.checker import ValidationError
+from onnx.external_data_helper import load_external_data_for_model
 
-from neural_mp.adaptors.common.signatures.signature import Array
+from neural_mp.adaptors.common.signatures.input_spec import example_for
+from neural_mp.adaptors.common.signatures.signature import Array, TensorSpec
+from neural_mp.adaptors.onnxrt.files.loading import read_file, read_signature
 from neural_mp.adaptors.onnxrt.targets.findings import Finding
 from neural_mp.adaptors.onnxrt.targets.qnn_audit import TargetAudit, audit_by_qnn
 from neural_mp.adaptors.onnxrt.targets.simulation import input_ranges, simulate
@@ -109,12 +112,14 @@ def audit_file(
 
 
 def _load(path: Path) -> onnx.ModelProto:
-    if not path.is_file():
-        raise ModelLoadError(f"model file {str(path)!r} does not exist")
+    file = read_file(path.resolve() if path.is_file() else path)
     try:
-        return onnx.load(path)
-    except (DecodeError, OSError) as error:
-        raise ModelLoadError(f"{str(path)!r} is not an ONNX model: {one_line(error)}") from error
+        load_external_data_for_model(file.proto, str(file.folder))
+    except (OSError, ValidationError) as error:
+        raise ModelLoadError(
+            f"the weights beside {str(path)!r} must be readable: {one_line(error)}"
+        ) from error
+    return file.proto
 
 
 def _integer_ops(model: onnx.ModelProto) -> frozenset[str] | None:
@@ -126,44 +131,29 @@ def _integer_ops(model: onnx.ModelProto) -> frozenset[str] | None:
     return None
 
 
-def _inputs_of(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Return input → its shape, with 1 for a free size, and its dtype."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = {}
-    for value in model.graph.input:
-        if value.name not in constants:
-            kind = value.type.tensor_type
-            shape = tuple(max(1, size.dim_value) for size in kind.shape.dim)
-            inputs[value.name] = shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return inputs
-
-
 def _random_feeds(model: onnx.ModelProto, count: int) -> list[dict[str, Array]]:
     """Return samples: uniform in the range of a float input; ones for a mask, else zeros."""
     draw, ranges = np.random.default_rng(0), input_ranges(model)
 
-    def sample() -> dict[str, Array]:
-        feeds = {}
-        for name, (shape, dtype) in _inputs_of(model).items():
-            if dtype.kind == "f":
-                feeds[name] = draw.uniform(*ranges.get(name, (-1.0, 1.0)), shape).astype(dtype)
-            else:
-                feeds[name] = np.full(shape, "mask" in name.lower(), dtype)
-        return feeds
+    def fill(port: TensorSpec, shape: Sequence[int]) -> Array:
+        if port.dtype is None or port.dtype.kind != "f":
+            return np.full(shape, "mask" in port.name.lower(), port.dtype)
+        return draw.uniform(*ranges.get(port.tensor, (-1.0, 1.0)), shape).astype(port.dtype)
 
-    return [sample() for _ in range(count)]
+    signature = read_signature(ir.from_proto(model))
+    return [example_for(signature, fill) for _ in range(count)]
 
 
 def _feed_of(model: onnx.ModelProto, sample: Array | Mapping[str, Array]) -> dict[str, Array]:
-    inputs = _inputs_of(model)
-    arrays = sample if isinstance(sample, Mapping) else dict.fromkeys(list(inputs)[:1], sample)
-    missing = [name for name in inputs if name not in arrays]
+    signature = read_signature(ir.from_proto(model))
+    names = signature.input_tensors
+    arrays = sample if isinstance(sample, Mapping) else dict.fromkeys(names[:1], sample)
+    missing = [name for name in names if name not in arrays]
     if missing:
         raise DataError(
             f"the data must hold an array for each input of the model, and lack "
             f"{', '.join(map(repr, missing))}; they hold {', '.join(map(repr, arrays))}"
         )
-    return {
-        name: np.asarray(arrays[name], dtype).reshape(shape)
-        for name, (shape, dtype) in inputs.items()
-    }
+    return example_for(
+        signature, lambda port, shape: np.asarray(arrays[port.tensor], port.dtype).reshape(shape)
+    )

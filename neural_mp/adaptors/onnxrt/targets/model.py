@@ -14,6 +14,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import constants_of, read_by, sizes_of
 from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import configs_of, multiplications
+from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale
 from neural_mp.adaptors.onnxrt.targets.simulation import PLAIN_QDQ
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, OpConfig, Precision
@@ -45,8 +46,13 @@ class TargetModel(OnnxModel):
     @cached_property
     def configs(self) -> Mapping[str, tuple[OpConfig, ...]]:
         """Op → its configs in integers, the cheapest first; only ops that have one."""
-        configs = {name: configs_of(n, self.rules) for name, n in self.structure.nodes.items()}
+        configs = self.configs_or_reasons
         return {name: own for name, own in configs.items() if isinstance(own, tuple) and own}
+
+    @cached_property
+    def configs_or_reasons(self) -> Mapping[str, tuple[OpConfig, ...] | str]:
+        """Op → its configs in integers, or why the op stays in float."""
+        return {name: configs_of(n, self.rules) for name, n in self.structure.nodes.items()}
 
     @cached_property
     def tensor_names(self) -> Mapping[str, str]:
@@ -69,8 +75,7 @@ def capabilities_of(model: TargetModel) -> dict[str, Capability]:
             capabilities[name] = Capability((*own, FP32), {**others, **reasons})
             continue
         moves = node.op_type in model.rules.same_scale
-        reason = configs_of(node, model.rules)
-        text = MOVES if moves else str(reason)
+        text = MOVES if moves else str(model.configs_or_reasons[name])
         capabilities[name] = Capability(reasons={**others, **dict.fromkeys(_INTEGERS, text)})
     for name in model.structure.parts:
         reasons = {**others, **dict.fromkeys(_INTEGERS, FURTHER_OUTPUT)}
@@ -86,12 +91,14 @@ _NOT_OFFERED = tuple(p for p in Precision if p not in (*_INTEGERS, Precision.FP3
 def build_graph(model: TargetModel) -> OpGraph:
     """Return every node with its edges: no op is fused into another."""
     structure = model.structure
+    are_stored = model.rules.placement.outputs == "always"
     ops = [
         Op(
             name,
             node.op_type,
             tuple(dict.fromkeys(structure.names[v] for v in read_by(node) if v in structure.names)),
             weights=sum(constant.size for constant in constants_of(node)),
+            moves_integers=are_stored and keeps_scale(node, model.rules),
             shape=sizes_of(node.outputs[0]) if node.outputs else None,
         )
         for name, node in structure.nodes.items()

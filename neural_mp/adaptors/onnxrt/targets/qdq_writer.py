@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_float32, known_array, used_outputs
+from neural_mp.adaptors.onnxrt.targets.bias_correction import BIAS_CORRECTION, added_mean
 from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     Grid,
     activation_grid,
@@ -25,12 +27,12 @@ from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
     channel_axis,
     is_parameter,
     weight_of,
-    writes_float,
 )
+from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale, moved_operands
 from neural_mp.core.enums import Granularity, QuantDType
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
-from neural_mp.errors import ConversionError
+from neural_mp.errors import ConversionError, PlanError
 from neural_mp.targets import TargetProfile
 
 #: Largest integer of a bias after rounding: half of int32, for the sums that follow.
@@ -42,21 +44,23 @@ def write_qdq(
     configs: Mapping[str, OpConfig],
     ranges: Mapping[str, Range],
     profile: TargetProfile,
+    means: Mapping[str, Array],
 ) -> tuple[ir.Model, ConversionCounts]:
     """Return a copy of a graph with ops in integers, and the number of its conversions.
 
     Args:
         program: the float graph, with types.
         configs: op → its config; other ops stay in float, or keep the integers that they move.
-        ranges: value → the range that its integers must cover.
+        ranges: value → the range that its integers must cover, of `chosen_ranges`.
         profile: the rules of the target.
+        means: value → the mean of each channel, for corrections of biases.
 
     Raises:
+        PlanError: a correction in the plan cannot be applied.
         ConversionError: a tensor to be quantized was not observed.
     """
     written = program.clone()
-    shared = join_ranges(written.graph, ranges, profile)
-    writer = _Writer(written.graph, configs, shared, profile)
+    writer = _Writer(written.graph, configs, ranges, profile, means)
     for node in list(written.graph):
         writer.write(node)
     writer.store_outputs()
@@ -65,49 +69,6 @@ def write_qdq(
         if not value.uses() and value not in outputs:
             del written.graph.initializers[name]
     return written, ConversionCounts(0, writer.quantized, writer.dequantized)
-
-
-def keeps_scale(node: ir.Node, profile: TargetProfile) -> bool:
-    """Whether an op moves integers: its results have the scale of its operands."""
-    return not node.domain and node.op_type in profile.same_scale and writes_float(node)
-
-
-def moved_operands(node: ir.Node) -> list[int]:
-    """Return the positions of the tensors that an op moves: the first, or all of a Concat."""
-    positions = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
-    return [position for position in positions if is_float32(node.inputs[position])]
-
-
-def join_ranges(
-    graph: ir.Graph, ranges: Mapping[str, Range], profile: TargetProfile
-) -> dict[str, Range]:
-    """Return the ranges, with one range for all tensors that an op moves into one."""
-    roots: dict[ir.Value, ir.Value] = {}
-
-    def root_of(value: ir.Value) -> ir.Value:
-        while value in roots:
-            value = roots[value]
-        return value
-
-    joined = dict(ranges)
-    for node in graph:
-        if not keeps_scale(node, profile):
-            continue
-        values = (node.inputs[position] for position in moved_operands(node))
-        moved = [root_of(value) for value in values if value and value.const_value is None]
-        if not moved:
-            continue
-        spans = [joined[str(v.name)] for v in moved if str(v.name) in joined]
-        if spans:
-            joined[str(moved[0].name)] = min(s[0] for s in spans), max(s[1] for s in spans)
-        for value in (*moved[1:], *used_outputs(node)):
-            if value is not moved[0]:
-                roots[value] = moved[0]
-    for value in roots:
-        span = joined.get(str(root_of(value).name))
-        if span is not None:
-            joined[str(value.name)] = span
-    return joined
 
 
 @dataclass(frozen=True)
@@ -124,6 +85,7 @@ class _Writer:
     configs: Mapping[str, OpConfig]
     ranges: Mapping[str, Range]
     profile: TargetProfile
+    means: Mapping[str, Array]
     quantized: int = 0
     dequantized: int = 0
     _stored: dict[ir.Value, _Stored] = field(default_factory=dict)
@@ -172,7 +134,7 @@ class _Writer:
                 node.replace_input_with(position, self._float_of(value, node))
 
     def _compute(self, node: ir.Node, config: OpConfig, dtype: QuantDType) -> None:
-        weight, bias = weight_of(node), bias_of(node)
+        weight, bias, data = weight_of(node), bias_of(node), node.inputs[0]
         grids: dict[int, Grid] = {}
         for position, value in enumerate(node.inputs):
             if value is None or value is weight or value is bias or not is_float32(value):
@@ -187,6 +149,9 @@ class _Writer:
         if weight is not None and config.weight is not None:
             scale = float(grids[0].scale)
             grid = self._replace_weight(node, weight, config, scale)
+            if bias is not None and BIAS_CORRECTION in config.corrections:
+                error = grid.dequantize(grid.quantize(known_array(weight))) - known_array(weight)
+                bias = self._correct_bias(node, bias, data, error)
             if bias is not None:
                 self._replace_bias(node, bias, scale * grid.scale.astype(np.float64))
         if self.profile.placement.outputs == "always":
@@ -294,6 +259,22 @@ class _Writer:
             return 0.0
         least = np.abs(known_array(bias).astype(np.float64)) / (data_scale * _MAX_BIAS)
         return least.ravel() if axis is not None else float(least.max(initial=0.0))
+
+    def _correct_bias(
+        self, node: ir.Node, bias: ir.Value, data: ir.Value | None, error: Array
+    ) -> ir.Value:
+        """Replace a bias by a constant without the mean that the error of the weight adds."""
+        mean = None if data is None else self.means.get(str(data.name))
+        added = added_mean(node, error, mean)
+        if added is None:
+            raise PlanError(
+                f"correction {BIAS_CORRECTION!r} of op {node.name!r} requires channel statistics "
+                f"of its input; calibrate again, or remove the correction"
+            )
+        values = (known_array(bias) - added).astype(np.float32)
+        corrected = self._names.constant(f"{bias.name}/corrected", values)
+        node.replace_input_with(list(node.inputs).index(bias), corrected)
+        return corrected
 
     def _replace_bias(self, node: ir.Node, bias: ir.Value, product: np.ndarray) -> None:
         """Replace a bias by integers, in units of the `product` of the scales."""

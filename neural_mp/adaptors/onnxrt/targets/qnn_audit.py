@@ -51,6 +51,7 @@ from neural_mp.adaptors.onnxrt.targets.qnn_worker import (
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.io.readers import read_json
 from neural_mp.targets import TargetProfile
+from neural_mp.util.noise import decibels, noise_and_signal
 from neural_mp.util.optional_packages import install_command
 from neural_mp.util.system.processes import python_command
 from neural_mp.util.validators import list_of, mapping_of, record, string, tuple_of
@@ -291,10 +292,10 @@ def _read_job(folder: Path, model: onnx.ModelProto, log: str, ops: frozenset[str
         provider: [(onnx_name(name, names), kind) for kind, name in assigned]
         for provider, assigned in report[ASSIGNED].items()
     }
-    taken = [node for node in nodes.pop(PROVIDER, []) if node[0] in names]
+    accepted = [node for node in nodes.pop(PROVIDER, []) if node[0] in names]
     refused = [node for rest in nodes.values() for node in rest if node[1] not in _PAIRS]
     return _Job(
-        tuple(dict.fromkeys(taken)),
+        tuple(dict.fromkeys(accepted)),
         tuple(dict.fromkeys(refused)),
         report[COMPILE_ERROR],
         report[RUN_ERROR],
@@ -417,15 +418,9 @@ def _worst_sample(simulated: Samples, emulated: Samples) -> int:
 
 
 def _sqnr_db(expected: Sequence[Array], actual: Sequence[Array]) -> float:
-    """Return the SQNR in dB; -inf for values that are not finite on one side alone."""
-    signal = noise = 0.0
-    for pair in zip(expected, actual, strict=True):
-        reference, value = (np.asarray(array, np.float64) for array in pair)
-        finite = np.isfinite(reference)
-        if reference.shape != value.shape or not np.array_equal(finite, np.isfinite(value)):
-            return -math.inf
-        signal += float(np.square(reference[finite]).sum())
-        noise += float(np.square(reference[finite] - value[finite]).sum())
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    """Return the SQNR of all arrays in dB; -inf if one side alone is not finite somewhere."""
+    sums = [noise_and_signal(pair[0], pair[1]) for pair in zip(expected, actual, strict=True)]
+    noise, signal = (sum(numbers) for numbers in zip(*sums, strict=True))
+    if not signal:
+        return -math.inf if noise else math.inf
+    return decibels(noise / signal)

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
 from neural_mp.adaptors.onnxrt.kernels.ops import weight_axes
-from neural_mp.core.enums import Granularity, Scheme
+from neural_mp.core.enums import CalibrationAlgorithm, Granularity, Scheme
 from neural_mp.core.precision import OpConfig
-from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 from neural_mp.targets import TargetProfile, Widths
 
 #: Op type → position of its weight, constant in layers.
@@ -102,17 +102,23 @@ def configs_of(node: ir.Node, profile: TargetProfile) -> tuple[OpConfig, ...] | 
         return "its factors alpha and beta are not 1"
     if len(node.inputs) > 1 and weight_of(node) is None and bias_of(node) is not None:
         return "its weight is computed, but its bias constant"
-    configs = dict.fromkeys(_config(node, profile, width) for width in widths)
+    configs = dict.fromkeys(
+        _config(node, profile, width, algorithm)
+        for width in widths
+        for algorithm in RANGE_ALGORITHMS
+    )
     return tuple(config for config in configs if config is not None)
 
 
-def _config(node: ir.Node, profile: TargetProfile, widths: Widths) -> OpConfig | None:
+def _config(
+    node: ir.Node, profile: TargetProfile, widths: Widths, algorithm: CalibrationAlgorithm
+) -> OpConfig | None:
     """Return the config of an op in widths; None if the target has no storage type for them."""
     rules = profile.activation
     dtype = rules.of_bits(widths.activation_bits)
     if dtype is None:
         return None
-    activation = QuantSpec(dtype, rules.scheme, Granularity.PER_TENSOR)
+    activation = QuantSpec(dtype, rules.scheme, Granularity.PER_TENSOR, algorithm)
     if weight_of(node) is None or widths.weight_bits is None:
         return OpConfig(widths.precision, None, activation)
     stored = profile.weight.of_bits(node.op_type, widths.weight_bits)

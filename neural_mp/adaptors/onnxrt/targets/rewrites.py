@@ -29,8 +29,8 @@ from neural_mp.targets import TargetProfile
 #: Constants of masks up to this value are clipped to `MASK_VALUE`: exp(−100) is 0 in float32, and
 #: integers that cover −10000 or −3.4e38 have no other value.
 LEAST_MASK_VALUE, MASK_VALUE = -1e3, -100.0
-#: First opset with Gelu.
-_GELU_OPSET = 20
+#: First opsets with Gelu and LayerNormalization.
+_GELU_OPSET, _LAYER_NORM_OPSET = 20, 17
 #: Most rounds in which folded sizes make further shapes known.
 _MAX_FOLDING_ROUNDS = 16
 #: Relative tolerance of the constants of a pattern.
@@ -86,6 +86,10 @@ def rewrite_for(
         for node in list(rewritten.graph):
             if node.op_type == "Erf" and not node.domain:
                 _replace_by_gelu(node, names)
+    if "layer_norm" in profile.rewrites and opset_of(rewritten) >= _LAYER_NORM_OPSET:
+        for node in list(rewritten.graph):
+            if node.op_type == "Sqrt" and not node.domain:
+                _replace_by_layer_norm(node, names)
     if clips_masks and "mask_clip" in profile.rewrites:
         masks = list(_masks(rewritten))
         for value in masks:
@@ -105,6 +109,7 @@ def _fit_opset(program: ir.Model, profile: TargetProfile) -> None:
     (least, newest), current = profile.opset, opset_of(program)
     if current < least:
         raise_opset(program, least)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
     elif current > newest:
         for node in program.graph.all_nodes():
             if not same_but_for_types(node, current, newest):
@@ -168,18 +173,19 @@ def _replace_by_gelu(erf: ir.Node, names: GraphNames) -> None:
     last, factors = _product_of(added)
     constants = [factor for factor in factors if isinstance(factor, float)]
     others = [factor for factor in factors if not isinstance(factor, float)]
-    if (
-        last is None
-        or others != [data]
-        or not math.isclose(math.prod(constants), 0.5, rel_tol=1e-3)
-    ):
+    is_half = math.isclose(math.prod(constants), 0.5, rel_tol=_TOLERANCE)
+    if last is None or others != [data] or not is_half:
         return
-    result = ir.val(names.new(f"{last.name}/gelu"), ir.DataType.FLOAT, last.outputs[0].shape)
-    gelu = ir.node("Gelu", [data], outputs=[result], name=names.new(f"{erf.name}/Gelu"))
+    _replace_result(last, ir.node("Gelu", [data], name=names.new(f"{erf.name}/Gelu")), names)
+
+
+def _replace_result(last: ir.Node, node: ir.Node, names: GraphNames) -> None:
+    """Compute the result of the last node of a pattern by another node, under the same name."""
+    replaced, result = last.outputs[0], node.outputs[0]
+    result.type, result.shape = replaced.type, replaced.shape
     assert last.graph is not None
-    last.graph.insert_after(last, gelu)
-    replaced = last.outputs[0]
-    name, replaced.name = replaced.name, names.new(f"{replaced.name}/before_gelu")
+    last.graph.insert_after(last, node)
+    name, replaced.name = replaced.name, names.new(f"{replaced.name}/before_{node.op_type}")
     replaced.replace_all_uses_with(result, replace_graph_outputs=True)
     result.name = name
 
@@ -199,35 +205,42 @@ def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
     return None
 
 
-def _product_of(node: ir.Node) -> tuple[ir.Node | None, list[ir.Value | float]]:
-    """Return the last of the products that follow a node, and their factors besides the node.
-
-    A factor that is itself a multiple by a constant counts as two factors.
-    """
-    factors: list[ir.Value | float] = []
-    last: ir.Node | None = None
-    current = node
-    while True:
-        reader = _only_reader(current)
-        if reader is None or reader.op_type not in ("Mul", "Div") or reader.domain:
-            return last, factors
-        position = list(reader.inputs).index(current.outputs[0])
-        operand = reader.inputs[1 - position]
-        number = _number(operand)
-        if number is not None and (reader.op_type == "Mul" or position == 0):
-            factors.append(number if reader.op_type == "Mul" else 1 / number)
-        elif operand is not None and reader.op_type == "Mul":
-            halved = _scaled_by(operand, 0.5)
-            factors += [operand] if halved is None else [halved, 0.5]
-        else:
-            return last, factors
-        last, current = reader, reader
-        if len(factors) == _GELU_FACTORS:
-            return last, factors
-
-
 #: Factors of Gelu besides 1 + erf: the tensor and ½.
 _GELU_FACTORS = 2
+
+
+def _product_of(node: ir.Node) -> tuple[ir.Node | None, list[ir.Value | float]]:
+    """Return the last of the products that follow a node, and their factors besides the node."""
+    factors: list[ir.Value | float] = []
+    last: ir.Node | None = None
+    while len(factors) < _GELU_FACTORS:
+        product = _only_reader(last or node)
+        added = None if product is None else _factors_besides(product, (last or node).outputs[0])
+        if not added:
+            break
+        factors += added
+        last = product
+    return last, factors
+
+
+def _factors_besides(product: ir.Node, value: ir.Value) -> list[ir.Value | float]:
+    """Return the other factor of a product; none for another op, and for a tensor as divisor.
+
+    A tensor that is itself the half of another counts as two factors.
+    """
+    if product.op_type not in ("Mul", "Div") or product.domain:
+        return []
+    position = list(product.inputs).index(value)
+    operand = product.inputs[1 - position]
+    number = _number(operand)
+    if product.op_type == "Div":
+        return [1 / number] if number and position == 0 else []
+    if number is not None:
+        return [number]
+    halved = _scaled_by(operand, 0.5)
+    if halved is not None:
+        return [halved, 0.5]
+    return [] if operand is None else [operand]
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:
@@ -246,6 +259,91 @@ def _number(value: ir.Value | None) -> float | None:
     """Return a constant of one element as a number; None for other values."""
     array = array_of(value)
     return float(array.ravel()[0]) if array is not None and array.size == 1 else None
+
+
+# Layer normalization: γ · (x - mean(x)) / √(mean((x - mean(x))²) + ε) + β, over the last axis.
+
+
+def _replace_by_layer_norm(root: ir.Node, names: GraphNames) -> None:
+    variance, epsilon = _sum_with_number(root.inputs[0])
+    centered = _squared(_averaged(variance))
+    data = _centered(centered)
+    quotient = _only_reader(root)
+    if data is None or epsilon is None or quotient is None or quotient.op_type != "Div":
+        return
+    is_same = quotient.inputs[0] is centered or _centered(quotient.inputs[0]) is data
+    product = _only_reader(quotient)
+    scale = _row_operand(product, "Mul", quotient)
+    if not is_same or quotient.inputs[1] is not root.outputs[0] or product is None or scale is None:
+        return
+    addition = _only_reader(product)
+    shift = _row_operand(addition, "Add", product)
+    last = product if addition is None or shift is None else addition
+    inputs = [data, scale] if shift is None else [data, scale, shift]
+    name = names.new(f"{root.name}/LayerNormalization")
+    attributes = {"axis": -1, "epsilon": epsilon}
+    norm = ir.node("LayerNormalization", inputs, attributes, name=name)
+    _replace_result(last, norm, names)
+
+
+def _producer(value: ir.Value | None, *kinds: str) -> ir.Node | None:
+    """Return the node that computes a value, if of one of some op types."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type in kinds and not node.domain else None
+
+
+def _sum_with_number(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
+    """Return the tensor and the number whose sum a value is; None and None for other values."""
+    node = _producer(value, "Add")
+    for position, operand in enumerate(node.inputs if node is not None else ()):
+        number = _number(operand)
+        if node is not None and number is not None:
+            return node.inputs[1 - position], number
+    return None, None
+
+
+def _averaged(value: ir.Value | None) -> ir.Value | None:
+    """Return the tensor whose mean over the last axis, which stays, a value is."""
+    node = _producer(value, "ReduceMean")
+    if node is None or not node.attributes.get_int("keepdims", 1) or node.inputs[0] is None:
+        return None
+    data = node.inputs[0]
+    axes = (
+        array_of(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get_ints("axes", ())
+    )
+    last = (-1,) if data.shape is None else (-1, len(data.shape) - 1)
+    return data if axes is not None and len(axes) == 1 and axes[0] in last else None
+
+
+def _squared(value: ir.Value | None) -> ir.Value | None:
+    """Return the tensor whose square a value is."""
+    node = _producer(value, "Pow", "Mul")
+    if node is None:
+        return None
+    is_square = node.inputs[0] is node.inputs[1]
+    if node.op_type == "Pow":
+        is_square = _number(node.inputs[1]) == 2
+    return node.inputs[0] if is_square else None
+
+
+def _centered(value: ir.Value | None) -> ir.Value | None:
+    """Return the tensor that a value is, less its mean over the last axis."""
+    node = _producer(value, "Sub")
+    return (
+        node.inputs[0] if node is not None and _averaged(node.inputs[1]) is node.inputs[0] else None
+    )
+
+
+def _row_operand(node: ir.Node | None, kind: str, source: ir.Node) -> ir.Value | None:
+    """Return the constant, one number per channel, that a node combines with a result."""
+    if node is None or node.op_type != kind or node.domain:
+        return None
+    position = list(node.inputs).index(source.outputs[0])
+    operand, shape = node.inputs[1 - position], source.outputs[0].shape
+    array = array_of(operand)
+    if array is None or array.ndim != 1 or shape is None or shape[-1] != array.size:
+        return None
+    return operand
 
 
 # Masks

@@ -7,33 +7,43 @@ each plan would take several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_float32, known_array, used_outputs
-from neural_mp.adaptors.onnxrt.targets.qdq_writer import keeps_scale, moved_operands
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, known_array
 from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     Grid,
     activation_grid,
     fixed_grid,
     weight_grid,
 )
-from neural_mp.adaptors.onnxrt.targets.quantized_ops import channel_axis, is_parameter, weight_of
-from neural_mp.core.enums import Granularity, QuantDType
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import channel_axis, weight_of
+from neural_mp.adaptors.onnxrt.targets.shared_scales import touching_ops
+from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.core.width_figures import TensorNoise
 from neural_mp.targets import TargetProfile
+from neural_mp.util.noise import mean_nsr, output_nsrs
+from neural_mp.util.pytree import float_arrays
 
 #: Noise in 8 bits below which that in 16 bits is computed: 256 times finer steps.
 _NEGLIGIBLE_NSR = 1e-3
 _FINER_POWER = 256.0**2
-#: NSR of outputs that are not finite.
-MAX_NSR = 1e9
+#: Calibration algorithm of ranges unless another one is chosen.
+_DEFAULT = CalibrationAlgorithm.MINMAX
+#: Share of the remaining noise from which other algorithms are tried for the tensors of an op.
+_MIN_NOISE_SHARE = 0.01
+#: Step of another range, relative to that of the default, from which its noise is measured: noise
+#: falls with the square of the step at most.
+_MAX_STEP_RATIO = 0.95
 #: Last ops of a graph that saturate: noise is measured before them.
 _SATURATING = ("Softmax", "Sigmoid", "LogSoftmax")
 
@@ -47,12 +57,15 @@ class SwitchModel:
         tensors: tensor → storage type → the name of its switch.
         weights: op → storage type → the name of its switch.
         readers: tensor → the ops that a plan decides on, and that write or read the tensor.
+        grids: tensor → calibration algorithm → input of the graph → the scale or zero point of the
+            fewest bits; only tensors whose range is calibrated.
     """
 
     program: ir.Model
     tensors: Mapping[str, Mapping[QuantDType, str]]
     weights: Mapping[str, Mapping[QuantDType, str]]
     readers: Mapping[str, tuple[str, ...]]
+    grids: Mapping[str, Mapping[str, Mapping[str, Array]]]
 
     @property
     def switches(self) -> list[str]:
@@ -64,7 +77,7 @@ class SwitchModel:
 def build_switch_model(
     program: ir.Model,
     configs: Mapping[str, Sequence[OpConfig]],
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, Mapping[str, Range]],
     names: Mapping[str, str],
     profile: TargetProfile,
 ) -> SwitchModel:
@@ -73,26 +86,30 @@ def build_switch_model(
     Args:
         program: the float graph, with types.
         configs: op → its configs in integers.
-        ranges: value → the range of its integers; values without one get no switch.
+        ranges: calibration algorithm → value → the range of its integers; values without one get
+            no switch.
         names: value → the name of its tensor.
         profile: the rules of the target.
     """
     builder = _Builder(program.clone(), configs, ranges, names, profile)
     builder.measure_before_saturation()
     builder.insert_all()
-    return SwitchModel(builder.program, builder.tensors, builder.weights, builder.readers)
+    return SwitchModel(
+        builder.program, builder.tensors, builder.weights, builder.readers, builder.grids
+    )
 
 
 @dataclass
 class _Builder:
     program: ir.Model
     configs: Mapping[str, Sequence[OpConfig]]
-    ranges: Mapping[str, Range]
+    ranges: Mapping[str, Mapping[str, Range]]
     names: Mapping[str, str]
     profile: TargetProfile
     tensors: dict[str, dict[QuantDType, str]] = field(default_factory=dict)
     weights: dict[str, dict[QuantDType, str]] = field(default_factory=dict)
     readers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    grids: dict[str, dict[str, dict[str, Array]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._graph = self.program.graph
@@ -107,13 +124,14 @@ class _Builder:
 
     def insert_all(self) -> None:
         """Insert the switches."""
-        touching = self._touching_ops()
-        for value, ops in touching.items():
+        for value, ops in touching_ops(self._graph, self.configs, self.profile).items():
             dtypes = {c.activation.dtype for op in ops for c in self.configs[op] if c.activation}
-            if str(value.name) in self.ranges and dtypes:
+            if str(value.name) in self.ranges[_DEFAULT] and dtypes:
                 tensor = self.names[str(value.name)]
                 self.readers[tensor] = tuple(ops)
-                self.tensors[tensor] = self._insert_tensor(value, sorted(dtypes))
+                self.tensors[tensor] = self._insert_tensor(
+                    value, sorted(dtypes, key=lambda d: d.bits), tensor
+                )
         for node in list(self._graph):
             configs = self.configs.get(str(node.name), ())
             specs = {c.weight.dtype: c.weight for c in configs if c.weight is not None}
@@ -122,44 +140,27 @@ class _Builder:
                 by_channel = {d: s.granularity is Granularity.PER_CHANNEL for d, s in specs.items()}
                 self.weights[str(node.name)] = self._insert_weight(node, weight, by_channel)
 
-    def _touching_ops(self) -> dict[ir.Value, list[str]]:
-        """Return tensor → the ops of a plan that write or read it, also through moving ops."""
-        roots: dict[ir.Value, tuple[ir.Value, ...]] = {}
-        touching: dict[ir.Value, list[str]] = {}
-        for node in self._graph:
-            name = str(node.name)
-            if node.inputs and keeps_scale(node, self.profile):
-                moved = [node.inputs[position] for position in moved_operands(node)]
-                computed = [v for v in moved if v is not None and v.const_value is None]
-                sources = tuple(root for value in computed for root in roots.get(value, (value,)))
-                if sources:
-                    roots.update(dict.fromkeys(used_outputs(node), sources))
-                    continue
-            if name not in self.configs:
-                continue
-            operands = [
-                value
-                for position, value in enumerate(node.inputs)
-                if is_float32(value) and value is not None and value.const_value is None
-                if not is_parameter(node, position)
-            ]
-            for value in (*operands, *used_outputs(node)):
-                for root in roots.get(value, (value,)):
-                    ops = touching.setdefault(root, [])
-                    if name not in ops:
-                        ops.append(name)
-        return touching
-
     def _insert_tensor(
-        self, value: ir.Value, dtypes: Sequence[QuantDType]
+        self, value: ir.Value, dtypes: Sequence[QuantDType], tensor: str
     ) -> dict[QuantDType, str]:
         terms, switches = [], {}
         readers = [(use.node, use.idx) for use in value.uses()]
         producer = value.producer()
         first: list[ir.Node] = []
         for dtype in dtypes:
-            grid = self._grid(value, dtype)
-            plain = self._rounded(value, grid, f"{value.name}/{dtype}", first)
+            grids, name = self._grids(value, dtype), f"{value.name}/{dtype}"
+            is_calibrated = dtype is dtypes[0] and len(grids) > 1
+            make = self._input if is_calibrated else self._new.constant
+            parts = [make(f"{name}/{n}", array) for n, array in _parts_of(grids[_DEFAULT])]
+            if is_calibrated:
+                self.grids[tensor] = {
+                    algorithm: {
+                        str(part.name): array
+                        for part, (_, array) in zip(parts, _parts_of(grid), strict=True)
+                    }
+                    for algorithm, grid in grids.items()
+                }
+            plain = self._rounded(value, parts, name, first)
             error = self._add(first, "Sub", [plain, value], f"{value.name}/{dtype}/error")
             term, switches[dtype] = self._switched(first, error, f"{value.name}/{dtype}")
             terms.append(term)
@@ -180,15 +181,18 @@ class _Builder:
         total.type, total.shape = value.type, value.shape
         return switches
 
-    def _grid(self, value: ir.Value, dtype: QuantDType) -> Grid:
+    def _grids(self, value: ir.Value, dtype: QuantDType) -> dict[str, Grid]:
+        """Return calibration algorithm → the grid of a tensor; a fixed one is the default."""
         producer, rules = value.producer(), self.profile.activation
-        fixed = (
-            None if producer is None else self.profile.fixed.get(producer.op_type, {}).get(dtype)
-        )
-        if fixed is not None:
-            return fixed_grid(*fixed, dtype)
-        span = self.ranges[str(value.name)]
-        return activation_grid(*span, dtype, rules.scheme, rules.scale == "power_of_two")
+        if producer is not None:
+            fixed = self.profile.fixed.get(producer.op_type, {}).get(dtype)
+            if fixed is not None:
+                return {_DEFAULT: fixed_grid(*fixed, dtype)}
+        is_power = rules.scale == "power_of_two"
+        return {
+            algorithm: activation_grid(*ranges[str(value.name)], dtype, rules.scheme, is_power)
+            for algorithm, ranges in self.ranges.items()
+        }
 
     def _insert_weight(
         self, node: ir.Node, weight: ir.Value, by_channel: Mapping[QuantDType, bool]
@@ -207,16 +211,21 @@ class _Builder:
         node.replace_input_with(list(node.inputs).index(weight), total)
         return switches
 
-    def _rounded(self, value: ir.Value, grid: Grid, name: str, nodes: list[ir.Node]) -> ir.Value:
-        scale = self._new.constant(f"{name}/scale", grid.scale)
-        zero = self._new.constant(f"{name}/zero", grid.zero_point)
-        integers = self._add(nodes, "QuantizeLinear", [value, scale, zero], f"{name}/integers")
-        return self._add(nodes, "DequantizeLinear", [integers, scale, zero], f"{name}/rounded")
+    def _rounded(
+        self, value: ir.Value, parts: Sequence[ir.Value], name: str, nodes: list[ir.Node]
+    ) -> ir.Value:
+        integers = self._add(nodes, "QuantizeLinear", [value, *parts], f"{name}/integers")
+        return self._add(nodes, "DequantizeLinear", [integers, *parts], f"{name}/rounded")
 
     def _switched(self, nodes: list[ir.Node], error: ir.Value, name: str) -> tuple[ir.Value, str]:
-        switch = ir.val(self._new.new(f"{name}/switch"), ir.DataType.FLOAT, ir.Shape([]))
-        self._graph.inputs.append(switch)
+        switch = self._input(f"{name}/switch", np.zeros((), np.float32))
         return self._add(nodes, "Mul", [error, switch], f"{name}/term"), str(switch.name)
+
+    def _input(self, name: str, array: Array) -> ir.Value:
+        """Return a new input of the graph, of the type of a number."""
+        value = ir.val(self._new.new(name), ir.DataType.from_numpy(array.dtype), ir.Shape([]))
+        self._graph.inputs.append(value)
+        return value
 
     def _add(
         self, nodes: list[ir.Node], op_type: str, inputs: list[ir.Value], name: str
@@ -226,53 +235,99 @@ class _Builder:
         return result
 
 
+def _parts_of(grid: Grid) -> tuple[tuple[str, Array], tuple[str, Array]]:
+    """Return the scale and the zero point of a grid, each with a name."""
+    return ("scale", grid.scale), ("zero", grid.zero_point)
+
+
 #: Feeds of a run, names of outputs → arrays.
 Run = Callable[[Mapping[str, Array]], list[Array]]
 
 
 def measure_noise(
-    model: SwitchModel, run: Run, feeds: Iterable[Mapping[str, Array]]
+    model: SwitchModel, run: Run, feeds: Mapping[str, Array], samples: int
 ) -> tuple[tuple[TensorNoise, ...], dict[str, dict[str, float]]]:
-    """Return the noise of every tensor, and op → bits → noise of its weight."""
-    off = dict.fromkeys(model.switches, np.zeros((), np.float32))
-    batches = [dict(batch) for batch in feeds]
-    reference = [run({**batch, **off}) for batch in batches]
+    """Return the noise of every tensor on a batch, and op → bits → noise of its weight."""
+    meter = _Meter(model, run, feeds, samples)
+    noise = {tensor: meter.by_bits(switches) for tensor, switches in model.tensors.items()}
+    typical = meter.by_algorithm()
+    tensors = tuple(
+        TensorNoise(tensor, model.readers[tensor], by_bits, typical[tensor])
+        for tensor, by_bits in noise.items()
+    )
+    return tensors, {op: meter.by_bits(switches) for op, switches in model.weights.items()}
 
-    def noise_of(switch: str) -> float:
-        settings = {**off, switch: np.ones((), np.float32)}
-        noisy = [run({**batch, **settings}) for batch in batches]
-        return _mean_nsr(reference, noisy)
 
-    def by_bits(switches: Mapping[QuantDType, str]) -> dict[str, float]:
+@dataclass
+class _Meter:
+    model: SwitchModel
+    run: Run
+    feeds: Mapping[str, Array]
+    samples: int
+    #: Switch → NSR of the typical sample.
+    typical: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._off = dict.fromkeys(self.model.switches, np.zeros((), np.float32))
+        for grids in self.model.grids.values():
+            self._off.update(grids[_DEFAULT])
+        self._reference = float_arrays(self.run({**self.feeds, **self._off}))
+
+    def _outputs(self, switch: str, grid: Mapping[str, Array]) -> list[Array]:
+        settings = {**self._off, **grid, switch: np.ones((), np.float32)}
+        return float_arrays(self.run({**self.feeds, **settings}))
+
+    def by_bits(self, switches: Mapping[QuantDType, str]) -> dict[str, float]:
+        """Return bits → noise of a tensor or weight."""
         noise: dict[str, float] = {}
         for dtype, switch in sorted(switches.items(), key=lambda item: item[0].bits):
             coarse = noise.get("8")
-            is_computed = dtype.bits == 16 and coarse is not None and coarse < _NEGLIGIBLE_NSR
-            noise[str(dtype.bits)] = (
-                (coarse or 0.0) / _FINER_POWER if is_computed else noise_of(switch)
-            )
+            if dtype.bits == 16 and coarse is not None and coarse < _NEGLIGIBLE_NSR:
+                noise["16"] = coarse / _FINER_POWER
+                continue
+            outputs = self._outputs(switch, {})
+            noise[str(dtype.bits)] = mean_nsr(self._reference, outputs)
+            self.typical[switch] = self._typical_nsr(outputs)
         return noise
 
-    tensors = tuple(
-        TensorNoise(tensor, model.readers[tensor], by_bits(switches))
-        for tensor, switches in model.tensors.items()
-    )
-    return tensors, {op: by_bits(switches) for op, switches in model.weights.items()}
+    def by_algorithm(self) -> dict[str, dict[str, float]]:
+        """Return tensor → calibration algorithm → NSR of the typical sample in the fewest bits.
 
+        Only `minmax` where an op decides on the range of tensors of little noise.
+        """
+        switches = {tensor: next(iter(own.values())) for tensor, own in self.model.tensors.items()}
+        noise = {tensor: {str(_DEFAULT): self.typical[own]} for tensor, own in switches.items()}
+        decided: dict[str, list[str]] = defaultdict(list)
+        for tensor in noise:
+            decided[self.model.readers[tensor][0]].append(tensor)
 
-def _mean_nsr(reference: Sequence[Sequence[Array]], noisy: Sequence[Sequence[Array]]) -> float:
-    """Return the NSR of outputs over batches, averaged over the floating-point outputs."""
-    ratios = []
-    for index, first in enumerate(reference[0]):
-        if first.dtype.kind != "f":
-            continue
-        pairs = [
-            (expected[index].astype(np.float64), actual[index].astype(np.float64))
-            for expected, actual in zip(reference, noisy, strict=True)
-        ]
-        with np.errstate(over="ignore", invalid="ignore"):
-            noise = sum(float(np.square(actual - expected).sum()) for expected, actual in pairs)
-        signal = sum(float(np.square(expected).sum()) for expected, _ in pairs)
-        ratios.append(noise / signal if signal > 0 else noise)
-    mean = float(np.mean(ratios)) if ratios else 0.0
-    return min(mean, MAX_NSR) if np.isfinite(mean) else MAX_NSR
+        def noise_of(tensors: Sequence[str], algorithm: str) -> float:
+            return sum(noise[t].get(algorithm, noise[t][_DEFAULT]) for t in tensors)
+
+        remaining = noise_of(list(noise), _DEFAULT)
+        for tensors in sorted(decided.values(), key=lambda t: -noise_of(t, _DEFAULT)):
+            before = noise_of(tensors, _DEFAULT)
+            if before <= _MIN_NOISE_SHARE * remaining:
+                break
+            for tensor in tensors:
+                noise[tensor] |= self._alternatives(tensor, switches[tensor])
+            remaining += min(noise_of(tensors, a) for a in RANGE_ALGORITHMS) - before
+        return noise
+
+    def _alternatives(self, tensor: str, switch: str) -> dict[str, float]:
+        grids = self.model.grids.get(tensor, {})
+        steps = {algorithm: float(next(iter(grid.values()))) for algorithm, grid in grids.items()}
+        return {
+            algorithm: self._typical_nsr(self._outputs(switch, grid))
+            for algorithm, grid in grids.items()
+            if steps[algorithm] <= _MAX_STEP_RATIO * steps[_DEFAULT]
+        }
+
+    def _typical_nsr(self, outputs: Sequence[Array]) -> float:
+        """Return the mean NSR of samples, each at most 1: see `TensorNoise`."""
+        nsrs: list[float] = []
+        for expected, actual in zip(self._reference, outputs, strict=True):
+            rows = self.samples if expected.shape[:1] == (self.samples,) else 1
+            parts = (array.reshape(rows, -1) for array in (expected, actual))
+            nsrs += (min(nsr, 1.0) for nsr in output_nsrs(*parts) if not math.isnan(nsr))
+        return float(np.mean(nsrs)) if nsrs else 0.0

@@ -1,0 +1,36 @@
+"""The base of the adaptors of ONNX graphs: for ONNX Runtime, and for targets."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from neural_mp.adaptors.common import optional
+from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor
+from neural_mp.adaptors.onnxrt import observe
+from neural_mp.adaptors.onnxrt.files import storage
+from neural_mp.adaptors.onnxrt.graph.edit import tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.kernels.ops import TYPES
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+
+M = TypeVar("M", bound=OnnxModel)
+
+
+class OnnxGraphAdaptor(GraphAdaptor[M]):
+    """An adaptor of ONNX files, messages and serialized messages, run by ONNX Runtime."""
+
+    framework = "onnxrt"
+    title = "ONNX"
+    packages = ("onnxruntime", "onnx")
+    op_kinds = TYPES
+    op_outputs = optional.OpOutputs(
+        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+    )
+
+    observe_tensors = staticmethod(observe.observe_tensors)
+    observe_and_keep = staticmethod(observe.observe_tensors)
+    element_counts = staticmethod(observe.element_counts)
+    fingerprint = staticmethod(storage.fingerprint)
+
+    def weight_bytes(self, model: M) -> int:
+        """Return the size of the constants in bytes."""
+        return sum(map(tensor_bytes, tensors_in(model.runs)))

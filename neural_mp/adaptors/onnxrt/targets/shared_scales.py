@@ -1,0 +1,128 @@
+"""Tensors that share a scale, as ops only move their values, and the ranges of all tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+from neural_mp.adaptors.onnxrt.graph.edit import is_float32, used_outputs
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import is_parameter, writes_float
+from neural_mp.core.enums import CalibrationAlgorithm
+from neural_mp.core.observations import Range
+from neural_mp.core.precision import OpConfig
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
+from neural_mp.targets import TargetProfile
+
+
+def keeps_scale(node: ir.Node, profile: TargetProfile) -> bool:
+    """Whether an op moves integers: its results have the scale of its operands."""
+    return not node.domain and node.op_type in profile.same_scale and writes_float(node)
+
+
+def moved_operands(node: ir.Node) -> list[int]:
+    """Return the positions of the tensors that an op moves: the first, or all of a Concat."""
+    positions = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
+    return [position for position in positions if is_float32(node.inputs[position])]
+
+
+def join_ranges(
+    graph: ir.Graph, ranges: Mapping[str, Range], profile: TargetProfile
+) -> dict[str, Range]:
+    """Return the ranges, with one range for all tensors that an op moves into one."""
+    roots: dict[ir.Value, ir.Value] = {}
+
+    def root_of(value: ir.Value) -> ir.Value:
+        while value in roots:
+            value = roots[value]
+        return value
+
+    joined = dict(ranges)
+    for node in graph:
+        if not keeps_scale(node, profile):
+            continue
+        values = (node.inputs[position] for position in moved_operands(node))
+        moved = [root_of(value) for value in values if value and value.const_value is None]
+        if not moved:
+            continue
+        spans = [joined[str(v.name)] for v in moved if str(v.name) in joined]
+        if spans:
+            joined[str(moved[0].name)] = min(s[0] for s in spans), max(s[1] for s in spans)
+        for value in (*moved[1:], *used_outputs(node)):
+            if value is not moved[0]:
+                roots[value] = moved[0]
+    for value in roots:
+        span = joined.get(str(root_of(value).name))
+        if span is not None:
+            joined[str(value.name)] = span
+    return joined
+
+
+def touching_ops(
+    graph: ir.Graph, ops: Collection[str], profile: TargetProfile
+) -> dict[ir.Value, list[str]]:
+    """Return tensor → the ops among `ops` that write or read it, also through moving ops.
+
+    Ops are in the order of the graph: the one that writes the tensor is the first.
+    """
+    roots: dict[ir.Value, tuple[ir.Value, ...]] = {}
+    touching: dict[ir.Value, list[str]] = {}
+    for node in graph:
+        name = str(node.name)
+        if node.inputs and keeps_scale(node, profile):
+            moved = [node.inputs[position] for position in moved_operands(node)]
+            computed = [v for v in moved if v is not None and v.const_value is None]
+            sources = tuple(root for value in computed for root in roots.get(value, (value,)))
+            if sources:
+                roots.update(dict.fromkeys(used_outputs(node), sources))
+                continue
+        if name not in ops:
+            continue
+        operands = [
+            value
+            for position, value in enumerate(node.inputs)
+            if is_float32(value) and value is not None and value.const_value is None
+            if not is_parameter(node, position)
+        ]
+        for value in (*operands, *used_outputs(node)):
+            for root in roots.get(value, (value,)):
+                names = touching.setdefault(root, [])
+                if name not in names:
+                    names.append(name)
+    return touching
+
+
+def chosen_ranges(
+    graph: ir.Graph,
+    observed: Mapping[str, Mapping[str, Range]],
+    configs: Mapping[str, OpConfig],
+    profile: TargetProfile,
+) -> dict[str, Range]:
+    """Return value → the range that its integers must cover.
+
+    The first op in integers that writes or reads a tensor decides on the calibration algorithm.
+
+    Args:
+        graph: the float graph, with types.
+        observed: value → calibration algorithm → its range.
+        configs: op → its config in integers.
+        profile: the rules of the target.
+    """
+    algorithms = {
+        str(value.name): spec.algorithm
+        for value, ops in touching_ops(graph, configs, profile).items()
+        if (spec := configs[ops[0]].activation) is not None
+    }
+    default = CalibrationAlgorithm.MINMAX
+    ranges = {name: by[algorithms.get(name, default)] for name, by in observed.items()}
+    return join_ranges(graph, ranges, profile)
+
+
+def ranges_by_algorithm(
+    graph: ir.Graph, observed: Mapping[str, Mapping[str, Range]], profile: TargetProfile
+) -> dict[str, dict[str, Range]]:
+    """Return calibration algorithm → value → its range if that algorithm chooses all ranges."""
+    return {
+        algorithm: join_ranges(graph, {n: by[algorithm] for n, by in observed.items()}, profile)
+        for algorithm in RANGE_ALGORITHMS
+    }
