@@ -90,6 +90,8 @@ def build_torchvision(name: str, seed: int, batches: int) -> ZooCase:
             options["weights_backbone"] = None
         if name.startswith(_RESIZING):
             options |= {"min_size": _DETECTION_SIDE, "max_size": _DETECTION_SIDE}
+        if "rcnn" in name:  # random weights propose as many boxes as allowed
+            options |= {"rpn_post_nms_top_n_test": 64, "box_detections_per_img": 8}
         with _small_videos():
             net: nn.Module = models.get_model(name, weights=None, **options)
         return net
