@@ -16,7 +16,7 @@ from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.op_outputs import OpOutput, op_value
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch.capture.canonicalize import build_graph
-from neural_mp.adaptors.pytorch.capture.functionalize import OUT_OF_PLACE
+from neural_mp.adaptors.pytorch.capture.in_place_updates import IN_PLACE
 from neural_mp.adaptors.pytorch.capture.module_capture import mark_accepted, visit_nodes
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
@@ -91,10 +91,8 @@ _PACKED: Any = (
     if torch.backends.mkldnn.is_available()
     else None
 )
-#: Op → in-place equivalent that overwrites its first operand.
-_IN_PLACE = {op: in_place for in_place, op in OUT_OF_PLACE.items()}
 #: Ops whose result is freshly allocated memory.
-_FRESH = layers.INTEGER_LAYERS.union((_PACKED,), _IN_PLACE, OUT_OF_PLACE)
+_FRESH = layers.INTEGER_LAYERS.union((_PACKED,), IN_PLACE, IN_PLACE.values())
 
 
 def calibration_graph(model: TorchModel) -> TorchModel:
@@ -115,7 +113,7 @@ def _accelerate_graph(module: GraphModule) -> GraphModule:
     for node in list(module.graph.nodes):
         if node.target is layers.CONVOLUTION:
             _pack_convolution(module, node)
-        elif node.target in _IN_PLACE:
+        elif node.target in IN_PLACE:
             _save_memory(node)
     module.recompile()
     return module
@@ -142,7 +140,7 @@ def _save_memory(node: Node) -> None:
     if node.target is layers.ADD and not node.kwargs and not _may_overwrite(node.args[0], node):
         node.args = (node.args[1], node.args[0])
     if _may_overwrite(node.args[0], node):
-        node.target = _IN_PLACE[node.target]
+        node.target = IN_PLACE[node.target]
 
 
 def _may_overwrite(operand: object, node: Node) -> bool:

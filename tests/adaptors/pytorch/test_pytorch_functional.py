@@ -130,17 +130,13 @@ def test_a_captured_graph_computes_what_the_module_does_for_any_size(kind):
     assert not [op for op in ops_of(graph) if "_." in op.partition(" of ")[0]]
 
 
-@pytest.mark.parametrize("kind", [Residual, Reshaped, Dropped, Literals])
-def test_a_model_without_shared_memory_is_traced_once(kind, monkeypatch):
+@pytest.mark.parametrize("kind", [Residual, Reshaped, SeenElsewhere, Dropped, Literals])
+def test_a_model_with_updates_in_place_is_traced_once(kind, monkeypatch):
     monkeypatch.setattr(
         ExportedProgram, "run_decompositions", lambda *_: pytest.fail("traced a second time")
     )
     model = PyTorchAdaptor().load(kind(), example=torch.randn(4, 2, 8, 8))
     assert not model.warnings
-
-
-def test_an_update_seen_through_a_view_is_left_to_torch():
-    assert not functionalize.make_functional(unguarded_module(exported(SeenElsewhere())))
 
 
 def test_a_size_is_worked_out_of_the_inputs_and_reads_no_result():

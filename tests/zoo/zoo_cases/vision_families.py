@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -84,9 +85,15 @@ def build_torchvision(name: str, seed: int, batches: int) -> ZooCase:
     models = import_torchvision().models
 
     def make() -> nn.Module:
-        backbone = {"weights_backbone": None} if name.startswith(_WITH_BACKBONE) else {}
+        options: dict[str, Any] = {}
+        if name.startswith(_WITH_BACKBONE):
+            options["weights_backbone"] = None
+        if name.startswith(_RESIZING):
+            options |= {"min_size": _DETECTION_SIDE, "max_size": _DETECTION_SIDE}
+        if "rcnn" in name:  # random weights propose as many boxes as allowed
+            options |= {"rpn_post_nms_top_n_test": 64, "box_detections_per_img": 8}
         with _small_videos():
-            net: nn.Module = models.get_model(name, weights=None, **backbone)
+            net: nn.Module = models.get_model(name, weights=None, **options)
         return net
 
     return _case(make, seed, batches)
@@ -107,12 +114,11 @@ def _small_videos() -> Iterator[None]:
         yield
 
 
+#: Detectors that resize pictures themselves, to a side of 800 unless another is set, and that side.
+_RESIZING = ("fasterrcnn", "fcos", "keypointrcnn", "maskrcnn", "retinanet")
+_DETECTION_SIDE = 128
 _WITH_BACKBONE = (
-    "fasterrcnn",
-    "fcos",
-    "keypointrcnn",
-    "maskrcnn",
-    "retinanet",
+    *_RESIZING,
     "ssd",
     "deeplab",
     "fcn",
@@ -134,7 +140,15 @@ def import_torchvision() -> Any:
     """Return torchvision, whose compiled ops may belong to another build of torch.
 
     The Python part declares shape functions of two ops even if the compiled ops do not load.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
     """
+    package = importlib.util.find_spec("torchvision")
+    for folder in package.submodule_search_locations or () if package else ():
+        for library in Path(folder).glob("_C*.so"):
+            with suppress(OSError):
+                torch.ops.load_library(library)
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"

@@ -1,8 +1,7 @@
 """Functionalization of a captured graph: op by op if safe, else by a second trace.
 
 torch functionalizes a program by tracing again, which costs as much as the capture. In most graphs,
-few ops change, and tensors updated in place have no other readers. Such graphs are rewritten here
-with torch's result; all others are left to torch.
+few ops change. Such graphs are rewritten here with torch's result; all others are left to torch.
 """
 
 from __future__ import annotations
@@ -10,9 +9,11 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,6 +22,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from neural_mp.adaptors.pytorch.capture.in_place_updates import (
+    NeedsTraceError,
+    aliased_indices,
+    out_of_place_op,
+    remove_updates,
+    separate_value,
+)
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
 
 logger = logging.getLogger(__name__)
@@ -80,34 +88,10 @@ def _compute_size(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
     return result
 
 
-#: In-place op → equivalent op; both keep the dtype of their operands if all operands share a dtype.
-OUT_OF_PLACE = {
-    aten.relu_.default: aten.relu.default,
-    aten.hardtanh_.default: aten.hardtanh.default,
-    aten.hardswish_.default: aten.hardswish.default,
-    aten.hardsigmoid_.default: aten.hardsigmoid.default,
-    aten.silu_.default: aten.silu.default,
-    aten.mish_.default: aten.mish.default,
-    aten.elu_.default: aten.elu.default,
-    aten.leaky_relu_.default: aten.leaky_relu.default,
-    aten.sigmoid_.default: aten.sigmoid.default,
-    aten.tanh_.default: aten.tanh.default,
-    aten.add_.Tensor: aten.add.Tensor,
-    aten.sub_.Tensor: aten.sub.Tensor,
-    aten.mul_.Tensor: aten.mul.Tensor,
-    aten.div_.Tensor: aten.div.Tensor,
-    aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
-}
-#: In-place ops whose equivalent keeps the dtype of the first operand, whatever the others'.
-_OF_FIRST_DTYPE = (aten.masked_fill_.Scalar,)
 #: Ops that write to their inputs although their schema declares no mutation.
 _WRONG_SCHEMA = (aten.native_batch_norm.default,)
 #: Modules of functions of sizes, which take no tensors.
 _OF_SIZES = ("_operator", "math", "torch")
-
-
-class _NeedsTraceError(Exception):
-    """Raised for a graph that only a full trace can functionalize."""
 
 
 @torch.no_grad()
@@ -120,7 +104,7 @@ def make_functional(module: GraphModule) -> bool:
         for node in list(module.graph.nodes):
             if node.op == "call_function":
                 _expand_op(node)
-        _remove_updates(module)
+        remove_updates(module.graph)
         sizes_from_inputs(module)
     except Exception:
         # torch's tracer raises unrelated types for ops that need more than an isolated trace.
@@ -132,22 +116,28 @@ def make_functional(module: GraphModule) -> bool:
 
 
 def _expand_op(node: Node) -> None:
-    """Expand an op that may or may not copy; keep all other ops.
+    """Expand an op that may or may not copy, and separate the result of an in-place op.
 
     Raises:
-        _NeedsTraceError: if the op cannot be expanded alone.
+        NeedsTraceError: if the op cannot be expanded alone.
     """
     target: Any = node.target
-    if getattr(target, "__module__", None) in _OF_SIZES or target in OUT_OF_PLACE:
+    if getattr(target, "__module__", None) in _OF_SIZES:
         return
     if target in _EXPANDED:
         _EXPANDED[target](node)
         return
-    if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _WRONG_SCHEMA:
-        raise _NeedsTraceError(str(target))
+    if not isinstance(target, OpOverload) or target in _WRONG_SCHEMA:
+        raise NeedsTraceError(str(target))
+    if target._schema.is_mutable:
+        op = out_of_place_op(target)
+        if op is None:
+            raise NeedsTraceError(str(target))
+        _expand_op(separate_value(node, op))
+        return
     if torch.Tag.maybe_aliasing_or_mutating in target.tags:
-        raise _NeedsTraceError(str(target))
-    if _aliased_indices(target) and _is_composite_op(target):
+        raise NeedsTraceError(str(target))
+    if aliased_indices(target) and _is_composite_op(target):
         _retrace_op(node)
     elif is_expandable(target):
         try:
@@ -165,12 +155,6 @@ def is_expandable(target: object) -> bool:
     return not is_allowed(library, name)
 
 
-def _aliased_indices(target: OpOverload) -> list[int]:
-    """Return the indices of an op's arguments whose memory its result may share."""
-    schema = target._schema.arguments
-    return [index for index, argument in enumerate(schema) if argument.alias_info is not None]
-
-
 def _is_composite_op(target: OpOverload) -> bool:
     """Whether an op is composed of others, for inference and training alike."""
     return bool(
@@ -181,7 +165,7 @@ def _is_composite_op(target: OpOverload) -> bool:
 def _expand_batch_norm(norm: Node) -> None:
     image, weight, bias, mean, variance, training, momentum, epsilon = norm.args[:8]
     if training or mean is None or variance is None:
-        raise _NeedsTraceError("batch norm in training")
+        raise NeedsTraceError("batch norm in training")
     value = norm.meta["val"]
     with norm.graph.inserting_before(norm):
         call = (image, weight, bias, mean, variance, momentum, epsilon)
@@ -195,7 +179,7 @@ def _expand_batch_norm(norm: Node) -> None:
 
 def _expand_dropout(node: Node) -> None:
     if node.args[2]:
-        raise _NeedsTraceError("dropout in training")
+        raise NeedsTraceError("dropout in training")
     if node.target is aten.dropout.default:
         _replace_with_clone(node)
     else:
@@ -247,8 +231,10 @@ def _retrace_op(node: Node) -> None:
 
     values = [source.meta["val"] for source in sources]
     if any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
-        raise _NeedsTraceError(f"{target} of complex numbers")
-    traced = make_fx(torch.func.functionalize(call_target))(*values).graph
+        raise NeedsTraceError(f"{target} of complex numbers")
+    # New tensors of the op must be of the same mode as all other tensors of the graph.
+    with detect_fake_mode(values) or nullcontext():
+        traced = make_fx(torch.func.functionalize(call_target))(*values).graph
     inlined = dict(zip(traced.find_nodes(op="placeholder"), sources, strict=True))
     for part in traced.nodes:
         if part.op == "call_function":
@@ -256,8 +242,10 @@ def _retrace_op(node: Node) -> None:
                 copied = node.graph.node_copy(part, inlined.__getitem__)
             copied.meta = {**node.meta, "val": part.meta.get("val")}
             inlined[part] = copied
+            if isinstance(part.target, OpOverload) and part.target._schema.is_mutable:
+                _expand_op(copied)  # torch leaves updates inside of a few ops, as in pad_sequence
         elif part.op not in ("placeholder", "output"):
-            raise _NeedsTraceError(f"{target} with a constant")
+            raise NeedsTraceError(f"{target} with a constant")
     (result,) = traced.output_node().args
     if isinstance(result, Node):
         node.replace_all_uses_with(inlined[result])
@@ -266,55 +254,3 @@ def _retrace_op(node: Node) -> None:
             user.replace_all_uses_with(inlined[result[user.args[1]]])
             user.graph.erase_node(user)
     node.graph.erase_node(node)
-
-
-def _remove_updates(module: GraphModule) -> None:
-    """Replace in-place updates by new values, and redirect later readers.
-
-    Raises:
-        _NeedsTraceError: if an updated tensor is visible through another one.
-    """
-    order = {node: index for index, node in enumerate(module.graph.nodes)}
-    memory: dict[Node, Node] = {}
-    views: set[Node] = set()
-    sharing: dict[Node, list[Node]] = {}
-    for node in list(module.graph.nodes):
-        if node.target in OUT_OF_PLACE:
-            updated = node.args[0]
-            aliases = (o for o in sharing[memory[updated]] if o is not updated)
-            visible = any(order[user] >= order[node] for alias in aliases for user in alias.users)
-            if visible or updated in views or memory[updated].op != "call_function":
-                raise _NeedsTraceError(f"{node.target} of a tensor with other readers")
-            node = _replace_in_place_op(node, order)
-        source = _aliased_source(node)
-        if source in views or (source is not None and node.target is not operator.getitem):
-            views.add(node)
-        memory[node] = node if source is None else memory[source]
-        sharing.setdefault(memory[node], []).append(node)
-
-
-def _aliased_source(node: Node) -> Node | None:
-    target: Any = node.target
-    if target is operator.getitem:
-        return node.all_input_nodes[0]
-    indices = _aliased_indices(target) if isinstance(target, OpOverload) else []
-    if indices and indices != [0]:
-        raise _NeedsTraceError(f"{target} with memory of more than one tensor")
-    return node.all_input_nodes[0] if indices else None
-
-
-def _replace_in_place_op(node: Node, order: dict[Node, int]) -> Node:
-    """Keep the old value for earlier readers of the operand."""
-    updated: Any = node.args[0]
-    dtype = updated.meta["val"].dtype
-    several = node.target not in _OF_FIRST_DTYPE
-    if several and any(source.meta["val"].dtype != dtype for source in node.all_input_nodes):
-        raise _NeedsTraceError(f"{node.target} of several dtypes")
-    target: Any = OUT_OF_PLACE[node.target]
-    with node.graph.inserting_before(node):
-        computed = node.graph.call_function(target, node.args, node.kwargs)
-    computed.meta, order[computed] = dict(node.meta), order[node]
-    updated.replace_all_uses_with(computed, lambda user: order[user] > order[node])
-    node.replace_all_uses_with(computed)
-    node.graph.erase_node(node)
-    return computed

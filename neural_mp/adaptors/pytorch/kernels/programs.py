@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
-from neural_mp.adaptors.pytorch.capture.functionalize import OUT_OF_PLACE
+from neural_mp.adaptors.pytorch.capture.in_place_updates import IN_PLACE
 from neural_mp.adaptors.pytorch.graph.graph_edit import attribute, constant, sizes_of_result
 from neural_mp.adaptors.pytorch.graph.kernel_ops import COMPOSED, pixel_product
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS
@@ -235,9 +235,7 @@ onednn = torch.ops.onednn
 _WITH_OUTPUT = {aten.add.Tensor: aten.add.out, aten.addcmul.default: aten.addcmul.out}
 
 #: Activation → in-place equivalent.
-_IN_PLACE = {
-    op: in_place for in_place, op in OUT_OF_PLACE.items() if in_place._overloadname == "default"
-}
+_IN_PLACE = {op: in_place for op, in_place in IN_PLACE.items() if op._overloadname == "default"}
 #: Ops whose result is always memory of its own, which none of their inputs share.
 _OWN_RESULT = INTEGER_CONVOLUTIONS.union(_IN_PLACE) | {
     onednn.qlinear_pointwise.default,
