@@ -306,8 +306,8 @@ class RuntimeChoice:
         if self.calibration is not None and count:
             first = self.measurement.fastest_of(models, _FIRST_ROUNDS)
             order = sorted(range(len(models)), key=first.__getitem__)
-            for place, index in enumerate(order):
-                forms = self._select_low_models(models[index], has_int8=place < count)
+            for rank, index in enumerate(order):
+                forms = self._select_low_models(models[index], has_int8=rank < count)
                 low += [(index, form) for form in forms]
 
         def with_rounds(rounds: Sequence[Sequence[float]]) -> list[RuntimeCandidate]:
