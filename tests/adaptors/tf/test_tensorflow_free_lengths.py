@@ -127,6 +127,26 @@ def test_outputs_are_those_of_tensorflow_at_any_length(net, all_machine, tmp_pat
         agree(expected, served(wave=tf.constant(wave)), 15)
 
 
+@pytest.mark.parametrize(
+    ("size", "channels", "in_int8_too"),
+    [(8, 16, False), (16, 8, False), (12, 16, False), (8, 8, True), (4, 16, True), (8, 32, True)],
+)
+def test_convolutions_that_are_wrong_with_amx_stay_in_float(
+    size, channels, in_int8_too, all_machine
+):
+    """Measured on a CPU with AMX; a model saved elsewhere may run on such a CPU."""
+
+    def net(x):
+        x = convolved(convolved(x, channels=channels), size=size)
+        return {"frames": tf.tensordot(x, weight(16, 8), 1)}
+
+    wave = drawn(2, 256, 1)
+    converted = in_int8(loaded(net), wave, all_machine)
+    layers = [n for n in converted.graph.nodes.values() if "QuantizedConv2D" in n.op]
+    assert len(layers) == 1 + in_int8_too
+    agree(net(tf.constant(wave)), TensorFlowAdaptor().predict(converted, wave), 15)
+
+
 def sums(model):
     groups = model.structure.fusion_groups.values()
     return [group.head for group in groups if group.residual_sum is not None]

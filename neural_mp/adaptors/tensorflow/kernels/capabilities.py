@@ -38,6 +38,9 @@ _NO_FLOAT32 = "does not compute in float32"
 _BORDER = "passes values into or out of a loop or branch unchanged"
 _UNOBSERVED = "lies in or behind a branch or loop inside a loop, where calibration observes nothing"
 
+#: INT8 products in a row of a tile of AMX, and channels from which convolutions are right.
+_AMX_ROW, _LEAST_AMX_CHANNELS = 64, 32
+
 
 def kernels(model: TensorFlowModel, products: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels, given the accumulation of the integer kernels."""
@@ -131,6 +134,8 @@ class _Kernels:
             return "integer kernel does not support grouped convolutions"
         if set(integers_attribute(node, "dilations")) - {1} and "dilated" not in layer.options:
             return "integer kernel does not support dilated depthwise convolutions"
+        if node.op == "Conv2D" and _is_wrong_with_amx(weight.shape):
+            return "TensorFlow computes other values on CPUs with AMX for this window and channels"
         signed = plain(node.input[0]) not in self.structure.non_negative
         if signed and padding_of(node, weight, shape) is None:
             return "amount of padding depends on an unknown size"
@@ -150,6 +155,18 @@ class _Kernels:
         if not has_kernel(node.op):
             return "TensorFlow has no CPU kernel for the op"
         return reasons.NO_INTEGER_KERNEL
+
+
+def _is_wrong_with_amx(shape: tuple[int, ...]) -> bool:
+    """Whether the kernel of an INT8 convolution, [height, width, inputs, outputs], is wrong.
+
+    Measured with TensorFlow 2.21 (oneDNN 3.7) on a CPU with AMX: a row of the window has several
+    times 64 products, and each position few channels. Refused on every CPU, as a model saved on
+    another one may run on such a CPU.
+    """
+    height, width, channels, _ = shape
+    products = channels * (height if width == 1 else width)
+    return channels < _LEAST_AMX_CHANNELS and products > _AMX_ROW and products % _AMX_ROW == 0
 
 
 def forms_needed(node: NodeDef, group: FusionGroup) -> frozenset[str]:
