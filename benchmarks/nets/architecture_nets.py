@@ -25,6 +25,7 @@ from benchmarks.nets.drawn_nets import (
     conv_block,
     draw_integers,
     draw_normal,
+    temporal_net,
     with_statistics,
 )
 
@@ -80,17 +81,6 @@ class _Yolo(nn.Module):
         inputs = (merged, maps[-1])
         boxes = [head(part) for head, part in zip(self.heads, inputs, strict=True)]
         return torch.cat([box.flatten(2) for box in boxes], 2)
-
-
-def _temporal() -> nn.Module:
-    """A residual net of dilated 1-D convolutions."""
-
-    def block(level: int) -> nn.Module:
-        conv = nn.Conv1d(128, 128, 3, padding=2**level, dilation=2**level, bias=False)
-        return Residual(nn.Sequential(conv, nn.BatchNorm1d(128), nn.ReLU()), nn.ReLU())
-
-    head = (nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(128, 32))
-    return nn.Sequential(nn.Conv1d(40, 128, 1), *map(block, range(6)), *head)
 
 
 def _of_transformers(
@@ -154,6 +144,6 @@ ARCHITECTURES = {
         partial(draw_normal, (16000,)),
         names=("sound",),
     ),
-    "tcn": _case(_temporal, partial(draw_normal, (40, 400)), 16, ("sound",)),
+    "tcn": _case(partial(temporal_net, 128, 6), partial(draw_normal, (40, 400)), 16, ("sound",)),
     "dlrm": _case(lambda: Tables(26, 64, 512, 3), partial(draw_integers, 1000, 26), 64, ("ids",)),
 }

@@ -299,19 +299,22 @@ def recurrent(draw: random.Random) -> Case:
     return _case(draw, make, partial(draw_normal, (length, features)), ("sequence",))
 
 
+def temporal_net(width: int, depth: int) -> nn.Module:
+    """Make a residual net of dilated 1-D convolutions of 40 channels, with a classifier."""
+
+    def block(level: int) -> nn.Module:
+        conv = nn.Conv1d(width, width, 3, padding=2**level, dilation=2**level, bias=False)
+        return Residual(nn.Sequential(conv, nn.BatchNorm1d(width), nn.ReLU()), nn.ReLU())
+
+    blocks = [block(level) for level in range(depth)]
+    head = (nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, 32))
+    return nn.Sequential(nn.Conv1d(40, width, 1), *blocks, *head)
+
+
 def temporal(draw: random.Random) -> Case:
     """Dilated 1-D convolutions with residuals, as for sound and time series."""
     width, depth, length = draw.choice((32, 64, 128)), draw.choice((3, 5)), draw.choice((200, 400))
-
-    def make() -> nn.Module:
-        def block(level: int) -> nn.Module:
-            conv = nn.Conv1d(width, width, 3, padding=2**level, dilation=2**level, bias=False)
-            return Residual(nn.Sequential(conv, nn.BatchNorm1d(width), nn.ReLU()), nn.ReLU())
-
-        blocks = [block(level) for level in range(depth)]
-        head = (nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, 32))
-        return nn.Sequential(nn.Conv1d(40, width, 1), *blocks, *head)
-
+    make = partial(temporal_net, width, depth)
     return _case(draw, make, partial(draw_normal, (40, length)), ("sound",))
 
 

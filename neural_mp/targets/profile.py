@@ -255,8 +255,8 @@ class TargetProfile(_Part):
         weighted = {widths for by_op in self.ops.values() for widths in by_op}
         bits = {dtype.bits for dtype in self.activation.types}
         plain = {widths for widths in Widths if widths.activation_bits in bits}
-        known = weighted if has_weight else plain
-        return tuple(w for w in Widths if w in known and (w.weight_bits is not None) == has_weight)
+        kinds = weighted if has_weight else plain
+        return tuple(w for w in Widths if w in kinds and (w.weight_bits is not None) == has_weight)
 
     @property
     def is_measured(self) -> bool:

@@ -42,7 +42,7 @@ from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.op_timing import conversions_of
-from neural_mp.tuning.measurement.sqnr import decibels
+from neural_mp.util.noise import decibels
 from neural_mp.util.system.environment import versions_of
 
 logger = logging.getLogger(__name__)
