@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 import pickle
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from neural_mp.api.saved_model import (
     RECORD_FILE,
     check_destination,
     check_suffix,
-    digest_of_file,
+    finish_saving,
     is_checkpoint,
     load_checkpoint,
     put_in_place,
@@ -40,6 +39,7 @@ from neural_mp.core.plan import PLAN_KEY, PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
 from neural_mp.io.limits import trusting
+from neural_mp.io.staged_folder import digest_of_file, scratch_folder
 from neural_mp.profiling.audit import Audit, audit_model
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict
@@ -301,8 +301,10 @@ class OptimizedModel:
 
     def _save_folder(self, path: str | Path) -> None:
         target = check_destination(path)
-        with writing(target), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            complete = Path(scratch) / "model"
+        # A folder that exists may be on another file system than its parent.
+        parent = target if target.exists() else target.parent
+        with writing(target), scratch_folder(parent) as scratch:
+            complete = scratch / "model"
             complete.mkdir()
             self._write_folder(complete)
             put_in_place(complete, target)
@@ -310,10 +312,11 @@ class OptimizedModel:
     def _save_file(self, single: SingleFile[Any], target: Path) -> None:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-                complete = Path(scratch) / target.name
-                single.save_file(self.held, complete, self._file_metadata())
-                for file in Path(scratch).iterdir():
+            with scratch_folder(target.parent) as scratch:
+                folder = scratch / "model"
+                folder.mkdir()
+                single.save_file(self.held, folder / target.name, self._file_metadata())
+                for file in folder.iterdir():
                     file.replace(target.parent / file.name)
         if self.loaded.boundary is not None:
             calls = self.loaded.boundary.calls_of_file()
@@ -369,6 +372,7 @@ def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
     if not (folder / MANIFEST).is_file() and is_checkpoint(folder):
         restored, plan, report, planned = load_checkpoint(folder)
         return OptimizedModel(restored, plan, report, planned=planned)
+    finish_saving(folder)
     manifest = read_manifest(folder)
     adaptor = adaptor_for(folder, manifest["framework"])
     for name, expected in manifest["files"].items():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +30,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import INTEGERS, OpConfig, weight_only
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError
 from neural_mp.io.readers import read_json
+from neural_mp.io.staged_folder import STAGED, finish_replacement, own_files, replace_files
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import Capability, EffectiveOp, planned_ops
 from neural_mp.util.text import counted
@@ -51,7 +50,6 @@ from neural_mp.util.validators import (
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 1 << 20
 FORMAT_VERSION = 2
 MANIFEST = "neural_mp.json"
 PLAN_FILE = "plan.yaml"
@@ -92,19 +90,12 @@ def writing(target: Path) -> Iterator[None]:
         raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
 
 
-def digest_of_file(path: Path) -> str:
-    """Return the SHA-256 digest of a file as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def is_saved_model(path: object) -> TypeGuard[str | Path]:
     """Whether a path is a folder that `OptimizedModel.save` wrote."""
     try:
-        return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
+        return isinstance(path, str | Path) and any(
+            file.is_file() for file in (Path(path) / MANIFEST, Path(path) / STAGED / MANIFEST)
+        )
     except OSError:  # e.g. a name that is too long, or a folder without read permission
         return False
 
@@ -152,8 +143,8 @@ def check_output(path: Path) -> None:
 def check_destination(path: str | Path) -> Path:
     """Return the destination folder of a model after checks; create its parent folders.
 
-    The folder may contain an earlier result, which is replaced, and other files, which stay unless
-    their names are reserved.
+    The folder may contain an earlier result, which is replaced if nobody changed its files, and
+    other files, which stay unless their names are reserved.
 
     Raises:
         NeuralMPError: the path is a file, is not writable, or contains an unrelated model.
@@ -163,10 +154,11 @@ def check_destination(path: str | Path) -> Path:
     target = validate_option("the folder to save a model in", file_path, path)
     if target.exists() and not target.is_dir():
         raise NeuralMPError(f"{str(target)!r} is a file; choose a folder to save the model in")
-    if not is_saved_model(target):
-        for name in RESERVED:
-            if os.path.lexists(target / name):
-                raise _foreign_file_error(target, name)
+    own = own_files(target, MANIFEST, _read_digests)
+    names = _read_digests(target) if is_saved_model(target) else RESERVED
+    for name in names:
+        if os.path.lexists(target / name) and Path(name) not in own:
+            raise _foreign_file_error(target, name)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         check_writable(target.parent)
@@ -189,47 +181,48 @@ def put_in_place(complete: Path, target: Path) -> None:
     """Move a saved model to its folder, replacing an earlier one; unrelated files stay.
 
     Raises:
-        NeuralMPError: an unrelated file has the name of a file of the model.
+        NeuralMPError: an unrelated file, or one that was changed, has the name of a file of the
+            model.
         OSError: the destination is not writable.
     """
-    if not target.exists():
-        complete.rename(target)
-        return
-    earlier = _list_saved_files(target)
-    new = [path.relative_to(complete) for path in sorted(complete.rglob("*"))]
-    for path in new:
-        destination = target / path
-        both_folders = destination.is_dir() and (complete / path).is_dir()
-        if os.path.lexists(destination) and path not in earlier and not both_folders:
-            raise _foreign_file_error(target, str(path))
-    # The manifest is removed first and written last, so that a partial model is never valid.
-    for path in earlier:
-        (target / path).unlink(missing_ok=True)
-    for path in sorted(new, key=lambda path: path == Path(MANIFEST)):
-        if (complete / path).is_dir():
-            (target / path).mkdir(exist_ok=True)
-        else:
-            shutil.move(complete / path, target / path)
+    foreign = replace_files(complete, target, MANIFEST, _read_digests)
+    if foreign is not None:
+        raise _foreign_file_error(target, foreign)
+
+
+def finish_saving(folder: Path) -> None:
+    """Finish a save into a folder that was interrupted while the model was moved there.
+
+    Raises:
+        ModelLoadError: the folder is not writable, or contains an unrelated file of the same name.
+    """
+    try:
+        foreign = finish_replacement(folder, MANIFEST, _read_digests)
+    except OSError as error:
+        raise ModelLoadError(
+            f"{str(folder)!r} was interrupted while a model was saved there, which cannot be "
+            f"finished: {error}; make the folder writable, or save the model to another one"
+        ) from error
+    if foreign is not None:
+        raise ModelLoadError(str(_foreign_file_error(folder, foreign)))
 
 
 def _foreign_file_error(folder: Path, name: str) -> NeuralMPError:
     return NeuralMPError(
-        f"{str(folder)!r} contains {name!r}, which no earlier result wrote and which is not "
-        f"overwritten; choose another folder"
+        f"{str(folder)!r} contains {name!r}, which no earlier result wrote or which was changed "
+        f"since, and which is not overwritten; choose another folder"
     )
 
 
-def _list_saved_files(folder: Path) -> list[Path]:
-    """Return the files of the saved model in a folder, manifest first; empty without a model."""
-    if not is_saved_model(folder):
-        return []
+def _read_digests(folder: Path) -> Mapping[str, str]:
+    """Return the digests of the files of the saved model in a folder; empty if damaged."""
     try:
         files = read_json(folder / MANIFEST, _FILES, ModelLoadError)["files"]
     except ModelLoadError as error:
         logger.debug("%s", error)
-        files = {}
+        return {}
     # Paths in a manipulated manifest must not leave the folder.
-    return [Path(MANIFEST), *(Path(name) for name in files if _is_path_in_folder(name))]
+    return {name: digest for name, digest in files.items() if _is_path_in_folder(name)}
 
 
 def _is_path_in_folder(name: str) -> bool:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from neural_mp.api.saved_model import PAGE_FILE, digest_of_file, writing
+from neural_mp.api.saved_model import PAGE_FILE, writing
 from neural_mp.config import trust_of
 from neural_mp.config.source import read_text
 from neural_mp.core.hardware import detect
@@ -20,6 +20,7 @@ from neural_mp.data.user_imports import user_folders
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES
+from neural_mp.io.staged_folder import digest_of_file
 from neural_mp.jobs.ray_worker import ray_places
 from neural_mp.jobs.worker_pool import JobRunner, WorkerPool
 from neural_mp.reporting.jobs import JobsListener

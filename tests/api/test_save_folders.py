@@ -1,6 +1,8 @@
 """Folders of saved results: only files of an earlier result are replaced."""
 
+import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -51,15 +53,52 @@ def test_a_folder_may_be_there_empty_or_with_other_files(untouched, tmp_path, mo
 def test_of_an_earlier_result_nothing_is_left_and_nothing_else_is_touched(untouched, tmp_path):
     untouched.save(tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "neural_mp.json").read_text())
-    manifest["files"] |= {"old.bin": "", "../outside": ""}
+    digest = hashlib.sha256(b"old").hexdigest()
+    manifest["files"] |= {"old.bin": digest, "../outside": digest, "link/outside": digest}
     (tmp_path / "out" / "neural_mp.json").write_text(json.dumps(manifest))
     for name in ("old.bin", "mine.txt", "../outside"):
-        (tmp_path / "out" / name).touch()
+        (tmp_path / "out" / name).write_text("old")
+    (tmp_path / "out" / "link").symlink_to(tmp_path)
+    with pytest.raises(neural_mp.NeuralMPError, match=r"contains 'link/outside', which no earlier"):
+        untouched.save(tmp_path / "out")
+    (tmp_path / "out" / "link").unlink()
     untouched.save(tmp_path / "out")
     assert not (tmp_path / "out" / "old.bin").exists()
     assert (tmp_path / "out" / "mine.txt").exists()
     assert (tmp_path / "outside").exists()
     assert neural_mp.load(tmp_path / "out").plan == untouched.plan
+
+
+def test_a_file_that_was_changed_is_not_overwritten(untouched, tmp_path):
+    untouched.save(tmp_path / "out")
+    (tmp_path / "out" / "plan.yaml").write_text("edited for hours")
+    with pytest.raises(neural_mp.NeuralMPError, match=r"'plan.yaml', .* was changed since"):
+        untouched.save(tmp_path / "out")
+    assert (tmp_path / "out" / "plan.yaml").read_text() == "edited for hours"
+
+
+def test_a_result_whose_save_was_killed_is_complete_at_the_next_load(
+    untouched, tmp_path, monkeypatch
+):
+    untouched.save(tmp_path / "out")
+
+    class Killed(BaseException):
+        pass
+
+    move = Path.replace
+
+    def replace_but_manifest(file, destination):
+        if Path(destination).name == "neural_mp.json":
+            raise Killed
+        return move(file, destination)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "replace", replace_but_manifest)
+        with pytest.raises(Killed):
+            untouched.save(tmp_path / "out")
+    assert neural_mp.load(tmp_path / "out").plan == untouched.plan
+    untouched.save(tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".neural_mp*"))
 
 
 def test_a_model_without_its_list_of_files_is_not_overwritten(untouched, tmp_path):
