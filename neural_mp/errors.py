@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
+import sys
+import threading
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from traceback import walk_tb
+from types import CodeType
 from typing import TypeVar
 
 
@@ -54,11 +60,52 @@ class NeuralMPError(Exception):
 
     keys: tuple[str | int, ...] = ()
 
+    def __init__(self, *arguments: object) -> None:
+        """Initialize the error.
+
+        Raises:
+            BaseException: the exception of a signal handler of the user's, if the error would wrap
+                it: a timeout that interrupts a framework is no failure of the framework.
+        """
+        super().__init__(*arguments)
+        interruption = _exception_of_handler()
+        if interruption is not None:
+            raise mark_user_error(interruption)
+
     def __str__(self) -> str:
         return visible(without_passwords(super().__str__()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+
+def _exception_of_handler() -> BaseException | None:
+    """Return the exception being handled, or a cause of it, that a signal handler raised."""
+    error = sys.exc_info()[1]
+    if error is None or threading.current_thread() is not threading.main_thread():
+        return None
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
+    causes: list[BaseException] = []
+    while codes and error is not None and error not in causes:
+        causes.append(error)
+        if any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _code_of(handler: object) -> CodeType | None:
+    """Return the code of a Python function, method, partial or callable object; None for others."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not callable(handler):
+        return None
+    function = getattr(handler, "__func__", handler)
+    if not hasattr(function, "__code__"):
+        function = type(handler).__call__
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 @contextmanager

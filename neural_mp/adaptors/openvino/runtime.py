@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import tempfile
@@ -9,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     import openvino as ov
 else:
     ov = _import_without_telemetry()
+    # Two threads deadlock in their first conversion of a type (OpenVINO 2026.4): convert one here.
+    ov.Type.f32.to_dtype()
 #: Constructors of nodes.
 ops = ov.opset13
 
@@ -140,6 +142,26 @@ def in_own_type(values: Array, kind: ov.Type) -> Array:
     return array.view(ml_dtypes.bfloat16) if kind == ov.Type.bf16 else array
 
 
+class _Request:
+    """An inference request, the lock of its caller, and the tensors that it reads."""
+
+    def __init__(self, infer: ov.InferRequest) -> None:
+        self.infer = infer
+        self.lock = Lock()
+        self.tensors: list[Array | ov.Tensor] = []
+        self.is_running = False
+
+    def finish_interrupted_run(self) -> None:
+        """Wait for a run that was interrupted after its start."""
+        if not self.is_running:
+            return
+        try:
+            self.infer.wait()
+        except RuntimeError:
+            logger.debug("an interrupted run failed", exc_info=True)
+        self.is_running = False
+
+
 class Runner:
     """A compiled model with one inference request per stream; more callers wait for one.
 
@@ -180,9 +202,10 @@ class Runner:
             if self._merges_int8_products():
                 logger.debug("compiled again with %s", _SEPARATE_KERNELS)
                 self._compiled = plugin.compile_model(model, CPU, {**settings, **_SEPARATE_KERNELS})
-            self._idle: SimpleQueue[tuple[ov.InferRequest, list[Array | ov.Tensor]]] = SimpleQueue()
-            for _ in range(streams or 1):
-                self._idle.put((self._compiled.create_infer_request(), []))
+            self._requests = [
+                _Request(self._compiled.create_infer_request()) for _ in range(streams or 1)
+            ]
+            self._turns = itertools.count()
         except Exception as error:
             # The bindings raise RuntimeError and types of their own.
             logger.debug("no compiled model", exc_info=True)
@@ -207,25 +230,30 @@ class Runner:
         Raises:
             ConversionError: a kernel fails.
         """
-        request, _ = self._idle.get()
-        # The request reads plain arrays where they are, so they must live as long.
-        tensors = [self._share_array(value) for value in feeds]
-        fed = tensors[0] if len(tensors) == 1 else dict(enumerate(tensors))
         try:
-            if self._has_state:
-                request.reset_state()
-            results = self._run_request(request, fed, tuple(value.shape for value in feeds), shared)
+            tensors = [self._share_array(value) for value in feeds]
+            shapes = tuple(value.shape for value in feeds)
+            request = self._select_request()
+            # An interrupt may come at any moment; of all ways to lock, only this one then unlocks.
+            with request.lock:
+                results = self._run_request(request, tensors, shapes, shared)
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
-        finally:
-            self._idle.put((request, tensors))
         if self._plain:
             return list(results)
         return [in_own_type(results[index], kind) for index, kind in enumerate(self._outputs)]
 
+    def _select_request(self) -> _Request:
+        """Return a request that is idle, or one to wait for."""
+        if len(self._requests) == 1:
+            return self._requests[0]
+        start = next(self._turns) % len(self._requests)
+        requests = self._requests[start:] + self._requests[:start]
+        return next((r for r in requests if not r.lock.locked()), requests[0])
+
     def _run_request(
-        self, request: ov.InferRequest, fed: object, shapes: Shapes, shared: bool
+        self, request: _Request, tensors: list[Array | ov.Tensor], shapes: Shapes, shared: bool
     ) -> tuple[Array, ...]:
         """Return the outputs of a run, asynchronous unless inputs of these shapes ran before.
 
@@ -233,19 +261,28 @@ class Runner:
         later runs of any model of the process access freed memory (OpenVINO 2026.4). Shapes cause
         the errors, and an asynchronous run takes more time.
         """
+        request.finish_interrupted_run()
+        # The request reads plain arrays where they are, so they must live as long.
+        request.tensors = tensors
+        fed = tensors[0] if len(tensors) == 1 else dict(enumerate(tensors))
+        infer = request.infer
+        if self._has_state:
+            infer.reset_state()
         if shapes in self._accepted:
-            outputs = request.infer(fed, share_inputs=self._shares, share_outputs=shared)
+            outputs = infer.infer(fed, share_inputs=self._shares, share_outputs=shared)
             return tuple(outputs.to_tuple())
-        request.start_async(fed, share_inputs=self._shares)
+        request.is_running = True
+        infer.start_async(fed, share_inputs=self._shares)
         try:
-            request.wait()
+            infer.wait()
         except RuntimeError:
-            self.is_usable = False
+            self.is_usable = request.is_running = False
             raise
+        request.is_running = False
         if len(self._accepted) >= _MAX_SHAPES:
             self._accepted.clear()
         self._accepted.add(shapes)
-        return tuple(request.results.to_tuple())
+        return tuple(infer.results.to_tuple())
 
     def _share_array(self, value: Array) -> Array | ov.Tensor:
         """Return a plain array as OpenVINO's tensor, which spares the search for its type."""

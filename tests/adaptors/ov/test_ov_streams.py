@@ -17,4 +17,4 @@ def test_the_hint_and_the_streams_are_those_of_the_objective(streams, hint, monk
     compiled = runner._compiled
     assert str(compiled.get_property("PERFORMANCE_HINT")) == hint
     assert str(compiled.get_property("NUM_STREAMS")) == str(streams or 1)
-    assert runner._idle.qsize() == (streams or 1)
+    assert len(runner._requests) == (streams or 1)
