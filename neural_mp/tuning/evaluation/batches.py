@@ -83,7 +83,7 @@ class Batches:
         self.pass_length = 0
         self.reading: Reading | None = None
         self._first_digest = ""
-        self._is_noted = False
+        self._is_noted = self._is_ended = False
         self._shuffled: bool | None = None
         indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
         walkable = isinstance(source, Iterable) or callable(source) or indexable
@@ -113,6 +113,7 @@ class Batches:
     def _track_batches(self, produce: Callable[[], Iterable[Any]], offset: int) -> Iterator[Any]:
         self.position, started = offset, time.monotonic()
         batches = self._call_user(lambda: self._new_iterator(produce))
+        self._is_ended = False
         while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
             self.position += 1
             if self.label_key is not None:
@@ -123,6 +124,7 @@ class Batches:
             if not (self._is_noted or self.pass_length):
                 self._note_missing_end(time.monotonic() - started)
             yield batch
+        self._is_ended = True
         if not self.position:
             earlier = f" ({self.pass_length} in the previous pass)" if self.pass_length else ""
             raise DataError(f"{self.name} must yield at least one batch, got none{earlier}")
@@ -150,7 +152,10 @@ class Batches:
             raise
 
     def _new_iterator(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        """Return a new iterator; raise if the source returns the previous one."""
+        """Return an iterator from the first batch; raise if the source continues the previous one.
+
+        A loader with persistent workers returns one object in every pass, which starts again.
+        """
         produced = produce()
         try:
             batches = iter(produced)
@@ -158,14 +163,25 @@ class Batches:
             if is_signature_mismatch(error, iter, produced):
                 raise DataError(f"{self.name} cannot be iterated: {error}") from error
             raise
-        if batches is self._last():
+        if batches is not self._last():
+            self._last = _weak_reference(batches)
+            return batches
+        first = next(batches, _END)
+        if first is _END or not self._starts_with(first):
             raise DataError(
                 f"{self.name} must return a new iterator in each pass, got the same "
                 f"{type(batches).__name__} again; give a list, a loader, or a function that "
                 f"returns a new {type(batches).__name__}"
             )
-        self._last = _weak_reference(batches)
-        return batches
+        return itertools.chain([first], batches)
+
+    def _starts_with(self, batch: Any) -> bool:
+        """Whether a batch of an iterator that was read before is the first of another pass."""
+        if self._is_ended or getattr(self._source, "persistent_workers", False):
+            return True
+        if self.label_key is not None:
+            batch = split_at(self.label_key, batch)
+        return _digest_value(batch) == _digest_value(self._first)
 
     def _read_slice(self, part: slice) -> Iterator[Any]:
         """Yield a slice of the batches, if possible without reading the others."""
