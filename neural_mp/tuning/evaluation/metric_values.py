@@ -17,6 +17,7 @@ import numpy as np
 from neural_mp.common import Metric
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import DataError, MetricError, message_of
+from neural_mp.util.batch_cache import copy_batch
 from neural_mp.util.fingerprint import digest_of
 from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.text import shape_words, with_article
@@ -63,7 +64,7 @@ class MetricBatch:
             DataError: the return value is not a pair.
             UserCodeError: the postprocess raised.
         """
-        pair = (self.predictions, self.labels)
+        pair = (self.predictions, copy_batch(self.labels))
         form = "postprocess((predictions, labels))"
         result = call_user(postprocess, pair, form=form, kind=DataError)
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -75,6 +76,8 @@ class MetricBatch:
     def update(self, update: Callable[[Any, Any], Any], name: str) -> None:
         """Update the metric `name` with the batch, by its method `update`.
 
+        The metric may edit its labels, e.g. those to ignore: later passes read the original ones.
+
         Raises:
             MetricError: the method has another signature.
             DataError: the method raised, and predictions and labels seem not to match.
@@ -82,7 +85,8 @@ class MetricBatch:
         """
         form = f"{name}.update(predictions, labels)"
         try:
-            call_user(update, self.predictions, self.labels, form=form, kind=MetricError)
+            labels = copy_batch(self.labels)
+            call_user(update, self.predictions, labels, form=form, kind=MetricError)
         except UserCodeError as failure:
             doubt = self._describe_mismatch() if type(failure.error) in _OF_THE_FORM else ""
             if doubt:
