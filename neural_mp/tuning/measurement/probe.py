@@ -69,6 +69,8 @@ T = TypeVar("T")
 LEAST_ALLOWANCE = 4.0
 #: Kind of measurement, beside `TIMES`; key of the history for the reason of missing op timings.
 _NOISE, _UNTIMED = "noise", "why ops were not timed"
+#: Number of models that stay after latencies, the fastest: a trial of one of them often follows.
+_KEPT_MODELS = 2
 #: Key of the noise by widths.
 _WIDTHS = "noise by widths"
 
@@ -115,7 +117,7 @@ class MeasuringProbe(Probe):
         untimed: reason for missing op timings; empty if complete or not requested.
         has_cache_hits: whether any measurement was taken from an earlier run.
         effort: the number of runs.
-        converted: plan → its model, kept for further use; None keeps no models.
+        converted: plan → its model, kept for further use; None keeps those of the latest times.
         widths: noise of tensors and weights by width, if a strategy asked for these.
         gauge: the run of the FP32 model that took too long to time its ops, if it did.
     """
@@ -134,6 +136,8 @@ class MeasuringProbe(Probe):
     widths: WidthFigures | None = None
     gauge: TimedRun | None = None
     _longest: float = 0.0
+    #: Models of the latest times, which further measurements and a trial use.
+    _latest: list[AnyModel] = field(default_factory=list, repr=False)
     _reference: list[Any] | None = field(default=None, repr=False)
 
     def output_noise(self, plan: PrecisionPlan, unit: str | None = None) -> float | None:
@@ -219,6 +223,7 @@ class MeasuringProbe(Probe):
                     break
                 plan = plan_in_precision(precision, self.job.space)
                 models[plan] = self._convert_plan(plan)
+        self._latest = list(models.values())
         return models
 
     def _time_ops(
@@ -302,19 +307,34 @@ class MeasuringProbe(Probe):
     def _rough_latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None]:
         """Return the seconds of each plan's model in few rounds; None if not convertible."""
         models = [self._converted_or_none(plan) for plan in plans]
-        sound = [model for model in models if model is not None]
-        seconds = iter(self.job.measurement.fastest_of(sound, self.effort.whole_runs))
-        return [None if model is None else next(seconds) for model in models]
+        measurement, rounds = self.job.measurement, self.effort.whole_runs
+        return self._in_turn(models, lambda sound: measurement.fastest_of(sound, rounds))
 
     def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
-        started, models = time.process_time(), []
+        started, models = time.process_time(), list[AnyModel | None]()
         for plan in plans:
             if not self._has_time(started):
+                self._latest = [model for model in models if model is not None]
                 return None
             models.append(self._converted_or_none(plan))
+
+        def measure_longer(sound: Sequence[AnyModel]) -> list[float]:
+            longer = self._affordable_multiple(sound, started)
+            return self.job.measurement.side_by_side(sound, longer)
+
+        return self._in_turn(models, measure_longer)
+
+    def _in_turn(
+        self,
+        models: Sequence[AnyModel | None],
+        measure: Callable[[Sequence[AnyModel]], list[float]],
+    ) -> list[float | None]:
+        """Return the seconds of models, None for None; the fastest two stay for further use."""
         sound = [model for model in models if model is not None]
-        longer = self._affordable_multiple(sound, started)
-        seconds = iter(self.job.measurement.side_by_side(sound, longer) if sound else [])
+        measured = measure(sound) if sound else []
+        order = sorted(range(len(sound)), key=measured.__getitem__)
+        self._latest = [sound[index] for index in order[:_KEPT_MODELS]]
+        seconds = iter(measured)
         return [None if model is None else next(seconds) for model in models]
 
     def _affordable_multiple(self, models: Sequence[AnyModel], started: float) -> int:
