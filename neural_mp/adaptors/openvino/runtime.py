@@ -271,6 +271,12 @@ class Runner:
             _parse_kernel(node) for node in self._compiled.get_runtime_model().get_ordered_ops()
         ]
 
+    def microseconds(self) -> list[float]:
+        """Return the average time of all runs so far of each of the kernels; 0 if not executed."""
+        nodes = self._compiled.get_runtime_model().get_ordered_ops()
+        times = (str(node.get_rt_info()[_TIME].astype(str)) for node in nodes)
+        return [0.0 if time == _NOT_EXECUTED else float(time) for time in times]
+
 
 def _check_shapes(model: ov.Model, compiled: ov.Model) -> None:
     """Check that a compiled graph has outputs of the shapes of its model.
@@ -297,7 +303,7 @@ def _check_shapes(model: ov.Model, compiled: ov.Model) -> None:
 
 def _parse_kernel(node: ov.Node) -> Kernel:
     info = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
-    time = info["execTimeMcs"]
+    time = info[_TIME]
     sources = [value.get_node() for value in node.input_values()]
     return Kernel(
         str(node.get_friendly_name()),
@@ -310,7 +316,8 @@ def _parse_kernel(node: ov.Node) -> Kernel:
     )
 
 
-_FIELDS = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames", "execTimeMcs")
+_TIME = "execTimeMcs"
+_FIELDS = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames", _TIME)
 
 
 class ShapedRunner:

@@ -14,6 +14,8 @@ from functools import cached_property
 from statistics import median
 from typing import Any, TypeVar
 
+import numpy as np
+
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import (
@@ -69,8 +71,6 @@ T = TypeVar("T")
 LEAST_ALLOWANCE = 4.0
 #: Kind of measurement, beside `TIMES`; key of the history for the reason of missing op timings.
 _NOISE, _UNTIMED = "noise", "why ops were not timed"
-#: Number of models that stay after latencies, the fastest: a trial of one of them often follows.
-_KEPT_MODELS = 2
 #: Key of the noise by widths.
 _WIDTHS = "noise by widths"
 
@@ -158,10 +158,8 @@ class MeasuringProbe(Probe):
         inputs = self.job.measurement.inputs if data is None else data.batches.first_inputs
         if self._reference is None:
             self._reference = self.model.float_outputs(inputs)
-        model = self._converted_or_none(plan)
-        if model is None:
-            return MAX_NSR
-        return mean_nsr(self._reference, model.float_outputs(inputs))
+        outputs = self._outputs_or_none(plan, inputs)
+        return MAX_NSR if outputs is None else mean_nsr(self._reference, outputs)
 
     def width_figures(self) -> WidthFigures | None:
         """See the base class."""
@@ -329,12 +327,9 @@ class MeasuringProbe(Probe):
         models: Sequence[AnyModel | None],
         measure: Callable[[Sequence[AnyModel]], list[float]],
     ) -> list[float | None]:
-        """Return the seconds of models, None for None; the fastest two stay for further use."""
-        sound = [model for model in models if model is not None]
-        measured = measure(sound) if sound else []
-        order = sorted(range(len(sound)), key=measured.__getitem__)
-        self._latest = [sound[index] for index in order[:_KEPT_MODELS]]
-        seconds = iter(measured)
+        """Return the seconds of models, None for None; the models stay for further use."""
+        self._latest = [model for model in models if model is not None]
+        seconds = iter(measure(self._latest) if self._latest else ())
         return [None if model is None else next(seconds) for model in models]
 
     def _affordable_multiple(self, models: Sequence[AnyModel], started: float) -> int:
@@ -393,6 +388,15 @@ class MeasuringProbe(Probe):
             self._shared.put(key, value)
             self.run_cache.put(key, value)
         return value
+
+    def _outputs_or_none(self, plan: ResolvedPlan, inputs: object) -> list[np.ndarray] | None:
+        """Return the outputs of a plan's model; None if the model does not run."""
+        try:
+            return self._convert_plan(plan).float_outputs(inputs)
+        except Exception:
+            # Frameworks raise arbitrary errors.
+            logger.debug("Measuring a plan failed", exc_info=True)
+            return None
 
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """Return a model that runs, or None: the plan's trial will report the reason."""
