@@ -270,13 +270,19 @@ class MeasuringProbe(Probe):
         self, models: Callable[[], Mapping[ResolvedPlan, AnyModel]], passes: int
     ) -> list[Timed]:
         """Return models, made for the threads of the measurement, with the times of their ops."""
-        measurement, effort = self.job.measurement, self.effort
+        measurement, effort, by_plan = self.job.measurement, self.effort, models()
+        started = time.process_time()
+
+        def affords_another() -> bool:
+            return self.spent[TIMES] + 2 * (time.process_time() - started) < self.allowance
+
         with self.model.adaptor.threads(measurement.threads):
             return time_ops(
-                models(),
+                by_plan,
                 lambda model: model.profile(measurement.inputs, effort.profile),
                 lambda converted: measurement.fastest_of(converted, effort.whole_runs),
                 passes,
+                affords_another,
             )
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
