@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from neural_mp.adaptors.common.weights.reconstruction import reconstructable_in_
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import KeptOutputs, Observations
 from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
@@ -35,6 +37,13 @@ from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.validators import integer_between, shape_of_array, validate_option
 
 M = TypeVar("M")
+
+#: Model → machine → its whole space.
+_SPACES: MutableMapping[AnyModel, dict[Hardware, TuningSpace]] = WeakKeyDictionary()
+#: Calibrated model → plan → converted model, while that is in use.
+_CONVERTED: MutableMapping[AnyTunableModel, MutableMapping[ResolvedPlan, AnyModel]] = (
+    WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +197,13 @@ class LoadedModel(Generic[M]):
         """A digest of ops and weights, computed once."""
         return self.adaptor.fingerprint(self.held)
 
+    def whole_space(self, hardware: Hardware) -> TuningSpace:
+        """Return the space without constraints; the runtime is asked for its kernels once."""
+        spaces = _SPACES.setdefault(self, {})
+        if hardware not in spaces:
+            spaces[hardware] = self.adaptor.space(self.held, hardware)
+        return spaces[hardware]
+
     def for_streams(self, count: int | None) -> LoadedModel[M]:
         """Return the model for concurrent calls, if its runtime prepares for these.
 
@@ -298,12 +314,18 @@ class TunableModel(LoadedModel[M]):
     def converted(self, plan: ResolvedPlan) -> LoadedModel[M]:
         """Return the model in the precisions of a plan; `self` if the plan changes nothing.
 
-        Errors as in `Adaptor.convert`.
+        The model of a plan is made once while it is in use. Errors as in `Adaptor.convert`.
         """
-        model = self.adaptor.convert(self.held, plan, self.observations, self.space, self.corrected)
-        if model is self.held:
-            return self
-        return LoadedModel(self.adaptor, model, boundary=self.boundary)
+        in_use = _CONVERTED.setdefault(self, WeakValueDictionary())
+        converted: LoadedModel[M] | None = in_use.get(plan)
+        if converted is None:
+            model = self.adaptor.convert(
+                self.held, plan, self.observations, self.space, self.corrected
+            )
+            if model is self.held:
+                return self
+            converted = in_use[plan] = LoadedModel(self.adaptor, model, boundary=self.boundary)
+        return converted
 
     def check_fusions(self, converted: LoadedModel[M], inputs: object) -> None:
         """Check a converted model on one batch; see `fusion_check.check_fusions`.

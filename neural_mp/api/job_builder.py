@@ -428,9 +428,10 @@ class JobBuilder:
     ) -> tuple[TuningSpace, tuple[Precision, ...]]:
         adaptor = model.adaptor
         lists, notes = edit_lists(adaptor, amp, precisions)
-        space = apply_force_all(adaptor.space(model.held, hardware, lists), amp).restricted_to(
-            precisions
-        )
+        space = model.whole_space(hardware)
+        if space.lists:
+            space = replace(space, lists=lists)
+        space = apply_force_all(space, amp).restricted_to(precisions)
         self.log.warnings += notes
         space, notes = runtime.constrained(model, space)
         self.log.warnings += notes

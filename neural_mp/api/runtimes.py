@@ -42,12 +42,12 @@ from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.tuning.measurement.runtime_choice import is_certain, select_runtime
-from neural_mp.util.pytree import tree_leaves
+from neural_mp.util.pytree import batch_size_of, tree_leaves
 
 logger = logging.getLogger(__name__)
 
-#: Batches of data that outputs are compared on, and that INT8 is calibrated on for its latency.
-_COMPARED, _CALIBRATED = 4, 2
+#: Batches of data that outputs are compared on, and samples after which no further batch is.
+_MAX_COMPARED, _COMPARED_SAMPLES = 4, 8
 #: Sizes of further batches that are compared if the source runs on them.
 _OTHER_SIZES = (1, 3)
 #: Rounds that select the runtimes that are also timed in lower precisions, and plans in each.
@@ -272,7 +272,7 @@ class RuntimeChoice:
         return model
 
     def _constrained_space(self, model: AnyModel) -> TuningSpace:
-        return self.constrained(model, model.adaptor.space(model.held, self.hardware))
+        return self.constrained(model, model.whole_space(self.hardware))
 
     @cached_property
     def _reference(self) -> ReferenceOutputs:
@@ -284,9 +284,17 @@ class RuntimeChoice:
         )
 
     def _required_batches(self) -> Iterator[Any]:
+        """Yield a batch of the data, more of few samples, and the example if of another size."""
         data = [] if self.calibration is None else self.calibration.batches.inputs()
-        yield from islice(data, _COMPARED)
-        yield self.source.example_inputs()
+        sizes: list[int] = []
+        for inputs in islice(data, _MAX_COMPARED):
+            yield inputs
+            sizes.append(batch_size_of(inputs))
+            if sum(sizes) >= _COMPARED_SAMPLES:
+                break
+        example = self.source.example_inputs()
+        if batch_size_of(example) not in sizes:
+            yield example
 
     def _verified_candidate(self, runtime: str) -> RuntimeCandidate:
         try:
@@ -357,8 +365,9 @@ class RuntimeChoice:
             low = [p for p in space.usable_precisions if p in (*int8, *floats)]
             if not low:
                 return []
-            batches = islice(self.calibration.inputs(), _CALIBRATED)
-            tunable = model.in_space(space.restricted_to(low)).calibrated(batches)
+            tunable = model.in_space(space.restricted_to(low))
+            if Precision.INT8 in low:
+                tunable = tunable.calibrated(self._smallest_batch())
         except Exception:
             # A plan of the search may work where these do not.
             logger.debug("no lower precision in %s", model.adaptor.framework, exc_info=True)
@@ -370,6 +379,15 @@ class RuntimeChoice:
         resolved = dict.fromkeys(map(space.resolve, plans))
         forms = [self._convert_by(tunable, plan) for plan in resolved]
         return [form for form in forms if form is not None]
+
+    def _smallest_batch(self) -> list[Any]:
+        """Return the smaller of the first calibration batch and the timed batch.
+
+        Ranges hardly change the latency, whatever their samples.
+        """
+        assert self.calibration is not None
+        batches = [*islice(self.calibration.inputs(), 1), self.measurement.inputs]
+        return [min(batches, key=batch_size_of)]
 
     def _convert_by(self, model: AnyTunableModel, plan: ResolvedPlan) -> _LowModel | None:
         """Return a converted model that ran once; None for an all-FP32 plan, or if it fails."""
@@ -526,5 +544,5 @@ class RuntimeOptions:
 
     @cached_property
     def _by_source(self) -> SourceConstraints:
-        space = self.source.adaptor.space(self.source.held, self.hardware)
+        space = self.source.whole_space(self.hardware)
         return SourceConstraints(space.restricted_to(self.precisions), self.settings, self.limits)

@@ -91,12 +91,17 @@ def latency_ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio
     favours either run; therefore the interval is extended to the median of the per-round ratios.
     If the runs `bound_ratio`, from four rounds on, the bounds are within the ratios of any two:
     Student's t quantile of two blocks would otherwise make every difference uncertain. These ratios
-    are the bounds for runs that are not in pairs, which must be that many.
+    are the bounds for runs that are not in pairs, and for a run that was surely slower and has
+    fewer rounds: those of the first runs, if they are enough, so that noise in the others does not
+    make a difference uncertain again.
     """
     value = uncontended_latency(seconds) / uncontended_latency(reference)
-    crossed = min(seconds) / max(reference), max(seconds) / min(reference)
     if len(seconds) != len(reference):
-        return Ratio(value, *crossed)
+        few = min(len(seconds), len(reference))
+        count = few if bound_ratio(few, few) else None
+        low, high = _crossed_ratios(seconds[:count], reference[:count])
+        return Ratio(value, min(low, value), max(high, value))
+    crossed = _crossed_ratios(seconds, reference)
     rounds = np.array([seconds, reference])
     count = rounds.shape[1]
     paired = float(np.median(rounds[0] / rounds[1]))
@@ -107,6 +112,11 @@ def latency_ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio
     if bound_ratio(count, count):
         low, high = max(low, crossed[0]), min(high, crossed[1])
     return Ratio(value, low, high)
+
+
+def _crossed_ratios(seconds: Sequence[float], reference: Sequence[float]) -> tuple[float, float]:
+    """Return the least and the largest ratio of any two runs."""
+    return min(seconds) / max(reference), max(seconds) / min(reference)
 
 
 @cache
@@ -171,6 +181,7 @@ def interleaved_rounds(
     patience: float = 1.0,
     earlier: Sequence[Sequence[float]] = (),
     suffices: Callable[[list[list[float]]], bool] | None = None,
+    loses: Callable[[list[float], list[float]], bool] | None = None,
 ) -> list[list[float]]:
     """Time runs in interleaved rounds, with a random order in each round.
 
@@ -193,9 +204,11 @@ def interleaved_rounds(
         earlier: for each run, the seconds of rounds of warm runs just measured; ignored if any is
             shorter than a block.
         suffices: whether the rounds so far need no more, whatever their number.
+        loses: whether a run is surely slower than the fastest, by the rounds of both: it takes no
+            further part, and the last run ends the measurement.
 
     Returns:
-        For each run, the seconds of each round.
+        For each run, the seconds of each round that it took part in, from the first on.
     """
     order, lengths = random.Random(0), [1] * len(runs)
     clock = time.process_time if in_cpu_seconds else time.perf_counter
@@ -208,6 +221,7 @@ def interleaved_rounds(
             if (number or is_warm) and sum(seconds) > _LONG_ROUND:
                 break
     spent, started, look = sum(map(sum, rounds)), time.perf_counter(), 0.0
+    active = list(range(len(runs)))
     for iteration in itertools.count(len(rounds[0])):
         if suffices is not None and suffices(rounds):
             break
@@ -220,7 +234,12 @@ def interleaved_rounds(
                 if decides(rounds):
                     break
                 look = iteration * _NEXT_LOOK
-        for index in order.sample(range(len(runs)), len(runs)):
+        if loses is not None and iteration:
+            fastest = min(active, key=lambda index: uncontended_latency(rounds[index]))
+            active = [i for i in active if i == fastest or not loses(rounds[i], rounds[fastest])]
+            if len(active) == 1 < len(runs):
+                break
+        for index in order.sample(active, len(active)):
             rounds[index].append(_mean_run_seconds(runs[index], lengths[index], clock))
     return rounds
 

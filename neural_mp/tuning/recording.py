@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 #: Packages that every run depends on, besides its framework.
 _PACKAGES = ("neural-mp", "numpy", "optuna")
+#: Seconds for the op times of the report.
+_OP_TIMES_SECONDS = 1.0
 #: Op or conversion → seconds.
 Profile = Mapping[str, float]
 
@@ -127,19 +129,17 @@ def ending_of(
     selection: Selection,
     met: bool | None,
     report: Report,
-    seconds_allowed: float,
     times: OpTimings | None = None,
     trials: Sequence[Trial] = (),
 ) -> RunEnd:
-    """Return the record of the end of a run.
+    """Return the record of the end of a run; `times` are those of the search.
 
-    Ops are timed in few runs, or on one sample, if more takes longer than `seconds_allowed`;
-    `times` are those of the search.
+    Ops are timed in few runs, or on one sample, if more takes longer than a second.
     """
     seconds = report.latency or 0.0
     if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
-    runs, samples = _choose_sampling(seconds, seconds_allowed, job.measurement.batch_size)
+    runs, samples = _choose_sampling(seconds, _OP_TIMES_SECONDS, job.measurement.batch_size)
     profile = fp32_profile = _profile_ops(job, job.model, runs, samples)
     if selection.model is not job.model:
         profile = _profile_ops(job, selection.model, runs, samples)

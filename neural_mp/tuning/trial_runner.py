@@ -30,6 +30,7 @@ from neural_mp.tuning.final_selection import Selection, closest_trial, with_figu
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.comparison import stage_noise
+from neural_mp.tuning.measurement.objectives import best_trial
 from neural_mp.util.user_calls import UserCodeError
 
 #: Number of plans that may fail with one error before the run fails with it.
@@ -53,6 +54,7 @@ class TrialRunner:
     Attributes:
         sharding: decides whether the evaluation of a single plan is sharded.
         measured_alone: numbers of trials measured without parallel trials.
+        best: the best trial here that met the target so far, and its model.
     """
 
     job: TuningJob
@@ -62,6 +64,7 @@ class TrialRunner:
     plan_evaluator: PlanEvaluator
     sharding: ShardingPolicy
     measured_alone: set[int] = field(default_factory=set)
+    best: tuple[Trial, AnyModel] | None = field(default=None, repr=False)
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
     _executor: Executor | None = None
     _at_work: bool = False  #: workers start with their first plan
@@ -243,7 +246,11 @@ class TrialRunner:
             if model is None:
                 model = self.plan_evaluator.model.converted(plan)
             figures = job.figures(model, plan)
-        return self._build_trial(plan, evaluation, number, figures)
+        trial = self._build_trial(plan, evaluation, number, figures)
+        rivals = [trial] if self.best is None else [self.best[0], trial]
+        if model is not None and best_trial(rivals, job.objectives) is trial:
+            self.best = trial, model
+        return trial
 
     def _build_trial(
         self,

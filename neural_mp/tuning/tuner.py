@@ -285,10 +285,9 @@ def _checked_result(
     if rejected is not None:
         trials = [rejected if t.number == rejected.number else t for t in trials]
     met = trial is not None
-    seconds = allowance(job, baseline)
     so_far = history.record()
     recorded = settlement.recorded_in(job)
-    ending = ending_of(job, recorded, met, report, seconds, so_far.measured.times, trials)
+    ending = ending_of(job, recorded, met, report, so_far.measured.times, trials)
     history.end(ending)
     record = history.record()
     return TuningResult(

@@ -53,8 +53,6 @@ _SHARE, _LEAST_SECONDS = 0.25, 1.0
 _COMPARED_RUNS = 3
 #: Factor on these seconds if INT8 slows down ops: the fastest plan is then one of many.
 _LONGER_IF_MIXED = 2
-#: Seconds for the op times of the report; slow models are timed on one sample.
-_OP_TIMES_SECONDS = 1.0
 _EVERY_OP = "exit_policy={'performance_only': True} converts every eligible op, whatever its gain"
 _NO_TIMES = OpTimings()
 
@@ -277,7 +275,7 @@ def _unchecked_result(
 ) -> TuningResult:
     """Return a result without accuracy check, which no history stores."""
     measured = ProbeMeasurements(elements=dict(job.footprints.values), times=times)
-    ending = ending_of(job, recorded, None, report, _OP_TIMES_SECONDS, times)
+    ending = ending_of(job, recorded, None, report, times)
     record = RunRecord(setup, observations=observations, measured=measured, ending=ending)
     return TuningResult(
         selection.model, selection.plan, fp32, None, (), observations, report, record

@@ -199,3 +199,33 @@ def test_a_clear_difference_in_few_rounds_stays_clear(rounds):
     estimate = latency_ratio(fast, slow)
     assert estimate.low >= 1 / 6
     assert estimate.low <= estimate.value <= estimate.high <= 1.2 / 5
+
+
+def test_a_run_that_surely_loses_takes_no_further_part(clock):
+    slow, fast, other = clock.taking(0.5), clock.taking(0.1), clock.taking(0.11)
+    rounds = interleaved_rounds(
+        [slow, fast, other],
+        warmup=0,
+        iterations=10,
+        loses=lambda seconds, fastest: len(seconds) >= 4 and min(seconds) > 2 * max(fastest),
+    )
+    assert [len(seconds) for seconds in rounds] == [4, 10, 10]
+    assert slow.count == 4
+
+
+def test_the_last_run_that_does_not_lose_ends_the_measurement(clock):
+    rounds = interleaved_rounds(
+        [clock.taking(0.5), clock.taking(0.1)],
+        warmup=0,
+        iterations=10,
+        decides=lambda _: False,
+        loses=lambda seconds, fastest: len(seconds) >= 4 and min(seconds) > 2 * max(fastest),
+    )
+    assert [len(seconds) for seconds in rounds] == [4, 4]
+
+
+def test_noise_after_a_run_has_lost_does_not_make_its_ratio_uncertain():
+    fast, slow = [1.0] * 4 + [9.0] * 20, [3.0] * 4
+    assert latency_ratio(slow, fast).low > 1
+    assert latency_ratio(fast, slow).high < 1
+    assert latency_ratio(slow[:2], fast).low < 1  # two runs may be slowed by chance

@@ -127,7 +127,7 @@ def test_a_gain_has_an_interval_and_is_clipped_with_a_mark(int8, value, clipped)
 
 def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
     """Conversions count with their measured time, however long a loop over the memory takes."""
-    fp32, int8 = Profiled(FLOAT, [1.0]), Profiled(LOW, [1.0])
+    fp32, int8 = Profiled(FLOAT, [1.0] * 3), Profiled(LOW, [1.0] * 3)
     models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
     baseline, candidate = time_ops(
         models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1
@@ -207,3 +207,22 @@ def test_conversions_take_what_ops_take_longer_in_a_plan_that_has_many():
 
 def test_models_that_gain_in_int8_need_no_times_of_conversions():
     assert not loses_in_int8(found(Profiled(FLOAT, [1.0]), Profiled(LOW, [1.0]), [8.0, 4.0], 1))
+
+
+def test_a_pass_is_repeated_only_if_the_time_suffices():
+    fp32, int8 = Profiled(FLOAT, [1.0] * 3), Profiled(LOW, [1.0] * 3)
+    plans = [plan_in(precision) for precision in (Precision.FP32, Precision.INT8)]
+    profiled: list[Profiled] = []
+
+    def profile(model: Profiled) -> dict[str, tuple[float, ...]]:
+        profiled.append(model)
+        return model.profile()
+
+    def calls(affords_another: bool) -> list[Profiled]:
+        profiled.clear()
+        models = dict(zip(plans, (fp32, int8), strict=True))
+        time_ops(models, profile, lambda _: [8.0, 4.0], 2, lambda: affords_another)
+        return list(profiled)
+
+    assert calls(affords_another=False) == [fp32, int8]
+    assert calls(affords_another=True) == [fp32, int8, fp32, int8]

@@ -49,6 +49,7 @@ from neural_mp.adaptors.openvino.graph.integer_weights import (
     ALONE,
     STORED,
     WEIGHT,
+    Rounded,
     grouped_weight,
     is_table,
     layer_weight,
@@ -56,6 +57,7 @@ from neural_mp.adaptors.openvino.graph.integer_weights import (
     matrix_sizes,
     product_weight,
     put_matrix,
+    rounded_weights,
     rows_of_table,
     set_input_group,
 )
@@ -102,7 +104,8 @@ def convert_graph(
     program = model.program.clone()
     graph = structure(program, model.rejected)
     writer = _TensorWriter(graph, plan, ranges, _unshifted_scale_owners(graph, plan))
-    weights = _WeightWriter(graph, plan, model.grouped, writer.owners)
+    known = rounded_weights(model.program)
+    weights = _WeightWriter(graph, plan, model.grouped, writer.owners, known)
     if groups := weights.input_groups():
         set_input_group(program, min(groups))
     weights.quantize_layers()
@@ -464,6 +467,8 @@ class _WeightWriter:
     grouped: Mapping[str, GroupedWeight]
     #: Inserted node → the op that it was inserted for, to be extended.
     owners: dict[str, str]
+    #: Name of a layer, largest integer → its weight as rounded for earlier plans.
+    rounded: dict[tuple[str, int], Rounded]
 
     def _weights(self, *, grouped: bool) -> Iterator[tuple[str, ov.Node, OpConfig, QuantSpec]]:
         """Yield name, node, config and quantization of weights in integers, in groups or not."""
@@ -494,7 +499,7 @@ class _WeightWriter:
             if config.activation is None:
                 put_matrix(node, product_weight(stem, matrix_of(node), spec))
                 continue
-            redirect_inputs([node.input(1)], layer_weight(stem, node, spec))
+            redirect_inputs([node.input(1)], layer_weight(stem, node, spec, self.rounded))
 
     def group(self) -> None:
         """Replace the weights that the plan stores in groups."""

@@ -8,7 +8,7 @@ combination of op, attributes and shapes once per machine and version.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -55,6 +55,13 @@ def rejected_ops(program: ov.Model) -> dict[str, str]:
             op: f"next to integer kernels, OpenVINO {reason}" for op, reason in reasons.items()
         }
     return _REJECTED[program]
+
+
+def keep_rejected(program: ov.Model, renamed: ov.Model, names: Mapping[str, str]) -> None:
+    """Take over the rejected ops of a graph for its copy with new names of ops."""
+    if program in _REJECTED:
+        reasons = _REJECTED[program]
+        _REJECTED[renamed] = {names.get(op, op): reason for op, reason in reasons.items()}
 
 
 def op_cases(program: ov.Model) -> dict[str, bytes]:

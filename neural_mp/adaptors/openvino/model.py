@@ -28,7 +28,7 @@ from neural_mp.adaptors.openvino.graph.edit import (
     tensor_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.kernel_check import rejected_ops
+from neural_mp.adaptors.openvino.kernel_check import keep_rejected, rejected_ops
 from neural_mp.adaptors.openvino.ops import Role, has_role
 from neural_mp.adaptors.openvino.runtime import ShapedRunner, from_bytes, ov, to_bytes
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
@@ -100,7 +100,7 @@ def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
 def rename_ops(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
     """Return a loaded model with new names of ops, and of what is named after these."""
     program = model.program.clone()
-    rename(program, names)
+    keep_rejected(model.program, program, rename(program, names))
     return replace(model, program=program, given=program, _runners={})
 
 

@@ -47,9 +47,8 @@ def time_ops(model: OpenVinoModel, inputs: object, runs: int) -> dict[str, list[
     averages = []
     for _ in range(runs):
         runner(feeds)
-        kernels = runner.kernels()
-        averages.append([kernel.microseconds or 0.0 for kernel in kernels])
-    for kernel, means in zip(kernels, zip(*averages, strict=True), strict=True):
+        averages.append(runner.microseconds())
+    for kernel, means in zip(runner.kernels(), zip(*averages, strict=True), strict=True):
         if any(means):
             op = _computing_op(model, kernel)
             op = kernel.type if op is None else model.structure.layer_of.get(op, op)

@@ -298,15 +298,27 @@ class Runner:
         The plugin computes small products of matrices that follow each other in one such kernel if
         they have up to 8 rows, a fixed number. For INT8, its results are wrong (OpenVINO 2026.4).
         """
-        kernels = self.kernels()
-        weights = {node.name for node in kernels if node.type == "Const" and node.precision == "i8"}
-        return any(node.type == "Subgraph" and weights & {*node.constants} for node in kernels)
+        nodes = self._compiled.get_runtime_model().get_ordered_ops()
+        constants = (node for node in nodes if not node.get_input_size())
+        weights = {
+            str(node.get_friendly_name())
+            for node in constants
+            if _info(node, "layerType") == "Const" and _info(node, "runtimePrecision") == "i8"
+        }
+        generated = (node for node in nodes if weights and _info(node, "layerType") == "Subgraph")
+        return any(weights & {*_parse_kernel(node).constants} for node in generated)
 
     def kernels(self) -> list[Kernel]:
         """Return the kernels of the compiled model, in execution order, with times if profiled."""
         return [
             _parse_kernel(node) for node in self._compiled.get_runtime_model().get_ordered_ops()
         ]
+
+    def microseconds(self) -> list[float]:
+        """Return the average time of all runs so far of each of the kernels; 0 if not executed."""
+        nodes = self._compiled.get_runtime_model().get_ordered_ops()
+        times = (_info(node, _TIME) for node in nodes)
+        return [0.0 if time == _NOT_EXECUTED else float(time) for time in times]
 
 
 def _check_shapes(model: ov.Model, compiled: ov.Model) -> None:
@@ -332,9 +344,13 @@ def _check_shapes(model: ov.Model, compiled: ov.Model) -> None:
             )
 
 
+def _info(node: ov.Node, key: str) -> str:
+    return str(node.get_rt_info()[key].astype(str))
+
+
 def _parse_kernel(node: ov.Node) -> Kernel:
-    info = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
-    time = info["execTimeMcs"]
+    info = {key: _info(node, key) for key in _FIELDS}
+    time = info[_TIME]
     sources = [value.get_node() for value in node.input_values()]
     return Kernel(
         str(node.get_friendly_name()),
@@ -347,7 +363,8 @@ def _parse_kernel(node: ov.Node) -> Kernel:
     )
 
 
-_FIELDS = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames", "execTimeMcs")
+_TIME = "execTimeMcs"
+_FIELDS = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames", _TIME)
 
 
 class ShapedRunner:

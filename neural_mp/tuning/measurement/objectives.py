@@ -41,6 +41,8 @@ _BLOCK_SECONDS = 0.002
 _FEW_ROUNDS = 20
 #: Seconds of runs from which a ratio beyond the required one by this factor is clear.
 _CLEAR_SECONDS, _CLEAR_RATIO = 1.0, 1.5
+#: Models slower than the fastest by this factor in every run take no further part.
+_LOSING_RATIO = 1.3
 #: Confidence intervals narrower than this fraction need no more rounds.
 _RESOLUTION = 0.005
 #: Minimum number of rounds in which several callers run at a time.
@@ -166,7 +168,8 @@ class Measurement:
                 if the verdict `is_clear`. Further rounds of slow models are made only until then.
         """
         judged = is_latency_only(self.objectives) and len(models) > 1
-        return self._time_models(models, longer, self._all_decided if judged else None, earlier)
+        decides = self._all_decided if judged else None
+        return self._time_models(models, longer, decides, earlier, drops=True)
 
     def interleaved(
         self,
@@ -177,9 +180,10 @@ class Measurement:
         """Return seconds per batch of models of any framework in every interleaved round.
 
         Rounds are added until they are conclusive by `decides`, or until the time limit. Models
-        that all ran just before, as `is_warm` says, are warmed up less if they are slow.
+        that all ran just before, as `is_warm` says, are warmed up less if they are slow. A model
+        that is surely slower than the fastest has fewer rounds, the first of them.
         """
-        return self._time_models(models, decides=decides, is_warm=is_warm)
+        return self._time_models(models, decides=decides, is_warm=is_warm, drops=True)
 
     def contest(
         self,
@@ -206,6 +210,7 @@ class Measurement:
         decides: Callable[[list[list[float]]], bool] | None = None,
         earlier: Sequence[Sequence[float]] = (),
         is_warm: bool = False,
+        drops: bool = False,
     ) -> list[list[float]]:
         if self.workload is not None:
             return self._timed_per_token(models, longer, self.workload)
@@ -235,6 +240,7 @@ class Measurement:
                 patience=self.limits.patience,
                 earlier=earlier,
                 suffices=self.is_clear if earlier else None,
+                loses=_loses if drops else None,
             )
         return (
             seconds
@@ -302,11 +308,20 @@ class Measurement:
 
     def _is_decided(self, baseline: Sequence[float], candidate: Sequence[float]) -> bool:
         relative, least = latency_ratio(candidate, baseline), 1 / self.min_speedup
-        faster = [s <= least * f for s, f in zip(candidate, baseline, strict=True)]
+        faster = [s <= least * f for s, f in zip(candidate, baseline, strict=False)]
         if len(faster) < _FEW_ROUNDS and any(faster) and not all(faster):
             return False
         narrow = relative.high - relative.low < _RESOLUTION * relative.value
         return narrow or not relative.low <= least < relative.high
+
+
+def _loses(seconds: Sequence[float], fastest: Sequence[float]) -> bool:
+    """Whether slow runs of a model leave no doubt that another is faster, and by far."""
+    return (
+        bound_ratio(len(seconds), len(fastest))
+        and sum(seconds) + sum(fastest) >= _CLEAR_SECONDS
+        and min(seconds) > _LOSING_RATIO * max(fastest)
+    )
 
 
 def size_figures(baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:

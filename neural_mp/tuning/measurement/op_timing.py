@@ -73,15 +73,20 @@ def time_ops(
     profiled: Callable[[AnyModel], OpRuns],
     wholes: Callable[[Sequence[AnyModel]], Sequence[float]],
     passes: int,
+    affords_another: Callable[[], bool] = lambda: True,
 ) -> list[Timed]:
     """Profile models in interleaved passes; the fastest pass of each op counts.
+
+    A pass after the first is made only if the time suffices, by `affords_another`.
 
     Profilers slow down some ops more than others, and omit the time between ops. So the times of
     each model's ops, from `profiled`, are scaled to its latency without a profiler, from `wholes`:
     no op gains more than the model.
     """
     fastest: dict[ResolvedPlan, dict[str, tuple[float, ...]]] = {plan: {} for plan in models}
-    for _ in range(passes):
+    for number in range(passes):
+        if number and not affords_another():
+            break
         for plan, model in models.items():
             best = fastest[plan]
             for name, runs in profiled(model).items():

@@ -234,8 +234,8 @@ def _in_fp32(
 
 def _switch_runtime(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJob:
     """Return the job with the FP32 model of another runtime than that of the result before."""
-    adaptor, precisions = winner.model.adaptor, job.settings.precisions
-    space = adaptor.space(winner.model.held, job.description.hardware).restricted_to(precisions)
+    space = winner.model.whole_space(job.description.hardware)
+    space = space.restricted_to(job.settings.precisions)
     speed = winner.over(previous)
     reasons = {
         winner.framework: f"FP32 runs at {speed} the speed of the result in {previous.framework}",

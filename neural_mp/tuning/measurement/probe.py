@@ -14,6 +14,8 @@ from functools import cached_property
 from statistics import median
 from typing import Any, TypeVar
 
+import numpy as np
+
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import (
@@ -115,7 +117,7 @@ class MeasuringProbe(Probe):
         untimed: reason for missing op timings; empty if complete or not requested.
         has_cache_hits: whether any measurement was taken from an earlier run.
         effort: the number of runs.
-        converted: plan → its model, kept for further use; None keeps no models.
+        converted: plan → its model, kept for further use; None keeps those of the latest times.
         widths: noise of tensors and weights by width, if a strategy asked for these.
         gauge: the run of the FP32 model that took too long to time its ops, if it did.
     """
@@ -134,6 +136,8 @@ class MeasuringProbe(Probe):
     widths: WidthFigures | None = None
     gauge: TimedRun | None = None
     _longest: float = 0.0
+    #: Models of the latest times, which further measurements and a trial use.
+    _latest: list[AnyModel] = field(default_factory=list, repr=False)
     _reference: list[Any] | None = field(default=None, repr=False)
 
     def output_noise(self, plan: PrecisionPlan, unit: str | None = None) -> float | None:
@@ -154,10 +158,8 @@ class MeasuringProbe(Probe):
         inputs = self.job.measurement.inputs if data is None else data.batches.first_inputs
         if self._reference is None:
             self._reference = self.model.float_outputs(inputs)
-        model = self._converted_or_none(plan)
-        if model is None:
-            return MAX_NSR
-        return mean_nsr(self._reference, model.float_outputs(inputs))
+        outputs = self._outputs_or_none(plan, inputs)
+        return MAX_NSR if outputs is None else mean_nsr(self._reference, outputs)
 
     def width_figures(self) -> WidthFigures | None:
         """See the base class."""
@@ -219,6 +221,7 @@ class MeasuringProbe(Probe):
                     break
                 plan = plan_in_precision(precision, self.job.space)
                 models[plan] = self._convert_plan(plan)
+        self._latest = list(models.values())
         return models
 
     def _time_ops(
@@ -267,13 +270,19 @@ class MeasuringProbe(Probe):
         self, models: Callable[[], Mapping[ResolvedPlan, AnyModel]], passes: int
     ) -> list[Timed]:
         """Return models, made for the threads of the measurement, with the times of their ops."""
-        measurement, effort = self.job.measurement, self.effort
+        measurement, effort, by_plan = self.job.measurement, self.effort, models()
+        started = time.process_time()
+
+        def affords_another() -> bool:
+            return self.spent[TIMES] + 2 * (time.process_time() - started) < self.allowance
+
         with self.model.adaptor.threads(measurement.threads):
             return time_ops(
-                models(),
+                by_plan,
                 lambda model: model.profile(measurement.inputs, effort.profile),
                 lambda converted: measurement.fastest_of(converted, effort.whole_runs),
                 passes,
+                affords_another,
             )
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
@@ -302,19 +311,31 @@ class MeasuringProbe(Probe):
     def _rough_latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None]:
         """Return the seconds of each plan's model in few rounds; None if not convertible."""
         models = [self._converted_or_none(plan) for plan in plans]
-        sound = [model for model in models if model is not None]
-        seconds = iter(self.job.measurement.fastest_of(sound, self.effort.whole_runs))
-        return [None if model is None else next(seconds) for model in models]
+        measurement, rounds = self.job.measurement, self.effort.whole_runs
+        return self._in_turn(models, lambda sound: measurement.fastest_of(sound, rounds))
 
     def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
-        started, models = time.process_time(), []
+        started, models = time.process_time(), list[AnyModel | None]()
         for plan in plans:
             if not self._has_time(started):
+                self._latest = [model for model in models if model is not None]
                 return None
             models.append(self._converted_or_none(plan))
-        sound = [model for model in models if model is not None]
-        longer = self._affordable_multiple(sound, started)
-        seconds = iter(self.job.measurement.side_by_side(sound, longer) if sound else [])
+
+        def measure_longer(sound: Sequence[AnyModel]) -> list[float]:
+            longer = self._affordable_multiple(sound, started)
+            return self.job.measurement.side_by_side(sound, longer)
+
+        return self._in_turn(models, measure_longer)
+
+    def _in_turn(
+        self,
+        models: Sequence[AnyModel | None],
+        measure: Callable[[Sequence[AnyModel]], list[float]],
+    ) -> list[float | None]:
+        """Return the seconds of models, None for None; the models stay for further use."""
+        self._latest = [model for model in models if model is not None]
+        seconds = iter(measure(self._latest) if self._latest else ())
         return [None if model is None else next(seconds) for model in models]
 
     def _affordable_multiple(self, models: Sequence[AnyModel], started: float) -> int:
@@ -373,6 +394,15 @@ class MeasuringProbe(Probe):
             self._shared.put(key, value)
             self.run_cache.put(key, value)
         return value
+
+    def _outputs_or_none(self, plan: ResolvedPlan, inputs: object) -> list[np.ndarray] | None:
+        """Return the outputs of a plan's model; None if the model does not run."""
+        try:
+            return self._convert_plan(plan).float_outputs(inputs)
+        except Exception:
+            # Frameworks raise arbitrary errors.
+            logger.debug("Measuring a plan failed", exc_info=True)
+            return None
 
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """Return a model that runs, or None: the plan's trial will report the reason."""

@@ -198,8 +198,8 @@ def give_stable_names(model: ov.Model, types: Collection[str]) -> None:
         assigned.add(name)
 
 
-def rename(model: ov.Model, names: Mapping[str, str]) -> None:
-    """Rename ops, and the nodes that `give_stable_names` named after these."""
+def rename(model: ov.Model, names: Mapping[str, str]) -> dict[str, str]:
+    """Rename ops, and the nodes that `give_stable_names` named after these; return all names."""
     reserved = {*map(name_of, model.get_ops())} - names.keys()
     new_names = dict(names)
     for node in reversed(model.get_ordered_ops()):
@@ -212,3 +212,4 @@ def rename(model: ov.Model, names: Mapping[str, str]) -> None:
             new_names[name] = unique_name(f"{new_names[reader]}/{kind}", reserved)
         reserved.add(new_names[name])
         node.set_friendly_name(new_names[name])
+    return new_names

@@ -16,8 +16,9 @@ falls back to floats yields other results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from neural_mp.adaptors.openvino.graph.edit import (
     give_name,
     is_constant,
     is_float,
+    name_of,
     redirect_inputs,
     weight_of,
 )
@@ -198,21 +200,49 @@ def put_matrix(node: ov.Node, weight: ov.Node) -> None:
     redirect_inputs([node.input(row_of(node).weight)], weight)
 
 
-def layer_weight(stem: str, node: ov.Node, spec: QuantSpec) -> ov.Node:
-    """Return an int8 constant with its dequantization, in place of a layer's weight."""
-    weight = np.asarray(array_of(weight_of(node)), np.float32)
-    channels = row_of(node).weight_outputs
-    if has_role(node, Role.PRODUCT):
-        channels = (0 if node.get_attributes()["transpose_b"] else 1,)
-    return dequantized(stem, weight, channels, spec)
+#: An int8 weight, and the scales of its channels.
+Rounded = tuple[Array, Array]
+#: Graph → name of a layer, largest integer → its rounded weight, for conversions to other plans.
+_ROUNDED: MutableMapping[ov.Model, dict[tuple[str, int], Rounded]] = WeakKeyDictionary()
+
+
+def rounded_weights(program: ov.Model) -> dict[tuple[str, int], Rounded]:
+    """Return the rounded weights of a graph so far, to be extended."""
+    return _ROUNDED.setdefault(program, {})
+
+
+def layer_weight(
+    stem: str, node: ov.Node, spec: QuantSpec, known: MutableMapping[tuple[str, int], Rounded]
+) -> ov.Node:
+    """Return an int8 constant with its dequantization, in place of a layer's weight.
+
+    The weight is rounded unless it is `known`.
+    """
+    key = name_of(node), weight_qmax(spec)
+    if key not in known:
+        weight = np.asarray(array_of(weight_of(node)), np.float32)
+        channels = row_of(node).weight_outputs
+        if has_role(node, Role.PRODUCT):
+            channels = (0 if node.get_attributes()["transpose_b"] else 1,)
+        known[key] = _round_weight(weight, channels, spec)
+    return _dequantized(stem, known[key])
 
 
 def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: QuantSpec) -> ov.Node:
     """Return an int8 constant with its dequantization; `channels` are the axes with own scales."""
+    return _dequantized(stem, _round_weight(weight, channels, spec))
+
+
+def _round_weight(weight: Array, channels: tuple[int, ...], spec: QuantSpec) -> Rounded:
     axes = tuple(axis for axis in range(weight.ndim) if axis not in channels)
     limit = weight_qmax(spec)
     scales = weight_scales(weight, axes, limit)
-    stored = give_name(f"{stem}{STORED}", ops.constant(round_to_int8(weight, scales, limit)))
+    return round_to_int8(weight, scales, limit), scales
+
+
+def _dequantized(stem: str, rounded: Rounded) -> ov.Node:
+    integers, scales = rounded
+    stored = give_name(f"{stem}{STORED}", ops.constant(integers))
     widened = give_name(f"{stem}/float", ops.convert(stored, "f32"))
     return give_name(stem, ops.multiply(widened, ops.constant(scales)))
 
