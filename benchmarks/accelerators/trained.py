@@ -31,7 +31,7 @@ from benchmarks.real.case import Batches, Case, Split
 from benchmarks.real.metrics import Accuracy
 
 #: Side of pictures and of scenes, in pixels.
-SIDE, SCENE_SIDE = 16, 48
+SIDE, SCENE_SIDE = 16, 32
 #: Tokens of a text, and of the vocabulary: padding, the start, and pixels by darkness.
 LENGTH, LEVELS = 40, 4
 VOCABULARY = 2 + 64 * LEVELS
@@ -90,7 +90,7 @@ def texts(count: int, seed: int) -> Arrays:
 
 
 def scenes(count: int, seed: int) -> Arrays:
-    """Return scenes [count, 1, 48, 48], and boxes with classes [count, 3, 5].
+    """Return scenes [count, 1, 32, 32], and boxes with classes [count, 3, 5].
 
     Rows are left, top, right, bottom and class; those without a digit are -1.
     """
@@ -162,7 +162,7 @@ RECIPES: Mapping[str, _Recipe] = {
     "ViT": _Recipe(partial(VisionTransformer, SIDE), pictures, _class_loss, Accuracy, 8),
     "MobileViT": _Recipe(MobileViT, pictures, _class_loss, Accuracy, 4),
     "U-Net": _Recipe(UNet, strokes, _mask_loss, partial(MaskOverlap, 0.0), 2),
-    "YOLO": _Recipe(partial(Yolo, SCENE_SIDE), scenes, _detection_loss, Detections, 6),
+    "YOLO": _Recipe(partial(Yolo, SCENE_SIDE), scenes, _detection_loss, Detections, 14),
 }
 _LEARNING_RATE = 5e-3
 

@@ -67,6 +67,7 @@ class Widening(Strategy):
         if figures is None:
             return
         choices, trials = _choices_by_width(space), MAX_TRIALS - 1
+        figures = figures.restricted_to(choices)
         plain = PrecisionPlan({op: own[0] for op, own in choices.items()})
         corrections = _choose_corrections(plain, figures, problem)
         if corrections.changes_plan:

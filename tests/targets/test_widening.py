@@ -69,6 +69,15 @@ def test_weight_of_much_noise_is_widened_with_its_activations_first():
     assert first.noise < 1e-5
 
 
+def test_noise_of_ops_that_stay_in_float_is_left_out():
+    """An op that a user keeps in FP32, or of unknown range, is no choice of the search."""
+    choices, figures = chain([1e-7, 1e-2, 1e-7], [1e-8, 1e-8])
+    tunable = {"op0": choices["op0"]}
+    path = widening_path(tunable, figures.restricted_to(tunable), cost)
+    assert words(path[0]) == ["w8a8"]
+    assert path[0].noise == pytest.approx(1e-7 + 1e-2 + 1e-8)
+
+
 def test_noisy_tensor_widens_all_ops_that_touch_it():
     choices, figures = chain([1e-7, 1e-2, 1e-7], [1e-8, 1e-8])
     assert words(widening_path(choices, figures, cost)[1]) == ["w8a16", "w8a16"]
