@@ -1,231 +1,317 @@
-"""Plans for accelerators, beside ONNX Runtime's presets: loss, widths, evaluations, emulation.
+"""Plans for accelerators, beside presets of other tools: loss, widths, evaluations, emulation.
 
     python -m benchmarks.targets [--target qnn] [--tolerance 0.01] [--seed 20261129]
-                                 [--only NET…] [--emulated 4]
+                                 [--only NET…] [--emulated 8] [--quark PYTHON]
 
-Nets of `benchmarks.nets.digit_nets` are trained from a seed, by default the date, and written as
-ONNX. The peers are `get_qnn_qdq_config` of onnxruntime in W8A8 and W8A16; losses are fractions of
-FP32's metric, in simulation on the CPU. With onnxruntime-qnn installed, the files of ours are
-compiled and run by the emulated NPU.
+Six nets are those that packages ship (extra `bench`), six are trained from a seed, by default the
+date. Losses are fractions of FP32's metric, in simulation on the CPU. The peers are
+`get_qnn_qdq_config` of onnxruntime in W8A8 and W8A16 or, with `--quark`, the presets XINT8, A8W8
+and A16W8 of AMD Quark, by the interpreter of an environment of its own. With onnxruntime-qnn
+installed, the files of ours are compiled and run by the emulated NPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
+import logging
+import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-import torch
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
-from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.nets.digit_nets import NETS, DigitCase, trained_case
+from benchmarks.accelerators.nets import NAMES, case_named
+from benchmarks.accelerators.presets import PRESETS, feeds_of, quality_of, write_preset
+from benchmarks.accelerators.shipped import SHIPPED
+from benchmarks.peers import amd_quark
+from benchmarks.real.case import Batches, Case
 from neural_mp import MixedPrecision
-from neural_mp.api.target_audit import audit_file
+from neural_mp.adaptors.onnxrt.targets.file_audit import FileAudit, audit_file
+from neural_mp.adaptors.onnxrt.targets.simulation import simulate
+from neural_mp.runs.report import Report
+from neural_mp.targets import load_profile
 
-_BATCH = 100
-#: Presets of ONNX Runtime: name → types of activations and weights.
-PRESETS = {
-    "W8A8": (QuantType.QUInt8, QuantType.QUInt8),
-    "W8A16": (QuantType.QUInt16, QuantType.QUInt8),
-}
-
-
-class Quality:
-    """Accuracy, or the intersection over union of masks; higher is better."""
-
-    higher_is_better = True
-
-    def __init__(self, is_segmentation: bool) -> None:
-        self.is_segmentation = is_segmentation
-        self.reset()
-
-    def reset(self) -> None:
-        """Reset the state."""
-        self.right = self.all = 0
-
-    def update(self, preds: Any, labels: Any) -> None:
-        """Add a batch."""
-        outputs, expected = np.asarray(preds), np.asarray(labels)
-        if self.is_segmentation:
-            mask, reference = outputs > 0, expected > 0.5
-            self.right += int((mask & reference).sum())
-            self.all += int((mask | reference).sum())
-        else:
-            self.right += int((outputs.argmax(1) == expected).sum())
-            self.all += len(expected)
-
-    def result(self) -> float:
-        """Return the metric over all batches."""
-        return self.right / self.all
+#: Samples of small nets that are emulated for each of the others.
+_SMALL_NETS_RATIO = 12
 
 
-class _Samples(CalibrationDataReader):
-    def __init__(self, case: DigitCase) -> None:
-        self._samples: Iterator[np.ndarray] = iter(case.calibration)
+class TimedBatches:
+    """Batches, with the CPU seconds of each complete pass, those of the reader included."""
 
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        """Return the next sample, as the base class asks for."""
-        sample = next(self._samples, None)
-        return None if sample is None else {"x": sample[None]}
+    def __init__(self, batches: Batches) -> None:
+        self.batches, self.batch_size = batches, batches.batch_size
+        self.passes: list[float] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        begun = time.process_time()
+        yield from self.batches
+        self.passes.append(time.process_time() - begun)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds of a typical pass."""
+        return statistics.median(self.passes) if self.passes else 0.0
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What the compiler of the target does with a file.
+
+    Attributes:
+        refused: nodes that the target does not take.
+        floats: ops that the plan has in integers, computed in float.
+        findings: all findings of the audit.
+        sqnr_db: agreement of the outputs with the simulation; None if not compared.
+        difference: metric in simulation less that in emulation, on the samples.
+        error: why there is no result.
+    """
+
+    refused: int | None = None
+    floats: int | None = None
+    findings: int | None = None
+    sqnr_db: float | None = None
+    difference: float | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one net."""
+    """The figures of one net; None where there is none.
+
+    Attributes:
+        fp32: the metric of FP32.
+        peers: preset → loss, as a fraction of FP32's metric; None if the preset failed.
+        loss: that of the plan; None if the target was missed.
+        widths: fraction of multiplications by width.
+        evaluations: plans tried.
+        ratio: CPU seconds of the search over those of one calibration and one evaluation.
+        seconds: stage of the search → wall seconds.
+    """
 
     name: str
-    fp32: float
-    presets: dict[str, float]
-    loss: float | None
-    narrow: float
-    evaluations: int
-    seconds_ratio: float
-    emulation: str
+    fp32: float = 0.0
+    peers: Mapping[str, float | None] = field(default_factory=dict)
+    loss: float | None = None
+    widths: Mapping[str, float] = field(default_factory=dict)
+    evaluations: int = 0
+    ratio: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    emulation: Emulation = Emulation()
+    error: str = ""
 
-
-def written(case: DigitCase, path: Path) -> None:
-    """Write a net as ONNX, with an open batch."""
-    torch.onnx.export(
-        case.net,
-        (torch.tensor(case.evaluation[:2]),),
-        path,
-        input_names=["x"],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        opset_version=21,
-        external_data=False,
-        verbose=False,
-        dynamo=True,
-    )
-
-
-def quality_of(model: onnx.ModelProto, case: DigitCase) -> float:
-    """Return the metric of a file that the CPU provider computes as written."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    metric = Quality(case.is_segmentation)
-    for start in range(0, len(case.evaluation), _BATCH):
-        part = slice(start, start + _BATCH)
-        metric.update(session.run(None, {"x": case.evaluation[part]})[0], case.labels[part])
-    return metric.result()
-
-
-def preset_loss(path: Path, case: DigitCase, preset: str, fp32: float) -> float:
-    """Return the loss of a preset of ONNX Runtime, as a fraction of FP32's metric."""
-    activation, weight = PRESETS[preset]
-    quantized = path.with_suffix(f".{preset}.onnx")
-    config = get_qnn_qdq_config(
-        path, _Samples(case), activation_type=activation, weight_type=weight
-    )
-    quantize(path, quantized, config)
-    return (fp32 - quality_of(onnx.load(quantized), case)) / fp32
-
-
-def batches(inputs: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs of inputs and labels."""
-    starts = range(0, len(inputs), _BATCH)
-    return [(inputs[s : s + _BATCH], labels[s : s + _BATCH]) for s in starts]
+    @property
+    def narrow(self) -> float:
+        """Fraction of multiplications in 8 × 8."""
+        return self.widths.get("w8a8", 0.0)
 
 
 def measured(name: str, options: argparse.Namespace, folder: Path) -> Row:
     """Return the figures of a net."""
-    case, path = trained_case(name, options.seed), folder / "net.onnx"
-    written(case, path)
-    fp32 = quality_of(onnx.load(path), case)
-    presets = {preset: preset_loss(path, case, preset, fp32) for preset in PRESETS}
+    case = case_named(name, options.seed)
+    path = Path(case.source(folder))
+    calibration, evaluation = case.batches("calibration"), case.batches("test")
+    fp32 = quality_of(path, evaluation, case.metric())
+    Console().print(f"{name}: FP32 {fp32:.4f}")
+    peers = peer_losses(path, case, fp32, options, folder)
+    Console().print(f"{name}: presets {peers}")
+    timed = TimedBatches(calibration), TimedBatches(evaluation)
     begun = time.process_time()
     result = MixedPrecision(
         model=str(path),
         target=options.target,
-        metric=Quality(case.is_segmentation),
-        eval_dataloader=batches(case.evaluation, case.labels),
-        calib_dataloader=batches(case.calibration, np.zeros(len(case.calibration))),
+        metric=case.metric(),
+        calib_dataloader=timed[0],
+        eval_dataloader=timed[1],
         accuracy_criterion={"relative": options.tolerance},
         cache=False,
         workspace=str(folder / "workspace"),
     )()
     spent = time.process_time() - begun
-    seconds = result.report.seconds
-    plain = seconds.get("calibrate", 0.0) + seconds.get("baseline", 0.0)
+    plain = sum(batches.seconds for batches in timed)
     file = folder / "planned.onnx"
     result.save(file)
-    figures = result.report.accelerator
-    shares = {} if figures is None else figures.shares
     return Row(
         name,
         fp32,
-        presets,
+        peers,
         (fp32 - result.report.accuracy) / fp32 if result.met else None,
-        shares.get("w8a8", 0.0),
+        shares_of(result.report),
         len(result.trials),
         spent / plain if plain else 0.0,
-        emulated_words(file, options) if result.met else "–",
+        {**result.report.seconds, "spent": spent, "plain": plain},
+        emulated(name, file, case, options) if result.met else Emulation(error="missed"),
     )
 
 
-def emulated_words(file: Path, options: argparse.Namespace) -> str:
-    """Return the result of the target's compiler: nodes refused, findings and SQNR."""
-    audit = audit_file(file, options.target, samples=options.emulated)
+def shares_of(report: Report) -> dict[str, float]:
+    """Return width → fraction of multiplications."""
+    return {} if report.accelerator is None else dict(report.accelerator.shares)
+
+
+def peer_losses(
+    path: Path, case: Case, fp32: float, options: argparse.Namespace, folder: Path
+) -> dict[str, float | None]:
+    """Return preset → loss, as a fraction of FP32's metric; None for a preset that fails."""
+    calibration, losses = case.batches("calibration"), dict[str, float | None]()
+    for preset in peers_of(options):
+        file = folder / f"{preset}.onnx"
+        try:
+            if options.quark is None:
+                write_preset(path, calibration, preset, file)
+            else:
+                amd_quark.write_preset(
+                    options.quark, path, feeds_of(path, calibration), preset, file
+                )
+            quality = quality_of(file, case.batches("test"), case.metric())
+        except Exception as error:  # noqa: BLE001 – tools raise whatever their parts raise
+            Console().print(f"{preset} failed: {type(error).__name__}: {str(error)[:200]}")
+            losses[preset] = None
+        else:
+            losses[preset] = (fp32 - quality) / fp32
+    return losses
+
+
+def peers_of(options: argparse.Namespace) -> Sequence[str]:
+    """Return the names of the presets beside."""
+    return tuple(PRESETS) if options.quark is None else amd_quark.PRESETS
+
+
+def emulated(name: str, file: Path, case: Case, options: argparse.Namespace) -> Emulation:
+    """Return the result of the target's compiler on a few samples of the evaluation."""
+    model, count = onnx.load(file), options.emulated
+    if name not in SHIPPED:
+        count *= _SMALL_NETS_RATIO
+    try:
+        samples = samples_of(model, case, count)
+        feeds = [feeds for feeds, _ in samples]
+        audit = audit_file(file, load_profile(options.target), feeds, count)
+    except Exception as error:  # noqa: BLE001 – shown in the table
+        return Emulation(error=f"{type(error).__name__}: {str(error)[:100]}")
     if audit.compiled is None:
-        return f"{len(audit.findings)} findings, not compiled"
-    refused = len(audit.compiled.refused)
-    noise = audit.compiled.sqnr_db or float("nan")
-    return f"{refused} refused, {len(audit.findings)} findings, {noise:.1f} dB"
+        return Emulation(findings=len(audit.findings), error="not compiled")
+    for finding in audit.findings:
+        Console().print(f"  finding: {finding.message}")
+    metrics = []
+    for outputs in (simulate(model, feeds), audit.compiled.outputs):
+        metric = case.metric()
+        for arrays, (_, labels) in zip(outputs, samples, strict=True):
+            values = list(arrays.values())
+            metric.update(values[0] if len(values) == 1 else values, labels)
+        metrics.append(metric.result())
+    return _emulation_of(audit, metrics[0] - metrics[1])
+
+
+def _emulation_of(audit: FileAudit, difference: float) -> Emulation:
+    compiled = audit.compiled
+    assert compiled is not None
+    floats = sum(finding.rule == "float_kernel" for finding in audit.findings)
+    return Emulation(
+        len(compiled.refused), floats, len(audit.findings), compiled.sqnr_db, difference
+    )
+
+
+def samples_of(
+    model: onnx.ModelProto, case: Case, count: int
+) -> list[tuple[dict[str, np.ndarray], Any]]:
+    """Return inputs of the sizes of a file, with labels, spread over the evaluation."""
+    sizes = {
+        value.name: [d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in model.graph.input
+    }
+    batches = list(case.batches("test"))
+    places = [(x, y, i) for x, y in batches for i in range(len(y))]
+    chosen = np.linspace(0, len(places) - 1, count).astype(int)
+    return [_sample_of(*places[place], sizes) for place in chosen]
+
+
+def _sample_of(
+    inputs: Any, labels: Any, index: int, sizes: Mapping[str, list[int]]
+) -> tuple[dict[str, np.ndarray], Any]:
+    by_name = inputs if isinstance(inputs, Mapping) else {next(iter(sizes)): inputs}
+    part = slice(index, index + 1)
+    feeds = {
+        name: by_name[name][part] if len(by_name[name]) == len(labels) else by_name[name]
+        for name in sizes
+    }
+    return feeds, labels[part]
 
 
 def table_of(rows: list[Row], options: argparse.Namespace) -> Table:
     """Return the table of all nets."""
     table = Table(title=f"target {options.target}, tolerated loss {options.tolerance:.1%}")
-    headings = ("net", "FP32", *(f"loss of {name}" for name in PRESETS), "loss of ours")
-    for heading in (*headings, "MACs in 8×8", "evaluations", "time", "emulation"):
-        table.add_column(heading, justify="left" if heading in ("net", "emulation") else "right")
+    headings = ("net", "FP32", *(f"loss of {name}" for name in peers_of(options)), "loss of ours")
+    columns = ("emulated less", "SQNR", "MACs in 8×8", "evaluations", "time", "refused", "in float")
+    for heading in (*headings, *columns):
+        table.add_column(heading, justify="left" if heading == "net" else "right")
     for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.fp32:.4f}",
-            *(f"{row.presets[name]:.2%}" for name in PRESETS),
-            "missed" if row.loss is None else f"{row.loss:.2%}",
-            f"{row.narrow:.0%}",
-            str(row.evaluations),
-            f"{row.seconds_ratio:.1f}×",
-            row.emulation,
-        )
-    table.caption = "time: of the whole run, over calibration and one evaluation of FP32"
+        table.add_row(*cells_of(row))
+    table.caption = "time: CPU seconds of the whole run, over one calibration and one evaluation"
     return table
 
 
+def cells_of(row: Row) -> list[str]:
+    """Return the figures of a row as text."""
+    if row.error:
+        return [row.name, row.error[:60]]
+    emulation = row.emulation
+    points = "–" if emulation.difference is None else f"{100 * emulation.difference:.2f}"
+    return [
+        row.name,
+        f"{row.fp32:.4f}",
+        *("failed" if loss is None else f"{loss:.2%}" for loss in row.peers.values()),
+        "missed" if row.loss is None else f"{row.loss:.2%}",
+        points,
+        "–" if emulation.sqnr_db is None else f"{emulation.sqnr_db:.0f} dB",
+        f"{row.narrow:.0%}",
+        str(row.evaluations),
+        f"{row.ratio:.1f}×",
+        emulation.error if emulation.refused is None else str(emulation.refused),
+        "–" if emulation.floats is None else str(emulation.floats),
+    ]
+
+
 def main() -> None:
-    """Train the nets, plan them and print the table."""
+    """Plan all nets and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     today = int(datetime.date.today().strftime("%Y%m%d"))
     parser.add_argument("--target", default="qnn")
     parser.add_argument("--tolerance", type=float, default=0.01, help="of FP32's metric")
     parser.add_argument("--seed", type=int, default=today, help="by default, the date")
-    parser.add_argument("--only", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--emulated", type=int, default=4, help="samples for the emulated NPU")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument(
+        "--emulated", type=int, default=8, help="samples of a shipped net for the NPU"
+    )
+    parser.add_argument("--quark", help="interpreter with amd-quark, whose presets are the peers")
+    parser.add_argument("--json", type=Path, help="file for the figures of each net, line by line")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     rows = []
     for name in options.only:
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(measured(name, options, Path(folder)))
-            Console().print(rows[-1])
-    Console(width=160).print(table_of(rows, options))
+            try:
+                rows.append(measured(name, options, Path(folder)))
+            except Exception as error:  # noqa: BLE001 – a net that fails is a row of the table
+                Console().print_exception()
+                rows.append(Row(name, error=f"{type(error).__name__}: {error}"))
+        Console().print(rows[-1])
+        if options.json is not None:
+            with options.json.open("a") as lines:
+                lines.write(json.dumps(asdict(rows[-1])) + "\n")
+    Console(width=180).print(table_of(rows, options))
 
 
 if __name__ == "__main__":

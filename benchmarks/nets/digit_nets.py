@@ -1,229 +1,275 @@
-"""Small nets of several architectures, trained within seconds on scikit-learn's digits.
+"""Small nets in the shapes of DistilBERT, MPNet, ViT, MobileViT, U-Net and YOLO.
 
-Pictures are enlarged to 32 × 32 and covered with noise, so that no net is perfect. Classifiers
-return logits [batch, 10]; the U-Net returns the logits of a mask of the strokes [batch, 1, 32, 32];
-the encoder reads pictures as rows of tokens, with a mask of padding.
+Classifiers return logits [batch, 10], the U-Net the logits of a mask [batch, 1, side, side], and
+the detector boxes and scores in one array, as exports of YOLO do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
 
-import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-SIDE, CLASSES = 32, 10
-#: Standard deviation of the noise, where strokes are 1.
-_NOISE = 0.3
-#: Samples for training, calibration and evaluation.
-TRAINED, CALIBRATED, EVALUATED = 4000, 128, 600
+CLASSES = 10
 #: Magnitude of the entries of masks that exporters write.
-_MASKED = -3.4e38
+MASKED = -3.4e38
+#: Channels of hidden states that start with a large gain in layer normalizations, as large encoders
+#: have outlier channels, and the gain.
+_OUTLIERS, _GAIN = (3, 17), 4.0
 
 
-@dataclass(frozen=True)
-class DigitCase:
-    """A trained net with its data.
+class Attention(nn.Module):
+    """Attention of several heads, with a mask and a bias that are added to the scores."""
 
-    Attributes:
-        net: in inference mode.
-        calibration, evaluation: inputs [samples, …].
-        labels: classes [samples], or masks [samples, 1, side, side], of the evaluation.
-        is_segmentation: whether the metric is the intersection over union of masks.
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        """Return states [batch, tokens, width]."""
+
+        def split(y: torch.Tensor) -> torch.Tensor:
+            return y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+        query, key, value = (split(part(x)) for part in (self.query, self.key, self.value))
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+        if added is not None:
+            scores = scores + added
+        return self.out((torch.softmax(scores, -1) @ value).transpose(1, 2).flatten(2))
+
+
+class _Layer(nn.Module):
+    """An encoder layer, normalized behind the residuals, or ahead of them."""
+
+    def __init__(self, width: int, heads: int, is_pre_norm: bool = False) -> None:
+        super().__init__()
+        self.attention, self.is_pre_norm = Attention(width, heads), is_pre_norm
+        self.inner, self.outer = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        for norm in self.norms:
+            _raise_outliers(norm)
+
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        first, second = self.norms
+        if self.is_pre_norm:
+            x = x + self.attention(first(x), added)
+            return x + self._dense(second(x))
+        x = first(x + self.attention(x, added))
+        return second(x + self._dense(x))
+
+    def _dense(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(F.gelu(self.inner(x)))
+
+
+def _raise_outliers(norm: nn.Module) -> None:
+    with torch.no_grad():
+        norm.weight[list(_OUTLIERS)] *= _GAIN  # type: ignore[operator,index]  # a parameter
+
+
+class DistilBert(nn.Module):
+    """An encoder of tokens int64 [batch, length]; the mean of those that are no padding classifies.
+
+    Args:
+        vocabulary: number of tokens.
+        length: tokens of a text.
+        has_bias: whether a relative position bias is added to the scores, as in MPNet, in place of
+            absolute positions.
     """
 
-    net: nn.Module
-    calibration: np.ndarray
-    evaluation: np.ndarray
-    labels: np.ndarray
-    is_segmentation: bool = False
-
-
-def drawn_pictures(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return noisy pictures [count, 1, 32, 32], their classes, and masks of the strokes."""
-    digits, draw = load_digits(), np.random.default_rng(seed)
-    chosen = draw.integers(0, len(digits.images), count)
-    clean = torch.tensor(digits.images[chosen] / 16, dtype=torch.float32)[:, None]
-    clean = F.interpolate(clean, (SIDE, SIDE), mode="bilinear")
-    noise = torch.tensor(draw.standard_normal(clean.shape), dtype=torch.float32)
-    labels = torch.tensor(digits.target[chosen])
-    return clean + _NOISE * noise, labels, (clean > 0.5).float()
-
-
-def _conv(inputs: int, outputs: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    layer = nn.Conv2d(inputs, outputs, 3, stride, 1, groups=groups, bias=False)
-    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
-
-
-class _Gate(nn.Module):
-    """Squeeze and excitation."""
-
-    def __init__(self, channels: int) -> None:
+    def __init__(
+        self, vocabulary: int, length: int, has_bias: bool = False, width: int = 32, layers: int = 2
+    ) -> None:
         super().__init__()
-        self.down, self.up = nn.Linear(channels, channels // 4), nn.Linear(channels // 4, channels)
+        self.heads = 4
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(_Layer(width, self.heads) for _ in range(layers))
+        self.hidden, self.head = nn.Linear(width, width), nn.Linear(width, CLASSES)
+        distances = torch.arange(length)[None] - torch.arange(length)[:, None]
+        self.register_buffer("buckets", distances.clamp(-8, 8) + 8)
+        self.bias = nn.Embedding(17, self.heads) if has_bias else None
+        self.positions = None if has_bias else nn.Embedding(length, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights = torch.sigmoid(self.up(F.relu(self.down(x.mean((2, 3))))))
-        return x * weights[:, :, None, None]
-
-
-class _Mobile(nn.Module):
-    """Inverted bottlenecks with hard swish and gates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(1, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.Hardswish()
-        )
-        self.blocks = nn.ModuleList(self._block(16, stride) for stride in (1, 2, 1))
-        self.head = nn.Linear(16, CLASSES)
-
-    @staticmethod
-    def _block(channels: int, stride: int) -> nn.Sequential:
-        wide = 4 * channels
-        return nn.Sequential(
-            nn.Conv2d(channels, wide, 1, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.Hardswish(),
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.Hardswish(),
-            _Gate(wide),
-            nn.Conv2d(wide, channels, 1, bias=False),
-            nn.BatchNorm2d(channels),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            y = block(x)
-            x = x + y if y.shape == x.shape else y
-        return self.head(x.mean((2, 3)))
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return logits; `mask` float [batch, length] is 0 at padding."""
+        x = self.tokens(ids)
+        if self.positions is not None:
+            x = x + self.positions.weight
+        added = (1.0 - mask[:, None, None, :]) * MASKED
+        if self.bias is not None:
+            added = added + self.bias(self.buckets).permute(2, 0, 1)[None]
+        x = self.norm(x)
+        for layer in self.layers:
+            x = layer(x, added)
+        weights = mask[:, :, None]
+        pooled = (x * weights).sum(1) / weights.sum(1)
+        return self.head(F.relu(self.hidden(pooled)))
 
 
-class _Vision(nn.Module):
-    """A vision transformer with patches of 4 × 4."""
+class VisionTransformer(nn.Module):
+    """A vision transformer with patches of 4 × 4 and a class token."""
 
-    def __init__(self, width: int = 48, layers: int = 3) -> None:
+    def __init__(self, side: int, width: int = 32, layers: int = 2) -> None:
         super().__init__()
         self.patches = nn.Conv2d(1, width, 4, 4)
-        self.positions = nn.Parameter(0.02 * torch.randn(1, (SIDE // 4) ** 2, width))
-        self.layers = nn.ModuleList(_encoder_layer(width) for _ in range(layers))
+        self.first = nn.Parameter(0.02 * torch.randn(1, 1, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (side // 4) ** 2 + 1, width))
+        self.layers = nn.ModuleList(_Layer(width, 4, is_pre_norm=True) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
+        """Return logits of pictures [batch, 1, side, side]."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1) + self.positions
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x).mean(1))
+        return self.head(self.norm(x)[:, 0])
 
 
-class _Masked(nn.Module):
-    """An encoder of rows of pixels; dark rows are padding, masked by −3.4e38 as in exports."""
+def _conv(
+    inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    layer = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.SiLU())
 
-    def __init__(self, width: int = 48, layers: int = 3) -> None:
+
+class _Inverted(nn.Module):
+    """An inverted bottleneck with a depthwise convolution."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        self.rows, self.width = nn.Linear(SIDE, width), width
-        self.positions = nn.Parameter(0.02 * torch.randn(1, SIDE, width))
-        self.inner = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
-        self.outer = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
-        self.head = nn.Linear(width, CLASSES)
+        wide = 3 * inputs
+        self.inner = nn.Sequential(_conv(inputs, wide, 1), _conv(wide, wide, 3, stride, wide))
+        self.outer = nn.Sequential(nn.Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.adds = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.squeeze(1)
-        padding = (rows.mean(-1) < 0.1).to(rows.dtype)[:, None] * _MASKED
-        x = self.rows(rows) + self.positions
-        for inner, outer, norm in zip(self.inner, self.outer, self.norms, strict=True):
-            query, key, value = inner(norm(x)).chunk(3, -1)
-            scores = query @ key.transpose(1, 2) / self.width**0.5 + padding
-            x = x + outer(torch.softmax(scores, -1) @ value)
-        return self.head(x.mean(1))
+        y = self.outer(self.inner(x))
+        return x + y if self.adds else y
 
 
-def _encoder_layer(width: int) -> nn.Module:
-    return nn.TransformerEncoderLayer(
-        width, 4, 2 * width, batch_first=True, norm_first=True, activation="gelu", dropout=0.0
-    )
+class _MobileViTBlock(nn.Module):
+    """Attention between pixels at the same place of all patches of 2 × 2."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.near, self.inner = _conv(channels, channels), nn.Conv2d(channels, width, 1, bias=False)
+        self.layers = nn.ModuleList(_Layer(width, 4, is_pre_norm=True) for _ in range(2))
+        self.norm, self.outer = nn.LayerNorm(width), _conv(width, channels, 1)
+        self.mix = _conv(2 * channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(self.near(x))
+        width, side = y.shape[1], y.shape[2] // 2
+        y = y.reshape(-1, width, side, 2, side, 2).permute(0, 3, 5, 2, 4, 1)
+        y = y.reshape(-1, side * side, width)
+        for layer in self.layers:
+            y = layer(y)
+        y = self.norm(y).reshape(-1, 2, 2, side, side, width).permute(0, 5, 3, 1, 4, 2)
+        y = self.outer(y.reshape(-1, width, 2 * side, 2 * side))
+        return self.mix(torch.cat([x, y], 1))
 
 
-class _UNet(nn.Module):
-    """Two levels with a transposed convolution and a skip connection."""
+class MobileViT(nn.Module):
+    """Inverted bottlenecks, then attention between patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv(1, 12, 3, 2), _Inverted(12, 16), _Inverted(16, 24, 2))
+        self.block, self.last = _MobileViTBlock(24, 32), _conv(24, 64, 1)
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits of pictures [batch, 1, side, side]."""
+        return self.head(self.last(self.block(self.stem(x))).mean((2, 3)))
+
+
+class UNet(nn.Module):
+    """Two levels, with separable and transposed convolutions and skip connections."""
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
-        self.first, self.down = _conv(1, width), _conv(width, 2 * width, 2)
-        self.inner = _conv(2 * width, 2 * width)
-        self.up = nn.ConvTranspose2d(2 * width, width, 2, 2)
-        self.last, self.head = _conv(2 * width, width), nn.Conv2d(width, 1, 1)
+        self.first = _separable(1, width)
+        self.second, self.third = _separable(width, 2 * width), _separable(2 * width, 4 * width)
+        self.up = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
+        self.inner = _separable(4 * width, 2 * width)
+        self.last_up = nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.last, self.head = _separable(2 * width, width), nn.Conv2d(width, 1, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits of masks of pictures [batch, 1, side, side]."""
         first = self.first(x)
-        inner = self.inner(self.down(first))
-        return self.head(self.last(torch.cat([first, F.relu(self.up(inner))], 1)))
+        second = self.second(F.max_pool2d(first, 2))
+        third = self.up(self.third(F.max_pool2d(second, 2)))
+        inner = self.inner(torch.cat([second, third], 1))
+        return self.head(self.last(torch.cat([first, self.last_up(inner)], 1)))
 
 
-def _plain() -> nn.Module:
-    features = nn.Sequential(_conv(1, 16, 2), _conv(16, 32, 2), _conv(32, 32))
-    return nn.Sequential(features, _classifier(32))
+def _separable(inputs: int, outputs: int) -> nn.Sequential:
+    depthwise = _conv(inputs, inputs, 3, 1, inputs)
+    return nn.Sequential(depthwise, _conv(inputs, outputs, 1), _conv(outputs, outputs))
 
 
-def _classifier(channels: int) -> nn.Module:
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
+class Yolo(nn.Module):
+    """A detector of one level without anchors: boxes in pixels and scores, [batch, 14, cells].
+
+    Boxes are left, top, right, bottom.
+    """
+
+    stride = 8
+
+    def __init__(self, side: int, width: int = 12) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv(1, width, 3, 2), _conv(width, 2 * width, 3, 2))
+        self.first, self.down = _Split(2 * width), _conv(2 * width, 3 * width, 3, 2)
+        self.second, self.pool = _Split(3 * width), _Pyramid(3 * width)
+        self.near = _conv(2 * width, 2 * width, 3, 2)
+        self.neck = _conv(5 * width, 3 * width, 1)
+        self.boxes = nn.Sequential(_conv(3 * width, 2 * width), nn.Conv2d(2 * width, 4, 1))
+        self.scores = nn.Sequential(_conv(3 * width, 2 * width), nn.Conv2d(2 * width, CLASSES, 1))
+        cells = side // self.stride
+        rows, columns = torch.meshgrid(torch.arange(cells), torch.arange(cells), indexing="ij")
+        self.register_buffer("centers", torch.stack([columns, rows]).flatten(1) + 0.5)
+
+    def raw(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return boxes in pixels [batch, 4, cells] and logits [batch, 10, cells]."""
+        fine = self.first(self.stem(x))
+        coarse = self.pool(self.second(self.down(fine)))
+        joined = self.neck(torch.cat([coarse, self.near(fine)], 1))
+        sides = F.softplus(self.boxes(joined).flatten(2))
+        low, high = self.centers - sides[:, :2], self.centers + sides[:, 2:]
+        return torch.cat([low, high], 1) * self.stride, self.scores(joined).flatten(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return boxes and probabilities of pictures [batch, 1, side, side]."""
+        boxes, logits = self.raw(x)
+        return torch.cat([boxes, torch.sigmoid(logits)], 1)
 
 
-def _detector() -> nn.Module:
-    """Spatial pyramid pooling behind separable convolutions, as in YOLO's necks."""
-    separable = nn.Sequential(_conv(1, 16, 2), _conv(16, 16, 1, 16), nn.Conv2d(16, 32, 1))
-    return nn.Sequential(separable, nn.SiLU(), _Pyramid(32), _classifier(32))
+class _Split(nn.Module):
+    """Half of the channels through a bottleneck, all mixed at the end."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        half = channels // 2
+        self.inner = nn.Sequential(_conv(half, half), _conv(half, half))
+        self.mix = _conv(channels + half, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept, used = x.chunk(2, 1)
+        return self.mix(torch.cat([kept, used, used + self.inner(used)], 1))
 
 
 class _Pyramid(nn.Module):
+    """Spatial pyramid pooling."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.mix = nn.Conv2d(3 * channels, channels, 1)
+        self.mix = _conv(3 * channels, channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = F.max_pool2d(x, 5, 1, 2)
-        return F.silu(self.mix(torch.cat([x, wide, F.max_pool2d(wide, 5, 1, 2)], 1)))
-
-
-#: Name → the untrained net.
-NETS: Mapping[str, Callable[[], nn.Module]] = {
-    "plain": _plain,
-    "mobile": _Mobile,
-    "vision transformer": _Vision,
-    "masked encoder": _Masked,
-    "U-Net": _UNet,
-    "pyramid": _detector,
-}
-#: Training of seconds: passes over the data, and samples of a step.
-_EPOCHS, _BATCH = 6, 50
-
-
-def trained_case(name: str, seed: int) -> DigitCase:
-    """Return a net by its name, trained from a seed."""
-    torch.manual_seed(seed)
-    net, segments = NETS[name](), name == "U-Net"
-    pictures, classes, masks = drawn_pictures(TRAINED, seed)
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    for _ in range(_EPOCHS):
-        for start in range(0, TRAINED, _BATCH):
-            part = slice(start, start + _BATCH)
-            outputs = net(pictures[part])
-            loss = (
-                F.binary_cross_entropy_with_logits(outputs, masks[part])
-                if segments
-                else F.cross_entropy(outputs, classes[part])
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    shown, labels, strokes = drawn_pictures(EVALUATED, seed + 1)
-    expected = strokes if segments else labels
-    calibration = pictures[:CALIBRATED].numpy()
-    return DigitCase(net.eval(), calibration, shown.numpy(), expected.numpy(), segments)
+        return self.mix(torch.cat([x, wide, F.max_pool2d(wide, 5, 1, 2)], 1))

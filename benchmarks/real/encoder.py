@@ -23,18 +23,19 @@ def folder() -> Path:
 
 
 @cache
-def _tokenizer() -> Any:
+def tokenizer(length: int | None = None) -> Any:
+    """The tokenizer of the encoder; `length` pads all texts to a fixed number of tokens."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
-    tokenizer.enable_truncation(MOST_TOKENS)
-    tokenizer.enable_padding()
-    return tokenizer
+    own = Tokenizer.from_file(str(folder() / "tokenizer.json"))
+    own.enable_truncation(length or MOST_TOKENS)
+    own.enable_padding(length=length)
+    return own
 
 
-def tokens(texts: list[str]) -> dict[str, np.ndarray]:
-    """The inputs of the encoder, int64 [texts, tokens of the longest]."""
-    encoded = _tokenizer().encode_batch(texts)
+def tokens(texts: list[str], length: int | None = None) -> dict[str, np.ndarray]:
+    """The inputs of the encoder, int64 [texts, `length`, or tokens of the longest]."""
+    encoded = tokenizer(length).encode_batch(texts)
     return {
         "input_ids": np.array([encoding.ids for encoding in encoded], np.int64),
         "attention_mask": np.array([encoding.attention_mask for encoding in encoded], np.int64),

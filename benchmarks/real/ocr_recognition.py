@@ -43,14 +43,14 @@ class WholeLines(Share):
     """The share of lines of which every character is right, spaces aside."""
 
     def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        recognized = (_text_of(scores) for scores in preds)
+        recognized = (text_of(scores) for scores in preds)
         pairs = zip(recognized, labels, strict=True)
         self.count(
             np.array([text.replace(" ", "") == str(b).replace(" ", "") for text, b in pairs])
         )
 
 
-def _text_of(scores: np.ndarray) -> str:
+def text_of(scores: np.ndarray) -> str:
     """The characters that scores [steps, classes] say: repeated ones count once."""
     best = scores.argmax(1)
     return "".join(characters()[index] for index in best[np.diff(best, prepend=-1) != 0])

@@ -84,7 +84,8 @@ class OptimizedModel:
         label_key: str | None = None,
     ) -> None:
         self.loaded = loaded
-        self.plan = plan
+        accelerator = report.accelerator
+        self.plan = plan if accelerator is None else replace(plan, target=accelerator.name)
         self.report = report
         self.met = met
         self.trials = Trials(trials)

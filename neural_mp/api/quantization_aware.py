@@ -21,6 +21,7 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.replay import OpenedPlan, open_plan
 from neural_mp.config import Options, Settings
 from neural_mp.config.settings import TRAIN
+from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
@@ -110,7 +111,9 @@ def quantization_aware(
     loaded = load_source(model, framework, inputs, example=example, capture=capture)
     if loaded.adaptor.simulation is None:
         raise ConversionError(untrainable(loaded.adaptor.framework))
-    opened = open_plan(loaded, plan, observations, data, hardware=hardware)
+    opened = open_plan(
+        loaded, plan, observations, data, hardware=hardware, target=machine.HOST_TARGET
+    )
     if not opened.resolved.has_low_precision:
         raise ConfigurationError(
             "the plan must have at least one op in a lower precision, got none; train the model "

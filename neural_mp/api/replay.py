@@ -35,7 +35,7 @@ from neural_mp.space import (
     reached_by,
     without_non_finite,
 )
-from neural_mp.targets import TargetProfile
+from neural_mp.targets import TargetProfile, is_profile
 from neural_mp.targets.cost import TargetCosts
 from neural_mp.tuning.evaluation.batches import FirstBatch
 from neural_mp.tuning.final_selection import UNMEASURED, compare_latency
@@ -121,7 +121,7 @@ def convert_with_plan(
     inputs: object = None,
     calibration: Iterable[Any] | None = None,
     hardware: Hardware | None = None,
-    target: str = machine.HOST_TARGET,
+    target: str | None = None,
     capture: Capture = Capture.WHOLE,
     rounding_steps: int = ROUNDING_STEPS,
     random_seed: int = 0,
@@ -139,7 +139,8 @@ def convert_with_plan(
             `autoround`).
         hardware: hardware of this machine; default: detected.
         target: CPU to convert for, a name in `neural_mp.core.hardware.TARGETS`; or an accelerator:
-            the name or the path of a profile.
+            the name or the path of a profile; default: the accelerator that the plan names, or
+            this CPU.
         capture: see `MixedPrecision`.
         rounding_steps: steps per decoder block of `autoround`.
         random_seed: seed of these steps.
@@ -183,7 +184,7 @@ def open_plan(
     data: list[Any] | None = None,
     options: CorrectionOptions | None = None,
     hardware: Hardware | None = None,
-    target: str = machine.HOST_TARGET,
+    target: str | None = None,
 ) -> OpenedPlan:
     """Return a model together with a plan; arguments as in `convert_with_plan`.
 
@@ -191,6 +192,7 @@ def open_plan(
         ConfigurationError: the target is unknown, or cannot run the model.
         PlanError: the plan does not fit the model or the target.
     """
+    target = _target_of(plan, target)
     loaded, cpu = seen_by_target(loaded, target)
     target_machine, notes = hardware_for(cpu, hardware or machine.detect(), loaded.adaptor)
     warnings = [*loaded.warnings, *notes]
@@ -208,6 +210,30 @@ def open_plan(
     # Corrections that need the missing data stay in this space: the conversion names them.
     resolved = without_non_finite(space, observations.non_finite).resolve(right)
     return OpenedPlan(loaded, tunable, resolved, tuple(warnings), profile_of(target))
+
+
+def _target_of(plan: PrecisionPlan, target: str | None) -> str:
+    """Return the target that a plan is applied for: `target`, or else the one that the plan names.
+
+    Raises:
+        ConfigurationError: there is no such target.
+        PlanError: the plan is for another accelerator.
+    """
+    if target is None:
+        target = plan.target or machine.HOST_TARGET
+        if plan.target and not is_profile(target):
+            raise PlanError(
+                f"the plan is for {target!r}, whose profile is a file of yours; give its path as "
+                f"the target"
+            )
+        return target
+    profile = profile_of(target)
+    if plan.target and plan.target != (None if profile is None else profile.name):
+        raise PlanError(
+            f"target must be {plan.target!r}, the accelerator that the plan is for, or none, got "
+            f"{target!r}; widths of one target are not those of another"
+        )
+    return target
 
 
 @dataclass(frozen=True)

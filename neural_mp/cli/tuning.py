@@ -142,15 +142,10 @@ def convert(
     """Convert a model by a plan file, without search or data."""
     from neural_mp.api.replay import convert_with_plan
     from neural_mp.api.saved_model import check_output
-    from neural_mp.core import hardware
 
     check_output(output)
     with out.working(f"Converting {model}"):
         result = convert_with_plan(
-            model,
-            plan,
-            framework=options.framework,
-            inputs=options.inputs,
-            target=target or hardware.HOST_TARGET,
+            model, plan, framework=options.framework, inputs=options.inputs, target=target
         )
     emit_result(result, out, output)

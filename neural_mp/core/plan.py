@@ -39,6 +39,8 @@ FILE_VERSION = 2
 PLAN_KEY = "neural_mp.plan"
 #: Key of the precisions of the given model in a plan file.
 _SOURCE = "source_precisions"
+#: Key of the accelerator in a plan file.
+_TARGET = "target"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +53,12 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         configs: op → its configuration. FP32 is the precision of an op that is not lowered.
         source_precisions: the precisions in which the model was given, if known; a model in half
             precision that no op of the plan changes stays in that precision.
+        target: the name of the accelerator that the plan is for; empty for a CPU, and if unknown.
     """
 
     configs: Mapping[str, OpConfig] = field(default_factory=dict)
     source_precisions: tuple[Precision, ...] = (Precision.FP32,)
+    target: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "configs", dict(self.configs))
@@ -152,6 +156,8 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         document: dict[str, Any] = {"neural_mp_plan": FILE_VERSION}
         if framework:
             document["framework"] = framework
+        if self.target:
+            document[_TARGET] = self.target
         if not self._from_fp32:
             document[_SOURCE] = [precision.value for precision in self.source_precisions]
         document["ops"] = self.to_dict()
@@ -223,6 +229,8 @@ def _parse_document(value: object) -> tuple[PrecisionPlan, Observations | None]:
     if _SOURCE in value:
         precisions = validate_at(_SOURCE, _SOURCES, value[_SOURCE])
         plan = replace(plan, source_precisions=precisions or plan.source_precisions)
+    if _TARGET in value:
+        plan = replace(plan, target=validate_at(_TARGET, short_string, value[_TARGET]))
     return plan, validate_at("observations", Observations.from_dict, observed) if observed else None
 
 

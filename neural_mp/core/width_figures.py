@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
@@ -70,6 +70,19 @@ class WidthFigures(JsonFields):
     macs: Mapping[str, NonNegative] = field(default_factory=dict)
     elements: Mapping[str, NonNegative] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
+
+    def restricted_to(self, ops: Collection[str]) -> WidthFigures:
+        """Return the noise of some ops, the others staying in float."""
+        tensors = (
+            replace(tensor, ops=tuple(op for op in tensor.ops if op in ops))
+            for tensor in self.tensors
+        )
+        return replace(
+            self,
+            tensors=tuple(tensor for tensor in tensors if tensor.ops),
+            weights={op: noise for op, noise in self.weights.items() if op in ops},
+            biases=tuple(op for op in self.biases if op in ops),
+        )
 
     def weight_noise(self, op: str, bits: int | None) -> float:
         """Return the noise of an op's weight in a number of bits; 0 in float."""

@@ -67,6 +67,7 @@ class Widening(Strategy):
         if figures is None:
             return
         choices, trials = _choices_by_width(space), MAX_TRIALS - 1
+        figures = figures.restricted_to(choices)
         plain = PrecisionPlan({op: own[0] for op, own in choices.items()})
         corrections = _choose_corrections(plain, figures, problem)
         if corrections.changes_plan:
@@ -167,13 +168,16 @@ def _try_path(
 ) -> Search:
     """Try plans between the last that missed, first the narrowest, and the first that met.
 
-    `loss` is that of the narrowest plan, `trials` the most trials.
+    `loss` is that of the narrowest plan, `trials` the most trials. If all others missed, the last
+    one is for the widest plan, so that no model stays in float that could meet the target.
     """
     missed, met = 0, len(path)
-    for _ in range(trials):
+    for remaining in reversed(range(trials)):
         if met - missed <= 1 or _gains_little(path, missed, met):
             return
         index = _next_index(path, missed, met, loss, problem.tolerance)
+        if not remaining and met == len(path):
+            index = met - 1
         (trial,) = yield [PrecisionPlan(path[index].configs)]
         if trial.meets_accuracy:
             met = index

@@ -128,7 +128,8 @@ class Placement(_Part):
     """Places of QuantizeLinear and DequantizeLinear.
 
     Attributes:
-        inputs: `all` inputs of an op in integers, or only those of ops with a `weighted` operand.
+        inputs: `all` inputs of an op in integers; or, if a `weighted` op alone computes one of
+            them for an op without a weight, all besides this one, as the compiler fuses both ops.
         outputs: `always`, or only `between` two ops in integers.
         weights: `dq` for stored integers, `qdq` for stored floats that the compiler rounds.
         io: `float` or `quantized` graph inputs and outputs.

@@ -1,10 +1,15 @@
 """The page of a run for an accelerator: widths of multiplications, and ops that it refuses."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from page_records import chain, record
 
+from neural_mp.core.enums import QuantDType, Scheme
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.reporting.page import page_of
+from neural_mp.reporting.page.page_data import letters
 from neural_mp.runs.report import AcceleratorFigures
 
 FIGURES = AcceleratorFigures(
@@ -35,3 +40,17 @@ def test_refused_ops_are_named():
     page = page_of(run_for(replace(FIGURES, refused={op.type: kinds.count(op.type)})))
     assert "that the compiler does not take" in page
     assert f"<li>{op.name} ({op.type})</li>" in page
+
+
+def test_map_has_a_letter_for_weights_of_16_bits():
+    """Ops in w8a16 and w16a16 have the same precision, and different costs."""
+    graph = record(chain(12)).setup.graph
+    first, second, *_ = (op.name for op in graph)
+    activation = QuantSpec(QuantDType.UINT16, Scheme.ASYMMETRIC)
+    narrow, wide = (
+        OpConfig(Precision.INT16, QuantSpec(dtype, Scheme.SYMMETRIC), activation)
+        for dtype in (QuantDType.INT8, QuantDType.INT16)
+    )
+    runs_in = {first: Precision.INT16, second: Precision.INT16}
+    shown = letters(SimpleNamespace(graph=graph), {first: narrow, second: wide}, runs_in)
+    assert shown == "wW" + "." * (len(list(graph)) - 2)

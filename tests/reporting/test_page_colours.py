@@ -7,6 +7,8 @@ from importlib import resources
 
 import pytest
 
+from neural_mp.reporting.page.page_data import WIDE_LETTER
+
 CSS = (resources.files("neural_mp.reporting.page") / "charts.css").read_text(encoding="utf-8")
 
 
@@ -47,7 +49,18 @@ def test_warnings_are_readable_on_their_ground(scheme):
 
 
 @pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
-@pytest.mark.parametrize("precision", ["int2", "int3", "int4", "int8", "bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(
+    "precision",
+    ["int2", "int3", "int4", "int8", "int16", "w16a16", "bf16", "fp16", "fp32"],
+)
 def test_precisions_stand_out_from_a_card(scheme, precision):
     """Level AA asks for 3 to 1 of graphical objects."""
     assert _contrast(scheme[precision], scheme["card"]) >= 3
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
+def test_weights_of_16_bits_have_a_colour_of_their_own(scheme):
+    """On the map, `w16a16` costs twice `w8a16`; the style and the script have the same classes."""
+    assert scheme["w16a16"] not in {v for name, v in scheme.items() if name != "w16a16"}
+    script = (resources.files("neural_mp.reporting.page") / "map.js").read_text(encoding="utf-8")
+    assert re.search(rf'const CLASSES = .*\b{WIDE_LETTER}: "w16a16"', script)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,6 +14,8 @@ from onnx_nets import as_onnx, graph, op, run
 from torch import nn
 from torch.nn import functional as F
 
+from neural_mp import targets
+from neural_mp.adaptors.onnxrt.targets import switch_model
 from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
 from neural_mp.adaptors.onnxrt.targets.quant_grid import activation_grid, weight_grid
 from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
@@ -144,6 +147,70 @@ def test_saved_file_computes_what_was_simulated(mixed, tmp_path):
     )
 
 
+def residual_net():
+    """Two convolutions with a connection around the second."""
+    draw = np.random.default_rng(0)
+    weights = {n: 0.1 * draw.normal(size=(8, 8, 3, 3)).astype(np.float32) for n in ("v", "w")}
+    nodes = [
+        op("Conv", "x v", "first", pads=[1, 1, 1, 1]),
+        op("Relu", "first", "shown"),
+        op("Conv", "shown w", "second", pads=[1, 1, 1, 1]),
+        op("Add", "second shown", "sum"),
+    ]
+    return graph(nodes, {"x": ["batch", 8, 6, 6]}, ["sum"], weights, opset=21)
+
+
+def test_sum_is_fused_into_the_convolution_that_computes_one_operand(tmp_path):
+    """TensorRT: the other operand alone is quantized, and the audit asks for that pair."""
+    data = [np.random.default_rng(1).standard_normal((2, 8, 6, 6)).astype(np.float32)]
+    planned = Planned(residual_net(), "tensorrt", data)
+    model = saved(planned, planned.converted(), tmp_path)
+    writers = {name: node for node in model.graph.node for name in node.output}
+    (add,) = (node for node in model.graph.node if node.op_type == "Add")
+    assert [writers[name].op_type for name in add.input] == ["Conv", "DequantizeLinear"]
+    ops = frozenset(node.name for node in model.graph.node if node.op_type in ("Conv", "Add"))
+    assert check_structure(model, planned.adaptor.profile, ops) == []
+    add.input[1] = "shown"
+    (finding,) = check_structure(model, planned.adaptor.profile, ops)
+    assert (finding.op, finding.rule) == (add.name, "ring")
+
+
+@pytest.fixture
+def quantized_io(tmp_path):
+    """A profile like `qnn`, with integers at inputs and outputs."""
+    text = (Path(targets.__file__).parent / "qnn.yaml").read_text()
+    path = tmp_path / "board.yaml"
+    path.write_text(text.replace("io: float", "io: quantized"))
+    return str(path)
+
+
+def test_file_with_quantized_io_takes_and_returns_the_integers(mixed, quantized_io, tmp_path):
+    """The same numbers as with floats, and the audit of the structure finds nothing."""
+    planned = Planned(mixed, quantized_io, batches())
+    held = planned.converted()
+    model = saved(planned, held, tmp_path)
+    assert check_structure(model, planned.adaptor.profile) == []
+    grids = {p.key.removeprefix("neural_mp.io."): p.value.split() for p in model.metadata_props}
+    (source,), (result,) = model.graph.input, model.graph.output
+    assert {source.name, result.name} == set(grids)
+    x = batches(1)[0][:1]
+    kind, scale, zero = grids[source.name]
+    info = np.iinfo(kind)
+    steps = np.clip(np.rint(x / float(scale)) + int(zero), info.min, info.max).astype(kind)
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    (integers,) = session.run(None, {source.name: steps})
+    kind, scale, zero = grids[result.name]
+    assert integers.dtype == kind
+    actual = (integers.astype(np.float32) - int(zero)) * float(scale)
+    np.testing.assert_allclose(
+        actual, planned.adaptor.predict(held, x), rtol=1e-3, atol=float(scale) * 1.01
+    )
+
+
 def test_sum_of_single_noises_predicts_plans(mixed):
     """Within 3 dB along the whole path, from 8 bits to plans near float."""
     data = batches()
@@ -156,6 +223,23 @@ def test_sum_of_single_noises_predicts_plans(mixed):
         predicted = -10 * np.log10(max(plan.noise, 1e-12))
         if predicted < 80:  # above, float32 rounding adds its own
             assert planned.sqnr(plan.configs, data[0]) == pytest.approx(predicted, abs=3)
+
+
+@pytest.mark.parametrize(("least", "samples"), [(np.inf, 1), (0.0, 4)])
+def test_small_noise_is_measured_on_one_sample(mixed, monkeypatch, least, samples):
+    """As if the batch had no other; large noise on all samples of the batch."""
+    data = batches()
+    planned = Planned(mixed, "qnn", data)
+
+    def noise(x):
+        figures = planned.adaptor.width_figures(planned.held, x, planned.observed)
+        return {t.tensor: t.at(8) for t in figures.tensors}, figures.weights
+
+    monkeypatch.setattr(switch_model, "_LEAST_NSR", least)
+    assert noise(data[0]) == noise(data[0][:samples])
+    other = data[0].copy()
+    other[1:] *= 2
+    assert (noise(data[0]) == noise(other)) == (samples == 1)
 
 
 def test_wider_activations_are_more_precise(mixed):

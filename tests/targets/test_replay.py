@@ -1,6 +1,7 @@
 """Plans for an accelerator, applied again: the result is the tuned one."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,3 +76,32 @@ def test_plan_for_a_cpu_is_refused_by_an_accelerator(net, digits):
 def test_misspelt_accelerator_is_named_with_the_nearest(net, tuned):
     with pytest.raises(ConfigurationError, match=r"got 'qnm'.*did you mean 'qnn'"):
         convert_with_plan(as_onnx(net), tuned.plan, target="qnm")
+
+
+def test_plan_without_a_named_target_is_applied_for_its_own(net, digits, tuned, tmp_path):
+    """An in-memory plan, and a file, name the accelerator that they are for."""
+    tuned.save_plan(tmp_path / "plan.yaml")
+    assert tuned.plan.target == "qnn"
+    assert "\ntarget: qnn\n" in (tmp_path / "plan.yaml").read_text()
+    replayed = convert_with_plan(as_onnx(net), tmp_path / "plan.yaml")
+    check_same(replayed, tuned, digits[1].images[:50])
+
+
+@pytest.mark.parametrize("target", ["this", "qdq"])
+def test_plan_of_an_accelerator_is_refused_by_other_targets(net, tuned, target):
+    with pytest.raises(PlanError, match=f"must be 'qnn', the accelerator .* got '{target}'"):
+        convert_with_plan(as_onnx(net), tuned.plan, observations=tuned.observations, target=target)
+
+
+def test_plan_file_without_a_target_is_still_applied(net, digits, tuned, tmp_path):
+    tuned.save_plan(tmp_path / "plan.yaml")
+    old = (tmp_path / "plan.yaml").read_text().replace("\ntarget: qnn\n", "\n")
+    (tmp_path / "old.yaml").write_text(old)
+    replayed = convert_with_plan(as_onnx(net), tmp_path / "old.yaml", target="qnn")
+    check_same(replayed, tuned, digits[1].images[:50])
+
+
+def test_plan_for_a_profile_of_the_users_asks_for_its_path(net, tuned):
+    plan = replace(tuned.plan, target="board")
+    with pytest.raises(PlanError, match="the plan is for 'board', whose profile is a file"):
+        convert_with_plan(as_onnx(net), plan, observations=tuned.observations)

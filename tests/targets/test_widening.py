@@ -1,20 +1,26 @@
 """The path of plans for an accelerator: from narrow to wide, most noise removed per cost first."""
 
 import itertools
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.core.width_figures import TensorNoise, WidthFigures
 from neural_mp.search.widening import (
+    WidthPlan,
     calibrated,
     choose_algorithms,
     widening_path,
     with_algorithms,
 )
+from neural_mp.strategies.widening import _try_path
 from neural_mp.targets import Widths
 
 A8 = QuantSpec("uint8", "asymmetric", "per_tensor")
@@ -67,6 +73,15 @@ def test_weight_of_much_noise_is_widened_with_its_activations_first():
     first = next(plan for plan in path if "w16a16" in words(plan))
     assert words(first) == ["w8a8", "w16a16", "w8a8"]
     assert first.noise < 1e-5
+
+
+def test_noise_of_ops_that_stay_in_float_is_left_out():
+    """An op that a user keeps in FP32, or of unknown range, is no choice of the search."""
+    choices, figures = chain([1e-7, 1e-2, 1e-7], [1e-8, 1e-8])
+    tunable = {"op0": choices["op0"]}
+    path = widening_path(tunable, figures.restricted_to(tunable), cost)
+    assert words(path[0]) == ["w8a8"]
+    assert path[0].noise == pytest.approx(1e-7 + 1e-2 + 1e-8)
 
 
 def test_noisy_tensor_widens_all_ops_that_touch_it():
@@ -151,3 +166,20 @@ def test_wider_op_keeps_its_algorithm_only_for_a_reader_in_8_bits():
 
 def cost_of_pair(op, config):
     return {"a8": 0.5, "fp32": 2.0}.get(str(Widths.of(config) or "fp32"), 1.0)
+
+
+def test_last_trial_is_for_the_widest_plan_if_all_others_missed():
+    """Where the loss falls more slowly than the noise, no plan between would meet the target."""
+    path = [WidthPlan({"op": LAYER[0]}, 10.0**-i, 1.0 + i) for i in range(20)]
+    path[-1] = WidthPlan({"op": LAYER[2]}, 1e-20, 50.0)
+    search = _try_path(path, SimpleNamespace(tolerance=0.01), 0.1, 3)
+    (plan,) = next(search)
+    proposed = [plan]
+    with suppress(StopIteration):
+        while True:
+            met = plan == PrecisionPlan(path[-1].configs)
+            outcome = Outcome.MET if met else Outcome.MISSED
+            (plan,) = search.send([Trial(plan, outcome, 0.9, 0.09)])
+            proposed.append(plan)
+    assert len(proposed) == 3
+    assert proposed[-1] == PrecisionPlan(path[-1].configs)

@@ -1,6 +1,6 @@
 // The map: boxes on a canvas that can be dragged and zoomed. The rest of the page is in page.js.
-const NAMES = {2: "INT2", 3: "INT3", 4: "INT4", 8: "INT8", w: "INT16", b: "BF16", h: "FP16", ".": "FP32"};
-const CLASSES = {2: "int2", 3: "int3", 4: "int4", 8: "int8", w: "int16", b: "bf16", h: "fp16", ".": "fp32"};
+const NAMES = {2: "INT2", 3: "INT3", 4: "INT4", 8: "INT8", w: "INT16", W: "W16A16", b: "BF16", h: "FP16", ".": "FP32"};
+const CLASSES = {2: "int2", 3: "int3", 4: "int4", 8: "int8", w: "int16", W: "w16a16", b: "bf16", h: "fp16", ".": "fp32"};
 const BOX_WIDTH = 132, BOX_HEIGHT = 34, LEAST_ZOOM = 0.01, MOST_ZOOM = 4;
 const OP = {name: 0, type: 1, why: 2, noise: 3, output_noise: 4, times: 5, before: 6, after: 7, weights: 8, adds: 9, config: 10, because: 11, shapes: 12};
 
@@ -24,7 +24,7 @@ const sum = values => values.reduce((total, value) => total + (value || 0), 0);
 /** Colours of the style sheet as [red, green, blue], light or dark. */
 function palette() {
   const style = getComputedStyle(document.body), found = {};
-  for (const name of ["int2", "int3", "int4", "int8", "int16", "bf16", "fp16", "fp32", "ink", "soft", "line", "card", "faint", "focus", "on", "bad"]) {
+  for (const name of ["int2", "int3", "int4", "int8", "int16", "w16a16", "bf16", "fp16", "fp32", "ink", "soft", "line", "card", "faint", "focus", "on", "bad"]) {
     const text = style.getPropertyValue("--" + name).trim().slice(1);
     const digits = text.length === 3 ? [...text].map(digit => digit + digit).join("") : text;
     found[name] = [0, 2, 4].map(at => parseInt(digits.slice(at, at + 2), 16));

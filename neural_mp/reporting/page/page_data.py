@@ -13,11 +13,11 @@ from typing import Any
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op
 from neural_mp.core.op_timings import MAX_GAIN
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import visible
 from neural_mp.reporting.page.map_layout import map_levels
 from neural_mp.reporting.page.page_model import View
-from neural_mp.targets import words_of
+from neural_mp.targets import Widths, words_of
 from neural_mp.util.html import Element, element, raw
 
 #: Letter of each precision, for a compact encoding of plans.
@@ -31,6 +31,8 @@ LETTERS: Mapping[Precision, str] = {
     Precision.FP16: "h",
     Precision.FP32: ".",
 }
+#: Letter of ops of an accelerator with 16 bits in weight and activations.
+WIDE_LETTER = "W"
 #: Minimum number of characters for compression.
 _LARGE = 150_000
 #: Maximum number of characters of a plan in a data link, which needs no script.
@@ -54,7 +56,12 @@ def plan_yaml(view: View) -> str | None:
     """Return the plan of the result, or of the best trial so far, as YAML for replay."""
     if view.flow is None:
         return None
-    plan = replace(view.plan, source_precisions=view.graph.source_precisions)
+    figures = None if view.report is None else view.report.accelerator
+    plan = replace(
+        view.plan,
+        source_precisions=view.graph.source_precisions,
+        target="" if figures is None else figures.name,
+    )
     return plan.to_yaml(framework=view.record.setup.framework)
 
 
@@ -79,7 +86,7 @@ def _build_page_data(view: View) -> dict[str, Any]:
         "ops": [_op_fields(view, op, types, reasons) for op in view.graph],
         "types": [visible(kind) for kind in types],
         "why": [visible(reason) for reason in reasons],
-        "result": letters(view, view.runs_in),
+        "result": letters(view, view.plan, view.runs_in),
         "plans": _encode_plans(view),
         "best": None if view.best is None else view.best.number,
         "most_gain": MAX_GAIN,
@@ -89,9 +96,15 @@ def _build_page_data(view: View) -> dict[str, Any]:
     }
 
 
-def letters(view: View, runs_in: Mapping[str, Precision]) -> str:
+def letters(view: View, plan: Mapping[str, OpConfig], runs_in: Mapping[str, Precision]) -> str:
     """Encode the precision of each op as one letter."""
-    return "".join(LETTERS[runs_in.get(op.name, Precision.FP32)] for op in view.graph)
+
+    def letter(op: str) -> str:
+        precision = runs_in.get(op, Precision.FP32)
+        is_wide = precision is Precision.INT16 and Widths.of(plan.get(op, FP32)) is Widths.W16A16
+        return WIDE_LETTER if is_wide else LETTERS[precision]
+
+    return "".join(letter(op.name) for op in view.graph)
 
 
 def _op_fields(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> list[Any]:
@@ -152,7 +165,7 @@ def _encode_plans(view: View) -> dict[str, str]:
     room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
     chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.ranking_loss))[:room]
     followed = {
-        plan: letters(view, view.record.setup.followed(plan).effective)
+        plan: letters(view, plan, view.record.setup.followed(plan).effective)
         for plan in {trial.plan for trial in chosen}
     }
     return {str(trial.number): followed[trial.plan] for trial in chosen}

@@ -29,13 +29,18 @@ from neural_mp.adaptors.onnxrt.targets.model import (
     work_of,
 )
 from neural_mp.adaptors.onnxrt.targets.qdq_writer import write_qdq
+from neural_mp.adaptors.onnxrt.targets.quantized_io import quantize_io
 from neural_mp.adaptors.onnxrt.targets.rewrites import (
     RewrittenGraph,
     rewrite_for,
     with_static_shapes,
 )
 from neural_mp.adaptors.onnxrt.targets.shared_scales import chosen_ranges, ranges_by_algorithm
-from neural_mp.adaptors.onnxrt.targets.switch_model import build_switch_model, measure_noise
+from neural_mp.adaptors.onnxrt.targets.switch_model import (
+    NoiseProbe,
+    build_switch_model,
+    measure_noise,
+)
 from neural_mp.amp import FourLists
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.kernel_trace import OpTrace
@@ -50,6 +55,8 @@ from neural_mp.util.system.memory import collection_paused
 
 logger = logging.getLogger(__name__)
 
+#: Samples of a batch on which the noise of single tensors is measured, at most.
+MAX_PROBED_SAMPLES = 4
 #: SQNR in dB that a rewritten graph must reach, and one with clipped masks.
 _LEAST_EXACT_DB, _LEAST_CLIPPED_DB = 80.0, 30.0
 
@@ -191,9 +198,7 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         )
         outputs = [str(value.name) for value in switched.program.graph.outputs]
         run = model.session(switched.program).fetching(outputs)
-        feeds = model.signature.bind(inputs)
-        samples = model.signature.samples(feeds)
-        tensors, weights = measure_noise(switched, run, feeds, samples)
+        tensors, weights = measure_noise(switched, run, _probes_of(model, inputs))
         means = _channel_means(model, observations)
         nodes = model.structure.nodes.items()
         biases = tuple(op for op, node in nodes if corrects_bias(node, means))
@@ -229,6 +234,19 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
     def export_onnx(self, model: TargetModel, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the model as to a single file."""
         save_static(model, path, metadata)
+
+
+def _probes_of(model: TargetModel, inputs: object) -> tuple[NoiseProbe, NoiseProbe]:
+    """Return the first sample of a batch, and the first few."""
+    signature, feeds = model.signature, model.signature.bind(inputs)
+    samples = signature.samples(feeds)
+
+    def first(count: int) -> NoiseProbe:
+        if count >= samples:
+            return NoiseProbe(feeds, samples)
+        return NoiseProbe(signature.bind(signature.in_order(feeds, count)), count)
+
+    return first(1), first(MAX_PROBED_SAMPLES)
 
 
 def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
@@ -270,5 +288,10 @@ def static_form(model: TargetModel) -> TargetModel:
 
 
 def save_static(model: TargetModel, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write the model with static sizes to one file."""
-    storage.save_file(static_form(model), path, metadata)
+    """Write the model with static sizes, and integers at its ends if so placed, to one file."""
+    static = static_form(model)
+    if model.rules.placement.io == "quantized":
+        program = static.runs.clone()
+        metadata = {**metadata, **quantize_io(program)}
+        static = replace(static, program=program, given=None)
+    storage.save_file(static, path, metadata)

@@ -136,8 +136,15 @@ class _Writer:
     def _compute(self, node: ir.Node, config: OpConfig, dtype: QuantDType) -> None:
         weight, bias, data = weight_of(node), bias_of(node), node.inputs[0]
         grids: dict[int, Grid] = {}
+        fused = self._fused_operand(node)
         for position, value in enumerate(node.inputs):
-            if value is None or value is weight or value is bias or not is_float32(value):
+            if (
+                position == fused
+                or value is None
+                or value is weight
+                or value is bias
+                or not is_float32(value)
+            ):
                 continue
             if is_parameter(node, position):
                 continue
@@ -157,6 +164,22 @@ class _Writer:
         if self.profile.placement.outputs == "always":
             for result in used_outputs(node):
                 self._store(node, result, self._output_grid(node, result, dtype))
+
+    def _fused_operand(self, node: ir.Node) -> int | None:
+        """Return the position of an operand that the compiler fuses the op into; None for others.
+
+        A convolution or product writes such a sum without rounding its own result before.
+        """
+        if self.profile.placement.inputs == "all" or node.op_type in self.profile.ops:
+            return None
+        for position, value in enumerate(node.inputs):
+            producer = None if value is None else value.producer()
+            if value is None or producer is None or len(value.uses()) != 1:
+                continue
+            config = self.configs.get(str(producer.name))
+            if config is not None and config.weight is not None:
+                return position
+        return None
 
     # Activations
 

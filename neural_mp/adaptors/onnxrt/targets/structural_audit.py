@@ -181,7 +181,8 @@ class _Audit:
 
     def _check_ring(self, op: QdqOp) -> Iterator[Finding]:
         placement, fail = self.profile.placement, _failures(op.node)
-        operands = op.activations if placement.inputs == "all" or op.weight is not None else ()
+        is_fused = placement.inputs == "weighted" and op.node.op_type not in self.profile.ops
+        operands = self._unfused_operands(op) if is_fused else op.activations
         for operand in (*operands, *filter(None, [op.weight])):
             if operand.pair is None:
                 expected = f"read {operand.value.name!r} from a DequantizeLinear"
@@ -190,6 +191,20 @@ class _Audit:
             if not result.is_closed:
                 expected = f"have its result {result.value.name!r} read by a QuantizeLinear only"
                 yield fail(Rule.RING, expected, "other readers: it would be computed in float")
+
+    def _unfused_operands(self, op: QdqOp) -> Iterator[Operand]:
+        """Yield the operands besides one that a layer computes, into which the op is fused.
+
+        None unless a plan says that the op is meant in integers.
+        """
+        has_fused = False
+        for operand in op.activations if self.integer_ops is not None else ():
+            producer = operand.value.producer()
+            is_layer = producer is not None and producer.op_type in self.profile.ops
+            if operand.pair is None and is_layer and not has_fused:
+                has_fused = True
+                continue
+            yield operand
 
     def _check_width(self, op: QdqOp) -> Iterator[Finding]:
         kinds = {pair.dtype for pair in op.pairs}

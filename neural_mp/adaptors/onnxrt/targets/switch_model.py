@@ -1,16 +1,19 @@
 """Noise of single tensors and weights, by one model with a switch for each.
 
-Every tensor y becomes y + Σ sᵇ·(qᵇ(y) − y) over its storage types b, and every weight likewise;
-the switches s are inputs of the graph. One session serves all measurements, where a session for
-each plan would take several times as long.
+Every tensor is rounded in a branch of an `If` for each storage type, and every op with a weight is
+computed in a branch with the rounded one. The switches are inputs of the graph, and all branches
+but those of one switch are skipped, so that a run takes hardly longer than one of the float graph.
+One session serves all measurements, where a session for each plan would take several times as
+long.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 import onnx_ir as ir
@@ -37,6 +40,8 @@ from neural_mp.util.pytree import float_arrays
 #: Noise in 8 bits below which that in 16 bits is computed: 256 times finer steps.
 _NEGLIGIBLE_NSR = 1e-3
 _FINER_POWER = 256.0**2
+#: Noise on one sample from which more samples are measured: hundreds below do not add up to a loss.
+_LEAST_NSR = 1e-4
 #: Calibration algorithm of ranges unless another one is chosen.
 _DEFAULT = CalibrationAlgorithm.MINMAX
 #: Share of the remaining noise from which other algorithms are tried for the tensors of an op.
@@ -99,6 +104,10 @@ def build_switch_model(
     )
 
 
+#: A switch, and what makes the ops of its branch.
+_Branch = tuple[ir.Value, Callable[[], list[ir.Node]]]
+
+
 @dataclass
 class _Builder:
     program: ir.Model
@@ -143,10 +152,8 @@ class _Builder:
     def _insert_tensor(
         self, value: ir.Value, dtypes: Sequence[QuantDType], tensor: str
     ) -> dict[QuantDType, str]:
-        terms, switches = [], {}
-        readers = [(use.node, use.idx) for use in value.uses()]
-        producer = value.producer()
-        first: list[ir.Node] = []
+        readers, producer = [(use.node, use.idx) for use in value.uses()], value.producer()
+        branches, switches = list[_Branch](), dict[QuantDType, str]()
         for dtype in dtypes:
             grids, name = self._grids(value, dtype), f"{value.name}/{dtype}"
             is_calibrated = dtype is dtypes[0] and len(grids) > 1
@@ -160,25 +167,21 @@ class _Builder:
                     }
                     for algorithm, grid in grids.items()
                 }
-            plain = self._rounded(value, parts, name, first)
-            error = self._add(first, "Sub", [plain, value], f"{value.name}/{dtype}/error")
-            term, switches[dtype] = self._switched(first, error, f"{value.name}/{dtype}")
-            terms.append(term)
-        total = value
-        for term in terms:
-            total = self._add(first, "Add", [total, term], f"{term.name}/sum")
-        anchor = next(iter(self._graph)) if producer is None else None
+            switch = self._input(f"{name}/switch", np.zeros((), np.bool_))
+            switches[dtype] = str(switch.name)
+            branches.append((switch, partial(self._rounded, value, parts, name)))
+        choice = self._choice(branches, lambda: [self._node("Identity", [value])], value)
         if producer is None:
-            assert anchor is not None
-            self._graph.insert_before(anchor, first)
+            self._graph.insert_before(next(iter(self._graph)), choice)
         else:
-            self._graph.insert_after(producer, first)
+            self._graph.insert_after(producer, choice)
+        (total,) = choice.outputs
         for node, position in readers:
             node.replace_input_with(position, total)
         for position, output in enumerate(self._graph.outputs):
             if output is value:
                 self._graph.outputs[position] = total
-        total.type, total.shape = value.type, value.shape
+        total.shape = value.shape
         return switches
 
     def _grids(self, value: ir.Value, dtype: QuantDType) -> dict[str, Grid]:
@@ -197,42 +200,67 @@ class _Builder:
     def _insert_weight(
         self, node: ir.Node, weight: ir.Value, by_channel: Mapping[QuantDType, bool]
     ) -> dict[QuantDType, str]:
-        values, switches = known_array(weight), {}
-        total, nodes = weight, list[ir.Node]()
+        values, position = known_array(weight), list(node.inputs).index(weight)
+        branches, switches = list[_Branch](), dict[QuantDType, str]()
         for dtype, per_channel in sorted(by_channel.items()):
             axis = channel_axis(node) if per_channel else None
             grid = weight_grid(values, dtype, axis, self.profile.weight.scale == "power_of_two")
-            error = grid.dequantize(grid.quantize(values)) - values
             name = f"{node.name}/{weight.name}/{dtype}"
-            stored = self._new.constant(f"{name}/error", error.astype(np.float32))
-            term, switches[dtype] = self._switched(nodes, stored, name)
-            total = self._add(nodes, "Add", [total, term], f"{name}/sum")
-        self._graph.insert_before(node, nodes)
-        node.replace_input_with(list(node.inputs).index(weight), total)
+            rounded = self._new.constant(f"{name}/rounded", grid.dequantize(grid.quantize(values)))
+            switch = self._input(f"{name}/switch", np.zeros((), np.bool_))
+            switches[dtype] = str(switch.name)
+            branches.append((switch, partial(self._with_input, node, position, rounded)))
+        (result,) = node.outputs
+        choice = self._choice(branches, lambda: self._with_input(node, position, weight), result)
+        self._graph.insert_after(node, choice)
+        choice.outputs[0].shape = result.shape
+        result.replace_all_uses_with(choice.outputs[0], replace_graph_outputs=True)
+        self._graph.remove(node, safe=True)
         return switches
 
-    def _rounded(
-        self, value: ir.Value, parts: Sequence[ir.Value], name: str, nodes: list[ir.Node]
-    ) -> ir.Value:
-        integers = self._add(nodes, "QuantizeLinear", [value, *parts], f"{name}/integers")
-        return self._add(nodes, "DequantizeLinear", [integers, *parts], f"{name}/rounded")
+    def _rounded(self, value: ir.Value, parts: Sequence[ir.Value], name: str) -> list[ir.Node]:
+        integers = self._node("QuantizeLinear", [value, *parts])
+        return [integers, self._node("DequantizeLinear", [integers.outputs[0], *parts])]
 
-    def _switched(self, nodes: list[ir.Node], error: ir.Value, name: str) -> tuple[ir.Value, str]:
-        switch = self._input(f"{name}/switch", np.zeros((), np.float32))
-        return self._add(nodes, "Mul", [error, switch], f"{name}/term"), str(switch.name)
+    def _with_input(self, node: ir.Node, position: int, value: ir.Value) -> list[ir.Node]:
+        """Return a copy of an op with another input."""
+        inputs = [*node.inputs[:position], value, *node.inputs[position + 1 :]]
+        return [self._node(node.op_type, inputs, node.attributes.values())]
+
+    def _choice(
+        self, branches: Sequence[_Branch], otherwise: Callable[[], list[ir.Node]], like: ir.Value
+    ) -> ir.Node:
+        """Return the op that computes the branch of the first switch that is on, or otherwise."""
+        switch, make = branches[0]
+        rest = branches[1:]
+        last = [self._choice(rest, otherwise, like)] if rest else otherwise()
+        attributes = [
+            ir.AttrGraph(name, self._branch(nodes, like))
+            for name, nodes in (("then_branch", make()), ("else_branch", last))
+        ]
+        choice = self._node("If", [switch], attributes)
+        choice.outputs[0].type = like.type
+        return choice
+
+    def _branch(self, nodes: Sequence[ir.Node], like: ir.Value) -> ir.Graph:
+        (result,) = nodes[-1].outputs
+        result.type = like.type
+        return ir.Graph([], [result], nodes=nodes, name=self._new.new("branch"))
+
+    def _node(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Iterable[ir.Attr] = ()
+    ) -> ir.Node:
+        name = self._new.new(f"switched/{op_type}")
+        result = ir.val(self._new.new(f"{name}/result"))
+        return ir.node(
+            op_type, inputs, {a.name: a for a in attributes}, outputs=[result], name=name
+        )
 
     def _input(self, name: str, array: Array) -> ir.Value:
         """Return a new input of the graph, of the type of a number."""
         value = ir.val(self._new.new(name), ir.DataType.from_numpy(array.dtype), ir.Shape([]))
         self._graph.inputs.append(value)
         return value
-
-    def _add(
-        self, nodes: list[ir.Node], op_type: str, inputs: list[ir.Value], name: str
-    ) -> ir.Value:
-        result = ir.val(self._new.new(name))
-        nodes.append(ir.node(op_type, inputs, outputs=[result], name=self._new.new(f"{name}/op")))
-        return result
 
 
 def _parts_of(grid: Grid) -> tuple[tuple[str, Array], tuple[str, Array]]:
@@ -244,11 +272,28 @@ def _parts_of(grid: Grid) -> tuple[tuple[str, Array], tuple[str, Array]]:
 Run = Callable[[Mapping[str, Array]], list[Array]]
 
 
+@dataclass(frozen=True)
+class NoiseProbe:
+    """Inputs on which noise is measured.
+
+    Attributes:
+        feeds: the inputs by name.
+        samples: the number of samples.
+    """
+
+    feeds: Mapping[str, Array]
+    samples: int
+
+
 def measure_noise(
-    model: SwitchModel, run: Run, feeds: Mapping[str, Array], samples: int
+    model: SwitchModel, run: Run, probes: tuple[NoiseProbe, NoiseProbe]
 ) -> tuple[tuple[TensorNoise, ...], dict[str, dict[str, float]]]:
-    """Return the noise of every tensor on a batch, and op → bits → noise of its weight."""
-    meter = _Meter(model, run, feeds, samples)
+    """Return the noise of every tensor, and op → bits → noise of its weight.
+
+    The first of the `probes` decides which noises are large enough to be measured on the second.
+    """
+    brief, full = (_Meter(model, run, probe) for probe in probes)
+    meter = _TwoStages(brief, full if probes[1].samples > probes[0].samples else brief)
     noise = {tensor: meter.by_bits(switches) for tensor, switches in model.tensors.items()}
     typical = meter.by_algorithm()
     tensors = tuple(
@@ -260,22 +305,49 @@ def measure_noise(
 
 @dataclass
 class _Meter:
+    """Measures noise on one probe."""
+
     model: SwitchModel
     run: Run
-    feeds: Mapping[str, Array]
-    samples: int
-    #: Switch → NSR of the typical sample.
-    typical: dict[str, float] = field(default_factory=dict)
+    probe: NoiseProbe
 
     def __post_init__(self) -> None:
-        self._off = dict.fromkeys(self.model.switches, np.zeros((), np.float32))
+        self._off = dict.fromkeys(self.model.switches, np.zeros((), np.bool_))
         for grids in self.model.grids.values():
             self._off.update(grids[_DEFAULT])
-        self._reference = float_arrays(self.run({**self.feeds, **self._off}))
+        self._feeds = {**self.probe.feeds, **self._off}
 
-    def _outputs(self, switch: str, grid: Mapping[str, Array]) -> list[Array]:
-        settings = {**self._off, **grid, switch: np.ones((), np.float32)}
-        return float_arrays(self.run({**self.feeds, **settings}))
+    @cached_property
+    def _reference(self) -> list[Array]:
+        return float_arrays(self.run(self._feeds))
+
+    def noise(self, switch: str, grid: Mapping[str, Array]) -> tuple[float, float]:
+        """Return the NSR with a switch on, and that of the typical sample; see `TensorNoise`."""
+        on = {switch: np.ones((), np.bool_)}
+        outputs = float_arrays(self.run({**self._feeds, **grid, **on}))
+        return mean_nsr(self._reference, outputs), self._typical_nsr(outputs)
+
+    def _typical_nsr(self, outputs: Sequence[Array]) -> float:
+        """Return the mean NSR of samples, each at most 1."""
+        nsrs: list[float] = []
+        for expected, actual in zip(self._reference, outputs, strict=True):
+            rows = self.probe.samples if expected.shape[:1] == (self.probe.samples,) else 1
+            parts = (array.reshape(rows, -1) for array in (expected, actual))
+            nsrs += (min(nsr, 1.0) for nsr in output_nsrs(*parts) if not math.isnan(nsr))
+        return float(np.mean(nsrs)) if nsrs else 0.0
+
+
+@dataclass
+class _TwoStages:
+    """Measures briefly first, and large noises on more samples."""
+
+    brief: _Meter
+    full: _Meter
+    #: Switch → what measured its noise, and the NSR of the typical sample.
+    measured: dict[str, tuple[_Meter, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model = self.full.model
 
     def by_bits(self, switches: Mapping[QuantDType, str]) -> dict[str, float]:
         """Return bits → noise of a tensor or weight."""
@@ -284,11 +356,18 @@ class _Meter:
             coarse = noise.get("8")
             if dtype.bits == 16 and coarse is not None and coarse < _NEGLIGIBLE_NSR:
                 noise["16"] = coarse / _FINER_POWER
-                continue
-            outputs = self._outputs(switch, {})
-            noise[str(dtype.bits)] = mean_nsr(self._reference, outputs)
-            self.typical[switch] = self._typical_nsr(outputs)
+            else:
+                noise[str(dtype.bits)] = self._noise(switch)
         return noise
+
+    def _noise(self, switch: str) -> float:
+        meter = self.brief
+        nsr, typical = meter.noise(switch, {})
+        if nsr >= _LEAST_NSR and self.full is not self.brief:
+            meter = self.full
+            nsr, typical = meter.noise(switch, {})
+        self.measured[switch] = meter, typical
+        return nsr
 
     def by_algorithm(self) -> dict[str, dict[str, float]]:
         """Return tensor → calibration algorithm → NSR of the typical sample in the fewest bits.
@@ -296,7 +375,7 @@ class _Meter:
         Only `minmax` where an op decides on the range of tensors of little noise.
         """
         switches = {tensor: next(iter(own.values())) for tensor, own in self.model.tensors.items()}
-        noise = {tensor: {str(_DEFAULT): self.typical[own]} for tensor, own in switches.items()}
+        noise = {t: {str(_DEFAULT): self.measured[own][1]} for t, own in switches.items()}
         decided: dict[str, list[str]] = defaultdict(list)
         for tensor in noise:
             decided[self.model.readers[tensor][0]].append(tensor)
@@ -315,19 +394,10 @@ class _Meter:
         return noise
 
     def _alternatives(self, tensor: str, switch: str) -> dict[str, float]:
-        grids = self.model.grids.get(tensor, {})
+        grids, (meter, _) = self.model.grids.get(tensor, {}), self.measured[switch]
         steps = {algorithm: float(next(iter(grid.values()))) for algorithm, grid in grids.items()}
         return {
-            algorithm: self._typical_nsr(self._outputs(switch, grid))
+            algorithm: meter.noise(switch, grid)[1]
             for algorithm, grid in grids.items()
             if steps[algorithm] <= _MAX_STEP_RATIO * steps[_DEFAULT]
         }
-
-    def _typical_nsr(self, outputs: Sequence[Array]) -> float:
-        """Return the mean NSR of samples, each at most 1: see `TensorNoise`."""
-        nsrs: list[float] = []
-        for expected, actual in zip(self._reference, outputs, strict=True):
-            rows = self.samples if expected.shape[:1] == (self.samples,) else 1
-            parts = (array.reshape(rows, -1) for array in (expected, actual))
-            nsrs += (min(nsr, 1.0) for nsr in output_nsrs(*parts) if not math.isnan(nsr))
-        return float(np.mean(nsrs)) if nsrs else 0.0
