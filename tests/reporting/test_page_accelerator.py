@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from page_records import chain, record
 
-from neural_mp.core.enums import QuantDType, Scheme
+from neural_mp.core.enums import Granularity, QuantDType, Scheme
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.reporting.page import page_of
@@ -46,9 +46,13 @@ def test_map_has_a_letter_for_weights_of_16_bits():
     """Ops in w8a16 and w16a16 have the same precision, and different costs."""
     graph = record(chain(12)).setup.graph
     first, second, *_ = (op.name for op in graph)
-    activation = QuantSpec(QuantDType.UINT16, Scheme.ASYMMETRIC)
+    activation = QuantSpec(QuantDType.UINT16, Scheme.ASYMMETRIC, Granularity.PER_TENSOR)
     narrow, wide = (
-        OpConfig(Precision.INT16, QuantSpec(dtype, Scheme.SYMMETRIC), activation)
+        OpConfig(
+            Precision.INT16,
+            QuantSpec(dtype, Scheme.SYMMETRIC, Granularity.PER_CHANNEL),
+            activation,
+        )
         for dtype in (QuantDType.INT8, QuantDType.INT16)
     )
     runs_in = {first: Precision.INT16, second: Precision.INT16}

@@ -143,12 +143,12 @@ def in_own_type(values: Array, kind: ov.Type) -> Array:
 
 
 class _Request:
-    """An inference request, the lock of its caller, and the tensors that it reads."""
+    """An inference request, the lock of its caller, and the inputs that it reads."""
 
     def __init__(self, infer: ov.InferRequest) -> None:
         self.infer = infer
         self.lock = Lock()
-        self.tensors: list[Array | ov.Tensor] = []
+        self.inputs: tuple[Sequence[Array], list[Array | ov.Tensor]] = ((), [])
         self.is_running = False
 
     def finish_interrupted_run(self) -> None:
@@ -231,12 +231,10 @@ class Runner:
             ConversionError: a kernel fails.
         """
         try:
-            tensors = [self._share_array(value) for value in feeds]
-            shapes = tuple(value.shape for value in feeds)
             request = self._select_request()
             # An interrupt may come at any moment; of all ways to lock, only this one then unlocks.
             with request.lock:
-                results = self._run_request(request, tensors, shapes, shared)
+                results = self._run_request(request, feeds, shared)
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
@@ -253,7 +251,7 @@ class Runner:
         return next((r for r in requests if not r.lock.locked()), requests[0])
 
     def _run_request(
-        self, request: _Request, tensors: list[Array | ov.Tensor], shapes: Shapes, shared: bool
+        self, request: _Request, feeds: Sequence[Array], shared: bool
     ) -> tuple[Array, ...]:
         """Return the outputs of a run, asynchronous unless inputs of these shapes ran before.
 
@@ -262,8 +260,10 @@ class Runner:
         the errors, and an asynchronous run takes more time.
         """
         request.finish_interrupted_run()
+        shapes = tuple(value.shape for value in feeds)
+        tensors = [self._share_array(value) for value in feeds]
         # The request reads plain arrays where they are, so they must live as long.
-        request.tensors = tensors
+        request.inputs = feeds, tensors
         fed = tensors[0] if len(tensors) == 1 else dict(enumerate(tensors))
         infer = request.infer
         if self._has_state:
