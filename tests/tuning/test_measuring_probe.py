@@ -158,12 +158,13 @@ def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
     """The first may take what it takes; by its length it is known that the next will not end."""
     plans = []
 
-    def slow(self, plan):
+    def slow(self, plan, *_):
         work(0.3)
         plans.append(plan)
 
     monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.5)
     monkeypatch.setattr(MeasuringProbe, "_converted_or_none", slow)
+    monkeypatch.setattr(MeasuringProbe, "_outputs_or_none", slow)
     converter()
     assert len(plans) == 1
     assert SEEN["latencies"] is None

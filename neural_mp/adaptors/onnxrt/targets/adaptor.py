@@ -237,16 +237,27 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
 
 
 def _probes_of(model: TargetModel, inputs: object) -> tuple[NoiseProbe, NoiseProbe]:
-    """Return the first sample of a batch, and the first few."""
-    signature, feeds = model.signature, model.signature.bind(inputs)
-    samples = signature.samples(feeds)
+    """Return the most typical sample of a batch, and the most typical few."""
+    feeds = model.signature.bind(inputs)
+    samples = model.signature.samples(feeds)
+    order = _rank_samples(feeds, samples)
 
     def first(count: int) -> NoiseProbe:
         if count >= samples:
             return NoiseProbe(feeds, samples)
-        return NoiseProbe(signature.bind(signature.in_order(feeds, count)), count)
+        return NoiseProbe({name: feeds[name][order[:count]] for name in feeds}, count)
 
     return first(1), first(MAX_PROBED_SAMPLES)
+
+
+def _rank_samples(feeds: Mapping[str, Array], samples: int) -> list[int]:
+    """Return samples by their magnitude, the median first, as an outlier would hide the others."""
+    arrays = [np.abs(a).reshape(samples, -1) for a in feeds.values() if a.dtype.kind == "f"]
+    magnitudes = np.zeros(samples)
+    for array in arrays:
+        magnitudes += array.mean(1, dtype=np.float64) / (array.mean() or 1)
+    ranks = np.argsort(np.argsort(magnitudes, kind="stable"))
+    return [int(index) for index in np.argsort(np.abs(ranks - samples // 2), kind="stable")]
 
 
 def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
