@@ -226,7 +226,7 @@ def test_sum_of_single_noises_predicts_plans(mixed):
 
 
 @pytest.mark.parametrize(("least", "samples"), [(np.inf, 1), (0.0, 4)])
-def test_small_noise_is_measured_on_one_sample(mixed, monkeypatch, least, samples):
+def test_small_noise_is_measured_on_the_median_sample(mixed, monkeypatch, least, samples):
     """As if the batch had no other; large noise on all samples of the batch."""
     data = batches()
     planned = Planned(mixed, "qnn", data)
@@ -236,10 +236,15 @@ def test_small_noise_is_measured_on_one_sample(mixed, monkeypatch, least, sample
         return {t.tensor: t.at(8) for t in figures.tensors}, figures.weights
 
     monkeypatch.setattr(switch_model, "_LEAST_NSR", least)
-    assert noise(data[0]) == noise(data[0][:samples])
-    other = data[0].copy()
-    other[1:] *= 2
-    assert (noise(data[0]) == noise(other)) == (samples == 1)
+    x = data[0]
+    assert len(x) == 4
+    order = np.argsort([np.abs(sample).mean() for sample in x])
+    median = order[len(x) // 2]
+    assert noise(x) == noise(x[[median]] if samples == 1 else x)
+    other = x.copy()
+    for index, factor in zip(order, (0.5, 0.5, 1, 2), strict=True):
+        other[index] *= factor
+    assert (noise(x) == noise(other)) == (samples == 1)
 
 
 def test_wider_activations_are_more_precise(mixed):
