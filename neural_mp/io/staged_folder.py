@@ -89,11 +89,13 @@ def replace_files(
         complete.rename(target)
         return None
     foreign = finish_replacement(target, manifest, read_digests)
-    if foreign is None:
-        foreign = _foreign_file(complete, target, own_files(target, manifest, read_digests))
+    if foreign is not None:
+        return foreign
+    own = own_files(target, manifest, read_digests)
+    foreign = _foreign_file(complete, target, own)
     if foreign is None:
         complete.rename(target / STAGED)
-        foreign = finish_replacement(target, manifest, read_digests)
+        _move_staged(target, manifest, own, read_digests)
     return foreign
 
 
@@ -114,18 +116,21 @@ def finish_replacement(target: Path, manifest: str, read_digests: ReadDigests) -
         foreign = _foreign_file(staged, target, own)
         if foreign is not None:
             return foreign
-        # Files that were moved before a kill may equal those of the earlier version.
-        new = {Path(name) for name in read_digests(staged)}
-        _move_files(staged, target, manifest, own - new)
-    if not _list_files(staged):
-        shutil.rmtree(staged, ignore_errors=True)
+        _move_staged(target, manifest, own, read_digests)
+    _remove_without_files(staged)
     return None
 
 
-def _move_files(staged: Path, target: Path, manifest: str, outdated: set[Path]) -> None:
-    """Move the new version, manifest last, so that each step can be repeated after a kill."""
+def _move_staged(target: Path, manifest: str, own: set[Path], read_digests: ReadDigests) -> None:
+    """Move the new version, manifest last, so that each step can be repeated after a kill.
+
+    The files `own` of the earlier version that the new one lacks are removed.
+    """
+    staged = target / STAGED
     files = _list_files(staged)
-    for path in outdated - {Path(manifest)}:
+    # Files that were moved before a kill may equal those of the earlier version.
+    new = {Path(manifest), *map(Path, read_digests(staged))}
+    for path in own - new:
         (target / path).unlink(missing_ok=True)
     for path in sorted(files, key=lambda path: path == Path(manifest)):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
@@ -134,6 +139,13 @@ def _move_files(staged: Path, target: Path, manifest: str, outdated: set[Path]) 
         except FileNotFoundError:  # moved by another process meanwhile
             if (staged / path).exists():
                 raise
+    _remove_without_files(staged)
+
+
+def _remove_without_files(folder: Path) -> None:
+    """Remove a folder and its subfolders unless a file is left."""
+    if not _list_files(folder):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _list_files(folder: Path) -> set[Path]:
@@ -141,7 +153,7 @@ def _list_files(folder: Path) -> set[Path]:
     return {
         (Path(parent) / name).relative_to(folder)
         for parent, folders, names in os.walk(folder)
-        for name in [*names, *(name for name in folders if (Path(parent) / name).is_symlink())]
+        for name in names + [name for name in folders if (Path(parent) / name).is_symlink()]
     }
 
 

@@ -44,6 +44,14 @@ OLD = {"model": "old", "plan": "same", "weights/a": "old a", "weights/b": "old b
 NEW = {"model": "new", "plan": "same", "weights/b": "new b", "tokens/c": "new c"}
 
 
+def folder_outside(tmp_path):
+    """Return a folder with a file of somebody else, to which links lead."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "a").write_text("precious")
+    return folder
+
+
 def replace_and_die(complete, target, survived):
     """Replace files in a child process that ends before change number `survived` + 1.
 
@@ -94,9 +102,7 @@ def test_a_kill_at_any_change_leaves_the_earlier_or_the_new_version(tmp_path):
 
 
 def test_files_behind_links_and_changed_files_are_never_replaced(tmp_path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "a").write_text("precious")
+    outside = folder_outside(tmp_path)
     linked = version(tmp_path / "linked", {"model": "old"})
     (linked / "weights").symlink_to(outside)
     (linked / MANIFEST).write_text(
@@ -117,9 +123,7 @@ def test_files_behind_links_and_changed_files_are_never_replaced(tmp_path):
 
 
 def test_a_staged_version_that_leads_outside_is_not_moved(tmp_path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "a").write_text("precious")
+    outside = folder_outside(tmp_path)
     target = version(tmp_path / "target", {"model": "old"})
     (target / "weights").symlink_to(outside)
     version(target / STAGED, {"weights/a": "hostile"})
