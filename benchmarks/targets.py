@@ -68,7 +68,7 @@ class TimedBatches:
 
 @dataclass(frozen=True)
 class Emulation:
-    """What the compiler of the target does with a file.
+    """Result of the target's compiler for a file.
 
     Attributes:
         refused: nodes that the target does not take.
@@ -252,9 +252,9 @@ def _sample_of(
 def table_of(rows: list[Row], options: argparse.Namespace) -> Table:
     """Return the table of all nets."""
     table = Table(title=f"target {options.target}, tolerated loss {options.tolerance:.1%}")
-    headings = ("net", "FP32", *(f"loss of {name}" for name in peers_of(options)), "loss of ours")
+    losses = [f"loss of {name}" for name in (*peers_of(options), "ours")]
     columns = ("emulated less", "SQNR", "MACs in 8×8", "evaluations", "time", "refused", "in float")
-    for heading in (*headings, *columns):
+    for heading in ("net", "FP32", *losses, *columns):
         table.add_column(heading, justify="left" if heading == "net" else "right")
     for row in rows:
         table.add_row(*cells_of(row))

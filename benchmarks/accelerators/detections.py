@@ -34,23 +34,23 @@ class Detections:
 
     def reset(self) -> None:
         """Reset the state."""
-        self.matched = self.shown = self.there = 0
+        self.matched = self.shown = self.expected = 0
 
     def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
         """Add outputs [scenes, 4 + classes, cells], and objects [scenes, objects, 5]."""
         for output, objects in zip(preds, labels, strict=True):
             detections = detections_in(np.asarray(output))
-            there = objects[objects[:, 4] >= 0]
+            present = objects[objects[:, 4] >= 0]
             self.shown += len(detections)
-            self.there += len(there)
+            self.expected += len(present)
             self.matched += sum(
                 any(
                     kind == row[4] and overlap(box, row[:4]) >= _SAME_OBJECT
                     for box, kind in detections
                 )
-                for row in there
+                for row in present
             )
 
     def result(self) -> float:
         """Return the F1 score."""
-        return 2 * self.matched / max(1, self.shown + self.there)
+        return 2 * self.matched / max(1, self.shown + self.expected)

@@ -126,13 +126,13 @@ def _detection_loss(
     boxes, logits = net.raw(*inputs)  # type: ignore[operator]  # a detector
     cells = SCENE_SIDE // Yolo.stride
     scene, row = (objects[..., 4] >= 0).nonzero(as_tuple=True)
-    there = objects[scene, row]
-    centers = (there[:, :2] + there[:, 2:4]) / 2 / Yolo.stride
+    targets = objects[scene, row]
+    centers = (targets[:, :2] + targets[:, 2:4]) / 2 / Yolo.stride
     cell = centers[:, 1].long().clamp(max=cells - 1) * cells + centers[:, 0].long()
     scores = torch.zeros_like(logits)
-    scores[scene, there[:, 4].long(), cell] = 1.0
-    shown = F.binary_cross_entropy_with_logits(logits, scores, reduction="sum") / len(there)
-    return shown + (boxes[scene, :, cell] - there[:, :4]).abs().mean() / Yolo.stride
+    scores[scene, targets[:, 4].long(), cell] = 1.0
+    shown = F.binary_cross_entropy_with_logits(logits, scores, reduction="sum") / len(targets)
+    return shown + (boxes[scene, :, cell] - targets[:, :4]).abs().mean() / Yolo.stride
 
 
 @dataclass(frozen=True)

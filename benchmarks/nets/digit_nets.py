@@ -259,8 +259,8 @@ class _Split(nn.Module):
         self.mix = _conv(channels + half, channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept, used = x.chunk(2, 1)
-        return self.mix(torch.cat([kept, used, used + self.inner(used)], 1))
+        direct, refined = x.chunk(2, 1)
+        return self.mix(torch.cat([direct, refined, refined + self.inner(refined)], 1))
 
 
 class _Pyramid(nn.Module):

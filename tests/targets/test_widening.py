@@ -169,7 +169,7 @@ def cost_of_pair(op, config):
 
 
 def test_last_trial_is_for_the_widest_plan_if_all_others_missed():
-    """Where the loss falls more slowly than the noise, no plan between would meet the target."""
+    """No plan between meets the target if the loss falls more slowly than the noise."""
     path = [WidthPlan({"op": LAYER[0]}, 10.0**-i, 1.0 + i) for i in range(20)]
     path[-1] = WidthPlan({"op": LAYER[2]}, 1e-20, 50.0)
     search = _try_path(path, SimpleNamespace(tolerance=0.01), 0.1, 3)

@@ -104,8 +104,8 @@ def convert_graph(
     program = model.program.clone()
     graph = structure(program, model.rejected)
     writer = _TensorWriter(graph, plan, ranges, _unshifted_scale_owners(graph, plan))
-    known = rounded_weights(model.program)
-    weights = _WeightWriter(graph, plan, model.grouped, writer.owners, known)
+    rounded = rounded_weights(model.program)
+    weights = _WeightWriter(graph, plan, model.grouped, writer.owners, rounded)
     if groups := weights.input_groups():
         set_input_group(program, min(groups))
     weights.quantize_layers()
